@@ -1,0 +1,80 @@
+"""The forms in which one symmetric m×m curvature can be given: stored, as a low-rank factor, as products.
+
+Only the mathematics of the matrix lives here. Solving with it is in `_solve.py`.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Dense:
+    """C, stored as an `(m, m)` symmetric tensor."""
+
+    matrix: Tensor
+
+    def dense(self) -> Tensor:
+        return self.matrix
+
+    def product(self, vectors: Tensor) -> Tensor:
+        """Rows of `(K, m)` times C."""
+        return vectors @ self.matrix
+
+    def mean_square(self) -> Tensor:
+        """The mean square of the m eigenvalues, ‖C‖²_F / m: a scale of C that no sign cancels."""
+        return self.matrix.square().sum() / self.matrix.shape[-1]
+
+
+@dataclass(frozen=True)
+class LowRank:
+    """C = AᵀA, given by its factor A of shape `(K, m)`. The empirical Fisher with N < m, where A = G/√N."""
+
+    factor: Tensor
+
+    def dense(self) -> Tensor:
+        return self.factor.mT @ self.factor
+
+    def product(self, vectors: Tensor) -> Tensor:
+        """Rows of `(K, m)` times C."""
+        return (vectors @ self.factor.mT) @ self.factor
+
+    def mean_square(self) -> Tensor:
+        """The mean square of the m eigenvalues, from the small Gram matrix: it has the same non-zero ones."""
+        return (self.factor @ self.factor.mT).square().sum() / self.factor.shape[-1]
+
+
+@dataclass(frozen=True)
+class Products:
+    """C as a function that maps rows `(K, m)` to rows times C; nothing of size m² is ever stored.
+
+    `example` is any tensor of the dtype and on the device that the function works with, `size` is m.
+    """
+
+    function: Callable[[Tensor], Tensor]
+    size: int
+    example: Tensor
+
+    def dense(self) -> Tensor:
+        return self.function(torch.eye(self.size, dtype=self.example.dtype, device=self.example.device))
+
+    def product(self, vectors: Tensor) -> Tensor:
+        """Rows of `(K, m)` times C."""
+        return self.function(vectors)
+
+    def mean_square(self) -> Tensor:
+        """The mean square of the m eigenvalues, estimated with 8 probes of ±1, the same at every call."""
+        signs = torch.arange(8 * self.size, device=self.example.device).reshape(8, self.size)
+        # A hash of the position instead of a random generator: no state, equal on every device.
+        probes = ((signs * 2654435761) >> 15 & 1).to(self.example.dtype) * 2 - 1
+        return self.function(probes).square().mean()
+
+
+Curvature = Dense | LowRank | Products
+
+
+def as_curvature(curvature: Tensor | Curvature) -> Curvature:
+    """A plain tensor is a stored matrix; everything else already is a form."""
+    return Dense(curvature) if isinstance(curvature, Tensor) else curvature
