@@ -12,9 +12,10 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Dense:
-    """C, stored as an `(m, m)` symmetric tensor."""
+    """C, stored as an `(m, m)` symmetric tensor; `semidefinite` where no eigenvalue can be negative."""
 
     matrix: Tensor
+    semidefinite: bool = False
 
     def dense(self) -> Tensor:
         return self.matrix
@@ -75,6 +76,6 @@ class Products:
 Curvature = Dense | LowRank | Products
 
 
-def as_curvature(curvature: Tensor | Curvature) -> Curvature:
+def as_curvature(curvature: Tensor | Curvature, *, semidefinite: bool = False) -> Curvature:
     """A plain tensor is a stored matrix; everything else already is a form."""
-    return Dense(curvature) if isinstance(curvature, Tensor) else curvature
+    return Dense(curvature, semidefinite) if isinstance(curvature, Tensor) else curvature

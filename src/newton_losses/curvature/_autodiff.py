@@ -1,0 +1,219 @@
+"""Per-sample gradients and Hessians of a total loss by automatic differentiation.
+
+Every function takes `total`, which maps flat outputs `(N, m)` to (Σ ℓᵢ, values), and returns plain
+tensors without a graph. Two ways lead to second derivatives: forward over reverse through
+`torch.func`, one vectorised pass, and reverse over reverse through `torch.autograd`, for operators
+that have no forward rule. The first that works for a loss is remembered for it.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple, TypeVar
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+
+from ..errors import DerivativeError
+from ._call import Total, name_of
+
+T = TypeVar("T")
+
+# One vectorised pass holds (directions × N × m) elements of every intermediate of the loss; more
+# directions than fit here go through in several passes.
+PASS_ELEMENTS = 2**22
+
+
+class Derivatives(NamedTuple):
+    """Values `(N,)`, gradients `(N, m)` and, where asked for, the rows H[k, i] = eₖᵀ∇²ℓᵢ as `(m, N, m)`."""
+
+    value: Tensor
+    gradient: Tensor
+    second: Tensor | None = None
+
+
+# Directions (K, m), the same for all samples, to (K, N, m): ∇²ℓᵢ v for each direction v.
+SecondProduct = Callable[[Tensor], Tensor]
+
+_needs_reverse: "WeakKeyDictionary[object, bool]" = WeakKeyDictionary()
+
+
+def first_order(total: Total, flat: Tensor, loss: object) -> Derivatives:
+    """Values and per-sample gradients: one forward and one backward pass of the loss."""
+
+    def forward() -> Derivatives:
+        gradient, value = torch.func.grad(total, has_aux=True)(flat)
+        return Derivatives(value, gradient)
+
+    def reverse() -> Derivatives:
+        value, gradient, _ = _reverse_graph(total, flat, loss, twice=False)
+        return Derivatives(value, gradient)
+
+    return _first_that_works(loss, forward, reverse)
+
+
+def second_order(total: Total, flat: Tensor, loss: object) -> Derivatives:
+    """Values, gradients and all second derivatives, sample by sample.
+
+    With a shift δ ∈ Rᵐ shared by all samples, the k-th pass differentiates every ∇ℓᵢ(ȳᵢ + δ) in the
+    direction eₖ at once, so m directions are enough for all N Hessians.
+    """
+    directions = torch.eye(flat.shape[1], dtype=flat.dtype, device=flat.device)
+
+    def forward() -> Derivatives:
+        chunks = [_forward_products(total, flat, part) for part in torch.split(directions, _chunk(flat))]
+        value, gradient, _ = chunks[0]
+        return Derivatives(value, gradient, torch.cat([second for _, _, second in chunks]))
+
+    def reverse() -> Derivatives:
+        value, gradient, product = _reverse_graph(total, flat, loss, twice=True)
+        return Derivatives(value, gradient, product(directions))
+
+    return _first_that_works(loss, forward, reverse)
+
+
+def second_products(total: Total, flat: Tensor, loss: object) -> tuple[Derivatives, SecondProduct]:
+    """Values, gradients, and a function for products with the per-sample Hessians, none of them stored."""
+
+    def forward() -> tuple[Derivatives, SecondProduct]:
+        probe = torch.zeros(1, flat.shape[1], dtype=flat.dtype, device=flat.device)
+        value, gradient, _ = _forward_products(total, flat, probe)
+        return Derivatives(value, gradient), lambda vectors: _forward_products(total, flat, vectors)[2]
+
+    def reverse() -> tuple[Derivatives, SecondProduct]:
+        value, gradient, product = _reverse_graph(total, flat, loss, twice=True)
+        return Derivatives(value, gradient), product
+
+    return _first_that_works(loss, forward, reverse)
+
+
+def _chunk(flat: Tensor) -> int:
+    return max(1, PASS_ELEMENTS // max(1, flat.numel()))
+
+
+def _forward_products(total: Total, flat: Tensor, directions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """(values, gradients, products) in one pass: the value and gradient are not repeated per direction."""
+
+    def along(direction: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        gradient, product, value = torch.func.jvp(  # type: ignore[misc]
+            torch.func.grad(total, has_aux=True), (flat,), (direction.expand_as(flat),), has_aux=True
+        )
+        return value, gradient, product
+
+    # A loss that draws random numbers has to draw the same ones in every direction.
+    vectorised = torch.func.vmap(along, out_dims=(None, None, 0), randomness="same")  # type: ignore[arg-type]
+    value, gradient, product = vectorised(directions)
+    return value, gradient, product
+
+
+def _reverse_graph(
+    total: Total, flat: Tensor, loss: object, *, twice: bool
+) -> tuple[Tensor, Tensor, SecondProduct]:
+    """Gradients through the classic tape; with `twice`, also products with the Hessians through it."""
+    with torch.enable_grad():
+        leaf = flat.detach().requires_grad_()
+        total_value, value = total(leaf)
+        if not total_value.requires_grad:
+            raise no_dependence(loss)
+        (gradient,) = torch.autograd.grad(total_value, leaf, create_graph=twice, allow_unused=True)
+        if gradient is None:
+            raise no_dependence(loss)
+    custom = _custom_operators(total_value)
+    if twice and not gradient.requires_grad and custom:
+        raise DerivativeError(
+            f"The gradient of the loss {name_of(loss)} does not depend on its input: the backward pass of "
+            f"{_listed(custom)} returns values that are cut from the graph, so the second derivative would "
+            "silently be zero. Write that backward with differentiable operations, or use curvature='fisher'."
+        )
+
+    def product(vectors: Tensor) -> Tensor:
+        if not gradient.requires_grad:  # a loss that is linear in y has no second derivative
+            return vectors.new_zeros(len(vectors), *flat.shape)
+        along = vectors[:, None, :].expand(-1, *flat.shape)
+        try:
+            return _grad_of_grad(gradient, leaf, along, batched=True)
+        except (RuntimeError, NotImplementedError):
+            try:  # an operator without a rule for vectorising: one direction after another
+                return torch.stack([_grad_of_grad(gradient, leaf, one, batched=False) for one in along])
+            except (RuntimeError, NotImplementedError) as error:
+                raise _no_second_derivative(loss, custom, error) from error
+
+    return value.detach(), gradient.detach(), product
+
+
+def _grad_of_grad(gradient: Tensor, leaf: Tensor, along: Tensor, *, batched: bool) -> Tensor:
+    (out,) = torch.autograd.grad(
+        gradient, leaf, along, retain_graph=True, is_grads_batched=batched, materialize_grads=True
+    )
+    return out
+
+
+def _first_that_works(loss: object, forward: Callable[[], T], reverse: Callable[[], T]) -> T:
+    if torch.compiler.is_compiling():  # one straight line for the compiler; it has no second try
+        return forward()
+    if not _remembered(loss):
+        try:
+            return forward()
+        except (RuntimeError, NotImplementedError) as error:
+            # The tape gives the user's own mistakes a plain traceback, and works for more operators.
+            result = _reverse_after(reverse, error)
+            _remember(loss)
+            return result
+    return reverse()
+
+
+def _reverse_after(reverse: Callable[[], T], first: Exception) -> T:
+    try:
+        return reverse()
+    except DerivativeError:
+        raise
+    except (RuntimeError, NotImplementedError) as error:
+        raise error from first
+
+
+def _remembered(loss: object) -> bool:
+    try:
+        return loss in _needs_reverse
+    except TypeError:  # not hashable, or cannot be referred to weakly: nothing is remembered
+        return False
+
+
+def _remember(loss: object) -> None:
+    try:
+        _needs_reverse[loss] = True
+    except TypeError:
+        return
+
+
+def _custom_operators(value: Tensor) -> list[str]:
+    """The names of the user's own `torch.autograd.Function`s in the graph of `value`."""
+    names, seen, queue = [], set(), [value.grad_fn]
+    while queue:
+        node = queue.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        own = getattr(node, "_forward_cls", None)
+        if own is not None:
+            names.append(own.__name__)
+        queue.extend(following for following, _ in node.next_functions)
+    return sorted(set(names))
+
+
+def _listed(names: list[str]) -> str:
+    return " and ".join(names)
+
+
+def no_dependence(loss: object) -> DerivativeError:
+    return DerivativeError(
+        f"The loss {name_of(loss)} does not depend on the outputs, so it has no gradient. Does it use "
+        "argmax, round, a comparison or .detach()? A black box can be made differentiable by smoothing "
+        "(newton_losses.smoothing)."
+    )
+
+
+def _no_second_derivative(loss: object, custom: list[str], error: Exception) -> DerivativeError:
+    where = f"the operator {_listed(custom)}" if custom else "one of its operators"
+    return DerivativeError(
+        f"The loss {name_of(loss)} is not differentiable twice: {where} has no second derivative "
+        f"(torch says: {str(error).splitlines()[0]}). curvature='fisher' needs first derivatives only."
+    )

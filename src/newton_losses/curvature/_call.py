@@ -1,0 +1,102 @@
+"""Calling a loss so that per-sample derivatives come out: flat outputs in, the sum of per-sample losses out.
+
+Precision, autocast, shapes and the caller's `reduction` are settled here, once; the derivatives
+themselves are in `_autodiff.py`.
+"""
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from ..errors import ArgumentError, ShapeError
+
+Loss = Callable[..., Tensor]
+Reduction = Literal["mean", "sum", "none"]
+# Maps flat outputs (N, m) to (Σ ℓᵢ, values (N,)): what automatic differentiation works on.
+Total = Callable[[Tensor], tuple[Tensor, Tensor]]
+
+
+def name_of(loss: object) -> str:
+    """How an error message calls a loss."""
+    return getattr(loss, "__name__", type(loss).__name__)
+
+
+def flatten_outputs(y: Tensor) -> Tensor:
+    """The outputs as detached `(N, m)`, in float32 at least, after checking that they can be outputs."""
+    if not isinstance(y, Tensor):
+        raise ArgumentError(f"The outputs have to be a tensor of shape (N, ...), got {type(y).__name__}.")
+    if y.dim() == 0:
+        raise ShapeError(
+            "The outputs are a scalar. They need a batch dimension first, (N, ...); "
+            "y.reshape(1, 1) is one sample with one output."
+        )
+    if not y.is_floating_point():
+        raise ArgumentError(f"The outputs are {y.dtype}; a loss is differentiated at real, floating outputs.")
+    return widen(y.detach()).flatten(1) if y.dim() > 1 else widen(y.detach()).unsqueeze(1)
+
+
+def widen(tensor: Tensor) -> Tensor:
+    """float16 and bfloat16 become float32; curvature in 16 bits would be noise."""
+    return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
+
+
+def resolve_reduction(loss: object, reduction: Reduction | None) -> Reduction | None:
+    """What the caller said, else what the loss says of itself (`torch.nn` losses do), else nothing."""
+    if reduction is None:
+        reduction = getattr(loss, "reduction", None)
+    if reduction not in (None, "mean", "sum", "none"):
+        raise ArgumentError(f"reduction={reduction!r}; it can be 'mean', 'sum' or 'none'.")
+    return reduction
+
+
+def make_total(loss: Loss, shape: torch.Size, targets: tuple[Any, ...], reduction: Reduction | None) -> Total:
+    """The function flat outputs ↦ (Σ ℓᵢ, values), whatever the reduction of `loss`.
+
+    A loss that returns one value per sample is summed. A mean over the batch is multiplied by N, so
+    that the gradient of the total is ∇ℓᵢ again. The values of a reduced loss are not known one by
+    one: each is then the batch's mean.
+    """
+    count = shape[0]
+
+    def total(flat: Tensor) -> tuple[Tensor, Tensor]:
+        with torch.autocast(device_type=flat.device.type, enabled=False):
+            out = loss(flat.reshape(shape), *targets)
+        _check_values(out, shape, reduction, name_of(loss))
+        if out.dim() == 1:
+            return out.sum(), out
+        if reduction == "sum":
+            return out, (out / count).expand(count)
+        return out * count, out.expand(count)
+
+    return total
+
+
+def _check_values(out: object, shape: torch.Size, reduction: Reduction | None, name: str) -> None:
+    count = shape[0]
+    if not isinstance(out, Tensor):
+        raise ArgumentError(f"The loss {name} returned a {type(out).__name__}, not a tensor.")
+    if not out.is_floating_point():
+        raise ArgumentError(f"The loss {name} returned {out.dtype}; a loss has real, floating values.")
+    got, wanted = tuple(out.shape), f"({count},)"
+    if got == () and reduction == "none":
+        raise ShapeError(
+            f"The loss {name} returned a scalar, but reduction='none' promises one value per "
+            f"sample, here {wanted}."
+        )
+    if got == (count,) and reduction in (None, "none"):
+        return
+    if got == ():
+        return
+    message = (
+        f"The loss {name} returned shape {got} for outputs of shape {tuple(shape)}. "
+        f"A loss returns one value per sample, here {wanted}, or their mean as a scalar"
+    )
+    if got == (count,):
+        raise ShapeError(f"{message}; it returned one per sample, although reduction={reduction!r}.")
+    if got[:1] == (count,):
+        raise ShapeError(
+            f"{message}. Did it not reduce over the outputs of a sample? Try .flatten(1).sum(1)."
+        )
+    raise ShapeError(f"{message}. Did it reduce over the batch dimension?")

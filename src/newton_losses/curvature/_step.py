@@ -1,0 +1,44 @@
+"""The damped Newton step of a batch from its expansion, with bad samples contained."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..errors import ArgumentError
+from ._damping import Damping, apply_rule
+from ._expand import finite
+from ._expansion import Expansion
+from ._forms import as_curvature
+from ._solve import Spectrum, damped_solve
+
+
+@dataclass(frozen=True)
+class Step:
+    """`rows` `(N, m)`: (C + λI)⁻¹∇ℓᵢ, zero where not `kept` `(N,)`; `count`: how many were finite."""
+
+    rows: Tensor
+    kept: Tensor
+    count: Tensor
+
+
+def newton_step(expansion: Expansion, damping: Damping, spectrum: Spectrum = "raw") -> Step:
+    """Solve for the Newton step of each sample.
+
+    A sample with a non-finite value or gradient, or whose system has no finite solution, gets a zero
+    row. `count`, at least 1, is the N of the batch without the samples that were not finite to begin with.
+
+    >>> expansion = Expansion(torch.ones(2), torch.tensor([[2.0], [torch.inf]]), torch.tensor([[3.0]]))
+    >>> newton_step(expansion, damping=1.0)
+    Step(rows=tensor([[0.5000],
+            [0.0000]]), kept=tensor([ True, False]), count=tensor(1))
+    """
+    if expansion.curvature is None:
+        raise ArgumentError("A Newton step needs an expansion with a curvature.")
+    usable = finite(expansion)
+    gradient = torch.where(usable[:, None], expansion.gradient, 0.0)
+    solved = damped_solve(
+        as_curvature(expansion.curvature), gradient, apply_rule(damping, expansion), spectrum
+    )
+    kept = usable & torch.isfinite(solved).all(1)
+    return Step(torch.where(kept[:, None], solved, 0.0), kept, usable.sum().clamp(min=1))

@@ -1,0 +1,130 @@
+"""The empirical-Fisher Newton loss as a change of the backward pass: identity forward, Newton step backward.
+
+For losses that cannot be handed over as a function: whatever comes after `inject_fisher` is the loss,
+and the gradient that arrives is turned into that of its Newton loss on the way to the network.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.amp import GradScaler
+
+from .curvature import (
+    Damping,
+    Expansion,
+    Reduction,
+    check_damping,
+    empirical_fisher,
+    finite,
+    flatten_outputs,
+    newton_step,
+)
+from .errors import ArgumentError
+from .newton import count_skipped
+
+LossScale = float | Tensor | GradScaler
+
+
+def inject_fisher(
+    y: Tensor, damping: Damping = 0.1, *, reduction: Reduction = "mean", loss_scale: LossScale = 1.0
+) -> Tensor:
+    """`y` itself, through which gradients flow back as those of the empirical-Fisher Newton loss.
+
+    Let gᵢ be what arrives for sample i of `y`, `(N, ...)`. Behind a loss that is a mean over the batch,
+    gᵢ = ∇ℓᵢ/N; behind a sum, gᵢ = ∇ℓᵢ. What leaves is
+
+        (F + λI)⁻¹ gᵢ,   F = (1/N) Σ ∇ℓᵢ∇ℓᵢᵀ
+
+    F is quadratic in the gradient, so it has to know any factor that the loss is multiplied with before
+    `backward()`: `loss_scale` is that factor (1/k when k batches are accumulated), or the `GradScaler`
+    that scales the loss. What leaves is scaled as what arrived. Samples with a non-finite gradient get
+    zero and the others theirs as if they were not there; behind a `GradScaler` they stay non-finite,
+    because it looks for them to skip the step and lower the scale.
+
+    >>> y = torch.tensor([[2.0], [4.0]], requires_grad=True)
+    >>> inject_fisher(y, damping=1.0).square().sum(1).mean().backward()
+    >>> y.grad  # ∇ℓᵢ = 4 and 8, F = (16 + 64)/2, so ∇ℓᵢ / (2 · 41)
+    tensor([[0.0488],
+            [0.0976]])
+    """
+    check_damping(damping)
+    if reduction not in ("mean", "sum"):
+        raise ArgumentError(
+            f"reduction={reduction!r}; what follows inject_fisher ends in a 'mean' or a 'sum'."
+        )
+    flatten_outputs(y)
+    injected: Tensor = _InjectFisher.apply(y, damping, reduction, loss_scale, None)  # type: ignore[no-untyped-call]
+    return injected
+
+
+class InjectFisher(nn.Module):
+    """`inject_fisher` as a module, for the end of a model: `nn.Sequential(network, InjectFisher(0.1))`.
+
+    In evaluation nothing flows back, so nothing changes. The buffer `skipped` counts the samples whose
+    gradient was not finite, on the device.
+
+    >>> InjectFisher(damping=10.0)
+    InjectFisher(damping=10.0)
+    """
+
+    skipped: Tensor
+
+    def __init__(
+        self, damping: Damping = 0.1, *, reduction: Reduction = "mean", loss_scale: LossScale = 1.0
+    ) -> None:
+        super().__init__()
+        check_damping(damping)
+        self.damping = damping
+        self.reduction: Reduction = reduction
+        self.loss_scale = loss_scale
+        self.register_buffer("skipped", torch.zeros((), dtype=torch.int64), persistent=False)
+
+    def forward(self, y: Tensor) -> Tensor:
+        flatten_outputs(y)
+        injected: Tensor = _InjectFisher.apply(y, self.damping, self.reduction, self.loss_scale, self)  # type: ignore[no-untyped-call]
+        return injected
+
+    def extra_repr(self) -> str:
+        return f"damping={self.damping!r}"
+
+
+class _InjectFisher(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(
+        y: Tensor, damping: Damping, reduction: Reduction, loss_scale: LossScale, module: nn.Module | None
+    ) -> Tensor:
+        return y.view_as(y)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        _, ctx.damping, ctx.reduction, ctx.loss_scale, ctx.module = inputs
+
+    @staticmethod
+    def backward(ctx: Any, arrived: Tensor) -> tuple[Tensor | None, ...]:
+        rows, kept = _newton_rows(arrived, ctx.damping, ctx.reduction, ctx.loss_scale)
+        if ctx.module is not None:
+            count_skipped(ctx.module, kept)
+        return rows.reshape(arrived.shape).to(arrived.dtype), None, None, None, None
+
+
+def _newton_rows(
+    arrived: Tensor, damping: Damping, reduction: Reduction, loss_scale: LossScale
+) -> tuple[Tensor, Tensor]:
+    """What leaves, `(N, m)` in float32 at least, and which samples were finite."""
+    flat = flatten_outputs(arrived)
+    if flat.numel() == 0:
+        return flat, torch.ones(len(flat), dtype=torch.bool, device=flat.device)
+    scaled = isinstance(loss_scale, GradScaler)
+    scale = loss_scale.scale(flat.new_ones(())) if isinstance(loss_scale, GradScaler) else loss_scale
+    share = len(flat) if reduction == "mean" else 1
+    gradient = flat * (share / scale)
+    # The values of the losses are not known here; a damping rule sees zeros.
+    bare = Expansion(flat.new_zeros(len(flat)), gradient)
+    expansion = Expansion(bare.value, gradient, empirical_fisher(gradient, finite(bare)))
+    step = newton_step(expansion, damping)
+    back = scale / step.count if reduction == "mean" else scale
+    rows = step.rows * back
+    return (torch.where(step.kept[:, None], rows, flat) if scaled else rows), step.kept

@@ -1,0 +1,233 @@
+"""Layer 2, the Newton loss: replace a loss by one whose gradient is a Newton step of it.
+
+    loss ──expand──▶ value, gradient, curvature ──damp, solve──▶ step ──▶ z* = ȳ − step ──▶ ½‖z* − y‖²
+
+How the expansion is made and the system solved is in `newton_losses.curvature`; the variant that lives
+in a backward pass is in `inject.py`.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Literal, TypedDict, Unpack
+
+import torch
+from torch import Tensor, nn
+
+from .curvature import (
+    CurvatureKind,
+    Damping,
+    Expandable,
+    Expansion,
+    Loss,
+    Reduction,
+    Spectrum,
+    check_damping,
+    check_loss,
+    expand,
+    newton_step,
+    resolve_reduction,
+)
+from .errors import ArgumentError
+
+Value = Literal["loss", "quadratic"]
+
+
+class NewtonOptions(TypedDict, total=False):
+    """What all forms of the Newton loss take; `NewtonLoss` explains each."""
+
+    curvature: CurvatureKind
+    damping: Damping
+    spectrum: Spectrum
+    reduction: Reduction | None
+    matrix_free: bool | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class NewtonTarget(Expansion):
+    """An expansion, and what one damped Newton step from it gives.
+
+    - `target` has the shape of the outputs: zᵢ* = ȳᵢ − (C + λI)⁻¹∇ℓᵢ.
+    - `step` is `(N, m)`: (C + λI)⁻¹∇ℓᵢ, zero for samples that were left out.
+    - `kept` is `(N,)` boolean: whether a sample's value, gradient and step are finite.
+    - `count` is the N that means are taken over: the samples with finite value and gradient, at least 1.
+    """
+
+    target: Tensor
+    step: Tensor
+    kept: Tensor
+    count: Tensor
+
+
+def newton_target(
+    loss: Loss | Expandable,
+    y: Tensor,
+    *targets: Any,
+    curvature: CurvatureKind = "hessian",
+    damping: Damping = 0.1,
+    spectrum: Spectrum = "raw",
+    reduction: Reduction | None = None,
+    matrix_free: bool | None = None,
+) -> NewtonTarget:
+    """The explicit target z* of one damped Newton step on `loss` from the outputs `y`, `(N, ...)`.
+
+        zᵢ* = ȳᵢ − (C + λI)⁻¹ ∇ℓᵢ(ȳᵢ),   C = (1/N) Σ ∇²ℓᵢ  or  (1/N) Σ ∇ℓᵢ∇ℓᵢᵀ
+
+    Nothing in it carries a graph. A sample whose value or gradient is not finite keeps z* = ȳ and takes
+    no part in C. The arguments are those of `NewtonLoss`.
+
+    >>> newton_target(lambda y: (y - 3).square().sum(1), torch.zeros(2, 1), damping=1e-9).target
+    tensor([[3.],
+            [3.]])
+    """
+    _check_options(curvature, damping)
+    expansion = expand(loss, y, *targets, curvature=curvature, reduction=reduction, matrix_free=matrix_free)
+    step = newton_step(expansion, damping, spectrum)
+    return NewtonTarget(
+        expansion.value,
+        expansion.gradient,
+        expansion.curvature,
+        target=y.detach() - step.rows.reshape(y.shape).to(y.dtype),
+        step=step.rows,
+        kept=step.kept,
+        count=step.count,
+    )
+
+
+def newton_loss(
+    loss: Loss | Expandable, y: Tensor, *targets: Any, value: Value = "loss", **options: Unpack[NewtonOptions]
+) -> Tensor:
+    """The Newton loss of `loss` at `y` as a scalar: `NewtonLoss` as a function, without its checks.
+
+    >>> y = torch.zeros(2, 1, requires_grad=True)
+    >>> newton_loss(lambda y: (y - 3).square().sum(1), y, damping=1e-9).backward()
+    >>> y.grad  # (y − z*) / N with z* = 3
+    tensor([[-1.5000],
+            [-1.5000]])
+    """
+    _check_value(value)
+    found = newton_target(loss, y, *targets, **options)
+    return _surrogate(y, found, value, resolve_reduction(loss, options.get("reduction")))
+
+
+class NewtonLoss(nn.Module):
+    """A loss with the value of `loss` and the gradient of its Newton loss.
+
+    Calling it as `newton(y, *targets)` returns a scalar. Its *value* is the original loss: the mean over
+    the samples, or their sum where `loss` is reduced by a sum, so that logs and schedules keep their
+    meaning. Its *gradient* is that of ½‖z* − y‖², reduced in the same way:
+
+        ∂/∂yᵢ = (C + λI)⁻¹ ∇ℓᵢ / N,   C = (1/N) Σ ∇²ℓᵢ  ("hessian")  or  (1/N) Σ ∇ℓᵢ∇ℓᵢᵀ  ("fisher")
+
+    Call `backward()` as usual. The outputs may have any shape `(N, ...)` and any floating dtype;
+    everything is computed in float32 at least. Parameters inside `loss` itself get no gradient.
+
+    Args:
+        loss: a callable `loss(y, *targets)` that returns one value per sample `(N,)` or a scalar, or an
+            object that brings its own `expand`.
+        curvature: "hessian" (the mean Hessian) or "fisher" (the empirical Fisher, first derivatives only).
+        damping: λ > 0, a number, a scalar tensor or a rule such as `RelativeDamping`.
+        spectrum: what becomes of negative eigenvalues of the Hessian: "raw" leaves them (the paper),
+            "absolute" takes their absolute value, "clip" sets them to zero.
+        reduction: how a scalar `loss` was reduced, "mean" or "sum"; by itself it is the loss's own
+            attribute `reduction`, else "mean".
+        matrix_free: solve with Hessian products instead of a stored Hessian; by itself, where it is large.
+        value: "loss", or "quadratic" for the value ½‖z* − y‖² itself.
+        check: on the first call, make sure that the loss depends on the outputs and does not mix the
+            samples of the batch.
+
+    A sample with a non-finite loss or gradient gets a zero gradient and the others theirs as if it were
+    not there. The buffer `skipped` counts such samples on the device, without waiting for it. An empty
+    batch has the value and the gradient zero.
+
+    >>> newton = NewtonLoss(lambda y, target: (y - target).abs().pow(1.5).sum(1), damping=0.01)
+    >>> y = torch.tensor([[1.0], [4.0]], requires_grad=True)
+    >>> loss = newton(y, torch.zeros(2, 1))
+    >>> loss.backward()
+    >>> loss.item()  # the mean of 1 and 8
+    4.5
+    """
+
+    skipped: Tensor
+
+    def __init__(
+        self,
+        loss: Loss | Expandable,
+        curvature: CurvatureKind = "hessian",
+        damping: Damping = 0.1,
+        *,
+        spectrum: Spectrum = "raw",
+        reduction: Reduction | None = None,
+        matrix_free: bool | None = None,
+        value: Value = "loss",
+        check: bool = True,
+    ) -> None:
+        super().__init__()
+        _check_options(curvature, damping)
+        _check_value(value)
+        self.loss = loss
+        self.options: NewtonOptions = {
+            "curvature": curvature,
+            "damping": damping,
+            "spectrum": spectrum,
+            "reduction": resolve_reduction(loss, reduction),
+            "matrix_free": matrix_free,
+        }
+        self.value: Value = value
+        self.check = check
+        self.register_buffer("skipped", torch.zeros((), dtype=torch.int64), persistent=False)
+
+    def forward(self, y: Tensor, *targets: Any) -> Tensor:
+        if self.check and _may_wait(y):
+            if not isinstance(self.loss, Expandable):
+                check_loss(self.loss, y, *targets, reduction=self.options["reduction"])
+            self.check = False
+        found = newton_target(self.loss, y, *targets, **self.options)
+        count_skipped(self, found.kept)
+        return _surrogate(y, found, self.value, self.options["reduction"])
+
+    def extra_repr(self) -> str:
+        return f"curvature={self.options['curvature']!r}, damping={self.options['damping']!r}"
+
+
+def count_skipped(module: nn.Module, kept: Tensor) -> None:
+    """Add the samples that were left out to the module's buffer `skipped`, on the device.
+
+    Inside a `torch.func` transform there is nothing to add to: a buffer outside of it must not take in
+    the transform's own tensors.
+    """
+    if not torch.compiler.is_compiling() and torch._C._functorch.is_functorch_wrapped_tensor(kept):
+        return
+    counter: Tensor = module.get_buffer("skipped")
+    if counter.device != kept.device:
+        counter = counter.to(kept.device)
+        module.skipped = counter
+    counter.add_((~kept).sum())
+
+
+def _surrogate(y: Tensor, found: NewtonTarget, value: Value, reduction: Reduction | None) -> Tensor:
+    """A scalar with the wanted value, and with the gradient and Hessian of ½‖z* − y‖².
+
+    With d = y − ȳ, which is zero but has a gradient, ½‖z* − y‖² = ½‖step‖² + step·d + ½‖d‖². Written
+    so, no digit of a small step is lost next to large outputs, and any value can stand in front.
+    """
+    factor = 1 if reduction == "sum" else 1 / found.count
+    rows = torch.where(found.kept, found.value, 0.0) if value == "loss" else found.step.square().sum(1) / 2
+    moved = (y - y.detach()).to(found.step.dtype).reshape(found.step.shape)
+    moved = torch.where(found.kept[:, None], moved, 0.0)
+    slope = (found.step * moved).sum(1) + moved.square().sum(1) / 2
+    return ((rows + slope) * factor).sum()
+
+
+def _may_wait(y: Tensor) -> bool:
+    """Whether results may be read back to the host now: not while a step is compiled or captured."""
+    return not torch.compiler.is_compiling() and not (y.is_cuda and torch.cuda.is_current_stream_capturing())
+
+
+def _check_options(curvature: object, damping: object) -> None:
+    if curvature not in ("hessian", "fisher"):
+        raise ArgumentError(f"curvature={curvature!r}; it can be 'hessian' or 'fisher'.")
+    check_damping(damping)
+
+
+def _check_value(value: object) -> None:
+    if value not in ("loss", "quadratic"):
+        raise ArgumentError(f"value={value!r}; it can be 'loss' or 'quadratic'.")
