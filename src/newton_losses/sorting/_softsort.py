@@ -1,0 +1,86 @@
+"""SoftSort (Prillo and Eisenschlos, 2020): rank i as a softmax around the i-th smallest score."""
+
+import torch
+from torch import Tensor
+
+from ..errors import ArgumentError
+from ._arguments import check_positive
+from ._order import average_ties, sort_evenly
+from ._relaxation import Relaxation, pull_back, sort_jacobian, to_items, to_ranks
+from ._rows import row_derivatives, row_hessian
+
+
+class SoftSort(Relaxation):
+    """SoftSort with `matrix` and `log_matrix`.
+
+    P = softmax(−|sort(s)_i − s_j|^p / τ) over the items j, with p = 1 or 2 and the temperature τ. Rows
+    sum to 1, columns do not; the temperature has the unit of the scores, or with p = 2 of their squares.
+
+    >>> SoftSort(temperature=1e-3).matrix(torch.tensor([3.0, 1.0, 2.0]))
+    tensor([[0., 1., 0.],
+            [0., 0., 1.],
+            [1., 0., 0.]])
+    """
+
+    def __init__(self, temperature: float = 0.1, p: int = 1) -> None:
+        super().__init__()
+        if p not in (1, 2):
+            raise ArgumentError(f"SoftSort: p={p!r} is not known. Choose 1 or 2.")
+        self.temperature = check_positive(temperature, "temperature", "SoftSort")
+        self.p = p
+
+    def log_weights(self, scores: Tensor) -> Tensor:
+        ascending, order = sort_evenly(scores)
+        return to_items(order, self._by_distance(ascending.unsqueeze(-2) - ascending.unsqueeze(-1)))
+
+    def _by_distance(self, difference: Tensor) -> Tensor:
+        distance = difference.abs() if self.p == 1 else difference.square()
+        return -distance / self.temperature
+
+    def derivatives(
+        self, scores: Tensor, target: Tensor, cells: Tensor, hessian: bool
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        ascending, order = sort_evenly(scores)
+        difference = ascending.unsqueeze(-2) - ascending.unsqueeze(-1)
+        rows = row_derivatives(
+            self._by_distance(difference), to_ranks(order, target), to_ranks(order, cells)
+        )
+        slope = (difference.sign() if self.p == 1 else 2 * difference) / -self.temperature
+        pulled = rows.gradient * slope
+        by_sorted = pulled.sum(-2) - pulled.sum(-1)
+        second = self._hessian(rows.gradient, slope) if hessian else None
+        if second is not None:
+            basis = torch.eye(scores.shape[-1], dtype=scores.dtype, device=scores.device)
+            # [i, j, k]: the weight of place j at rank i falls with s_j − s_i.
+            steps = basis.unsqueeze(0) - basis.unsqueeze(1)
+            second = second + row_hessian(rows, slope.unsqueeze(-1) * steps)
+        return pull_back(rows, sort_jacobian(order, average_ties(scores)), by_sorted, second)
+
+    def _hessian(self, gradient: Tensor, slope: Tensor) -> Tensor:
+        """Σ_ij (∂ℓ/∂w_ij) ∂²w_ij: zero for p = 1, for p = 2 a Laplacian with the weights −2/τ ∂ℓ/∂w."""
+        if self.p == 1:
+            return torch.zeros_like(slope)
+        both = (gradient + gradient.mT) * (-2 / self.temperature)
+        return torch.diag_embed(both.sum(-1)) - both
+
+    def extra_repr(self) -> str:
+        return f"temperature={self.temperature}, p={self.p}"
+
+
+def softsort(
+    scores: Tensor,
+    temperature: float = 0.1,
+    p: int = 1,
+    dim: int = -1,
+    descending: bool = False,
+    log: bool = False,
+) -> Tensor:
+    """The matrix P of SoftSort, or log P with `log=True`; see `SoftSort` for the formula.
+
+    The shape is that of `scores` without `dim`, then `(n, n)`.
+
+    >>> softsort(torch.tensor([2.0, 0.0, 1.0])).sum(-1)
+    tensor([1., 1., 1.])
+    """
+    relaxation = SoftSort(temperature, p)
+    return (relaxation.log_matrix if log else relaxation.matrix)(scores, dim, descending)
