@@ -12,7 +12,8 @@ from typing import Literal
 
 import torch
 from torch import Tensor
-from torch.nn.functional import logsigmoid
+
+from ._stable import softplus
 
 DistributionName = Literal["logistic", "logistic_phi", "gaussian", "cauchy", "reciprocal", "optimal"]
 
@@ -39,7 +40,7 @@ class Logistic(Distribution):
     """F(u) = 1 / (1 + e⁻ᵘ)."""
 
     def log_cdf(self, u: Tensor) -> Tensor:
-        return logsigmoid(u)
+        return -softplus(-u)
 
     def log_derivatives(self, u: Tensor) -> tuple[Tensor, Tensor]:
         swap = (-u).sigmoid()

@@ -12,7 +12,7 @@ from ._arguments import as_working, check_same_shape, full_precision
 from ._choose import AlgorithmName, choose
 from ._order import Ties, cell_weights, check_ties, target_matrix
 from ._relaxation import Relaxation
-from ._rows import cross_entropy
+from ._rows import cross_entropy, finite_samples
 
 Numerics = Literal["stable", "reference"]
 
@@ -81,10 +81,8 @@ class SortingLoss(nn.Module):
             scores, target, cells = self._prepare(y.detach(), *targets)
             with full_precision(scores):
                 derive = self._derivatives if self.numerics == "reference" else self.relaxation.derivatives
-                value, gradient, hessian = derive(scores, target, cells, curvature == "hessian")
-                if curvature == "fisher":
-                    return Expansion(value, gradient, _finite_mean(gradient, _outer(gradient)))
-                return Expansion(value, gradient, None if hessian is None else _finite_mean(gradient, hessian))
+                value, gradient, matrix = derive(scores, target, cells, curvature == "hessian")
+            return Expansion(value, gradient, empirical_fisher(gradient) if curvature == "fisher" else matrix)
 
     def _prepare(
         self, scores: Tensor, values: Tensor | None = None, ranks: Tensor | None = None
@@ -108,19 +106,19 @@ class SortingLoss(nn.Module):
             return (cell * binary_cross_entropy(matrix, goal, reduction="none")).sum()
 
         gradient, value = torch.func.vmap(torch.func.grad_and_value(single))(scores, target, cells)
-        second = torch.func.vmap(torch.func.hessian(single))(scores, target, cells) if hessian else None
-        return value, gradient, second
+        if not hessian:
+            return value, gradient, None
+        second = torch.func.vmap(torch.func.hessian(single))(scores, target, cells)
+        finite = finite_samples(gradient) & finite_samples(second.flatten(1))
+        total = torch.where(finite[:, None, None], second, 0.0).sum(0)
+        return value, gradient, total / finite.sum().clamp(min=1)
 
     def extra_repr(self) -> str:
         return f"numerics={self.numerics!r}, ties={self.ties!r}"
 
 
-def _outer(gradient: Tensor) -> Tensor:
-    return gradient.unsqueeze(-1) * gradient.unsqueeze(-2)
-
-
-def _finite_mean(gradient: Tensor, matrices: Tensor) -> Tensor:
-    """The mean of `(N, m, m)` over the samples with finite gradient and matrix, without synchronisation."""
-    finite = gradient.isfinite().all(-1) & matrices.isfinite().all(-1).all(-1)
-    kept = torch.where(finite[:, None, None], matrices, 0.0).sum(0)
-    return kept / finite.sum().clamp(min=1)
+def empirical_fisher(gradient: Tensor) -> Tensor:
+    """(1/N) Σ gᵢgᵢᵀ over the samples with finite gradients, `(N, m)` → `(m, m)`, without synchronisation."""
+    finite = finite_samples(gradient)
+    kept = torch.where(finite.unsqueeze(-1), gradient, 0.0)
+    return kept.mT @ kept / finite.sum().clamp(min=1)

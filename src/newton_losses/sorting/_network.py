@@ -11,9 +11,9 @@ from torch import Tensor
 from ..errors import ArgumentError, ShapeError
 from ._arguments import check_positive
 from ._distributions import DISTRIBUTIONS, Distribution, DistributionName
-from ._network_derivatives import network_derivatives
+from ._network_derivatives import impossible_but_diagonal, network_derivatives
 from ._relaxation import Relaxation
-from ._rows import FAR
+from ._stable import log_add
 from ._wiring import NetworkName, wiring
 
 
@@ -75,38 +75,37 @@ class SortingNetwork(Relaxation):
 
     def log_weights(self, scores: Tensor) -> Tensor:
         partners, signs = self._wiring(scores)
-        values = scores.to(wire_dtype(scores))
-        identity = torch.eye(scores.shape[-1], dtype=scores.dtype, device=scores.device)
-        state = ((identity - 1) * FAR).expand(*scores.shape, -1)
-        for partner, sign in zip(partners.unbind(0), signs.unbind(0), strict=True):
-            difference = values.index_select(-1, partner) - values
+        values = batch_last(scores).to(wire_dtype(scores))
+        state = impossible_but_diagonal(values, scores.dtype)
+        for partner, sign in zip(partners.unbind(0), signs.unsqueeze(-1).unbind(0), strict=True):
+            difference = values.index_select(0, partner) - values
             u = self._law.argument(difference * sign, self.steepness)
-            keep_swap = self._law.log_cdf(torch.stack((u, -u)))
-            values = values + keep_swap[1].exp() * difference
-            paths = torch.stack((state, state.index_select(-2, partner)))
-            # Not torch.logaddexp: its second derivative is ∞/∞ where one path is impossible.
-            state = (paths + keep_swap.to(state.dtype).unsqueeze(-1)).logsumexp(0)
-        return state
+            keep, swap = self._law.log_cdf(torch.stack((u, -u)))
+            values = torch.addcmul(values, swap.exp(), difference)
+            kept = state + keep.to(state.dtype).unsqueeze(1)
+            swapped = state.index_select(0, partner) + swap.to(state.dtype).unsqueeze(1)
+            state = log_add(kept, swapped)
+        return state.movedim(-1, 0).reshape(*scores.shape, -1)
 
     def probabilities(self, scores: Tensor) -> Tensor:
         partners, signs = self._wiring(scores)
-        values = scores
-        identity = torch.eye(scores.shape[-1], dtype=scores.dtype, device=scores.device)
-        state = identity.expand(*scores.shape, -1)
-        for partner, sign in zip(partners.unbind(0), signs.unbind(0), strict=True):
-            other = values.index_select(-1, partner)
+        values = batch_last(scores)
+        state = torch.eye(len(values), dtype=scores.dtype, device=scores.device).unsqueeze(-1)
+        for partner, sign in zip(partners.unbind(0), signs.unsqueeze(-1).unbind(0), strict=True):
+            other = values.index_select(0, partner)
             keep = self._law.log_cdf(self._law.argument((other - values) * sign, self.steepness)).exp()
             values = keep * values + (1 - keep) * other
-            keep = keep.unsqueeze(-1)
-            state = keep * state + (1 - keep) * state.index_select(-2, partner)
-        return state
+            keep = keep.unsqueeze(1)
+            state = keep * state + (1 - keep) * state.index_select(0, partner)
+        return state.movedim(-1, 0).reshape(*scores.shape, -1)
 
     def derivatives(
         self, scores: Tensor, target: Tensor, cells: Tensor, hessian: bool
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         partners, signs = self._wiring(scores)
+        values = batch_last(scores).to(wire_dtype(scores))
         return network_derivatives(
-            scores.to(wire_dtype(scores)), target, cells, partners, signs, self._law, self.steepness, hessian
+            values, target, cells, partners, signs, self._law, self.steepness, hessian
         )
 
     def extra_repr(self) -> str:
@@ -119,3 +118,8 @@ class SortingNetwork(Relaxation):
 def wire_dtype(scores: Tensor) -> torch.dtype:
     """float64, but on Apple's GPU, which has none."""
     return torch.float32 if scores.device.type == "mps" else torch.float64
+
+
+def batch_last(scores: Tensor) -> Tensor:
+    """`(..., n)` as `(n, N)`: a layer then moves whole rows, and inner loops run over the batch."""
+    return scores.reshape(-1, scores.shape[-1]).mT

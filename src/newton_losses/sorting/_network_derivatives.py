@@ -5,11 +5,13 @@ For a program of elementary steps y = φ(x), the Hessian of its result is the su
 adjoints and one forward for tangents are enough, and no tangent is ever taken of an adjoint; the products of
 tangents are matrix products. Steps of layer l at wire w, with d the difference to the partner's value:
 
-    value    x'    = x + q(d)                       q(d) = F(−u) d, the expected move
+    value    x'    = x + q(d)                           q(d) = F(−u) d, the expected move
     matrix   ℓ'_j  = log(e^{ℓ_j + k} + e^{ℓ°_j + s})    k = log F(u), s = log F(−u), ℓ° the partner's ℓ
 
 where the second step's φ'' is r(1−r) times the square of the difference of its two inputs' tangents, with r
 the share of the first path. r is a conditional probability: it stays meaningful where e^ℓ underflows.
+
+Wires come first and the batch last in all shapes: a layer moves whole rows, and inner loops run over N.
 """
 
 from dataclasses import dataclass
@@ -18,12 +20,13 @@ import torch
 from torch import Tensor
 
 from ._distributions import Distribution
-from ._rows import FAR, RowDerivatives, row_derivatives, row_hessian
+from ._rows import RowDerivatives, finite_samples, row_derivatives, row_hessian
+from ._stable import FAR, softplus
 
 
 @dataclass(frozen=True)
 class Comparators:
-    """What each comparator does, `(layers, N, n)`: log-probabilities and derivatives by its difference d."""
+    """What each comparator does, `(layers, n, N)`: log-probabilities and derivatives by its difference d."""
 
     keep: Tensor
     keep_first: Tensor
@@ -36,7 +39,7 @@ class Comparators:
 
 
 def network_derivatives(
-    scores: Tensor,
+    values: Tensor,
     target: Tensor,
     cells: Tensor,
     partners: Tensor,
@@ -45,33 +48,50 @@ def network_derivatives(
     steepness: float,
     hessian: bool,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Values `(N,)`, gradients `(N, n)` and, if wanted, Hessians `(N, n, n)`; the matrix in `target`'s dtype."""
-    layers = partners.unbind(0)
-    differences = _differences(scores, partners, signs, law, steepness)
-    comparators = _comparators(differences, signs.unsqueeze(1), law, steepness)
-    shares, weights = _matrix(comparators, layers, target)
-    rows = row_derivatives(weights, target, cells)
-    adjoints = _matrix_adjoints(rows.gradient, shares, layers)
-    kept = (adjoints * shares).sum(-1, dtype=scores.dtype)
-    swapped = (adjoints * (1 - shares)).sum(-1, dtype=scores.dtype)
+    """Losses `(N,)`, gradients `(N, n)` and, if wanted, their mean Hessian `(n, n)`, for `(n, N)` values.
+
+    The matrix is carried in the dtype of `target`, `(N, n, n)`, the values in their own.
+    """
+    layers, signs = partners.unbind(0), signs.unsqueeze(-1)
+    differences = _differences(values, layers, signs, law, steepness)
+    comparators = _comparators(differences, signs, law, steepness)
+    shares, weights = _matrix(comparators, layers, impossible_but_diagonal(values, target.dtype))
+    rows = row_derivatives(weights.movedim(-1, 0).contiguous(), target, cells)
+    adjoints = _matrix_adjoints(rows.gradient.movedim(0, -1).contiguous(), shares, layers)
+    through = adjoints * shares
+    kept = through.sum(2).to(values.dtype)
+    swapped = (adjoints - through).sum(2).to(values.dtype)
     push = comparators.keep_first * kept + comparators.swap_first * swapped
-    gradient, value_adjoints = _value_adjoints(push, comparators.move_first, layers)
+    by_value, value_adjoints = _value_adjoints(push, comparators.move_first, layers)
+    gradient = by_value.mT.to(target.dtype)
     if not hessian:
-        return rows.value, gradient.to(target.dtype), None
+        return rows.value, gradient, None
     bend = comparators.keep_second * kept + comparators.swap_second * swapped
     bend = bend + comparators.move_second * value_adjoints
-    second = _hessian(rows, comparators, shares, adjoints, bend, layers)
-    return rows.value, gradient.to(target.dtype), second
+    finite = finite_samples(gradient)
+    steps = _value_tangents(torch.where(finite, comparators.move_first, 0.0), layers)
+    by_steps = (torch.where(finite, bend, 0.0).unsqueeze(2) * steps).flatten(0, 1) @ steps.flatten(0, 1).mT
+    bent = torch.where(finite, through * (1 - shares), 0.0)
+    shares = torch.where(finite, shares, 0.5)
+    by_matrix, tangents = _matrix_tangents(comparators, finite, shares, bent, steps, layers)
+    total = by_steps.sum(0).to(target.dtype) + by_matrix + row_hessian(rows, tangents.permute(3, 0, 2, 1), finite)
+    return rows.value, gradient, total / finite.sum().clamp(min=1)
+
+
+def impossible_but_diagonal(values: Tensor, dtype: torch.dtype) -> Tensor:
+    """The logarithm of the identity, `(n, n, N)`, with −FAR for log 0."""
+    identity = torch.eye(values.shape[0], dtype=dtype, device=values.device)
+    return ((identity - 1) * FAR).unsqueeze(-1).expand(-1, -1, values.shape[-1])
 
 
 def _differences(
-    values: Tensor, partners: Tensor, signs: Tensor, law: Distribution, steepness: float
+    values: Tensor, layers: tuple[Tensor, ...], signs: Tensor, law: Distribution, steepness: float
 ) -> Tensor:
-    """Sweep 1, forward: the differences that the comparators see, `(layers, N, n)`."""
+    """Sweep 1, forward: the differences that the comparators see, `(layers, n, N)`."""
     differences = []
-    for partner, sign in zip(partners.unbind(0), signs.unbind(0), strict=True):
-        difference = values.index_select(-1, partner) - values
-        move = law.log_cdf(law.argument(difference * -sign, steepness)).exp()
+    for layer, partner in enumerate(layers):
+        difference = values.index_select(0, partner) - values
+        move = law.log_cdf(law.argument(difference * -signs[layer], steepness)).exp()
         values = torch.addcmul(values, move, difference)
         differences.append(difference)
     return torch.stack(differences)
@@ -99,76 +119,74 @@ def _comparators(difference: Tensor, sign: Tensor, law: Distribution, steepness:
     )
 
 
-def _matrix(comparators: Comparators, layers: tuple[Tensor, ...], like: Tensor) -> tuple[Tensor, Tensor]:
-    """Sweep 2, forward: the shares r of the kept path, `(layers, N, n, n)`, and the final log-matrix."""
-    keep, swap = comparators.keep.to(like.dtype).unsqueeze(-1), comparators.swap.to(like.dtype).unsqueeze(-1)
-    state = (torch.eye(like.shape[-1], dtype=like.dtype, device=like.device) - 1) * FAR
-    state = state.expand_as(like)
+def _matrix(comparators: Comparators, layers: tuple[Tensor, ...], state: Tensor) -> tuple[Tensor, Tensor]:
+    """Sweep 2, forward: the shares r of the kept path, `(layers, n, n, N)`, and the final log-matrix."""
+    keep = comparators.keep.to(state.dtype).unsqueeze(2)
+    swap = comparators.swap.to(state.dtype).unsqueeze(2)
     odds = []
     for layer, partner in enumerate(layers):
-        kept, swapped = state + keep[layer], state.index_select(-2, partner) + swap[layer]
+        kept, swapped = state + keep[layer], state.index_select(0, partner) + swap[layer]
         odds.append(kept - swapped)
-        state = torch.logaddexp(kept, swapped)
+        state = torch.maximum(kept, swapped) + softplus(-odds[-1].abs())
     return torch.stack(odds).sigmoid(), state
 
 
 def _matrix_adjoints(adjoint: Tensor, shares: Tensor, layers: tuple[Tensor, ...]) -> Tensor:
-    """Sweep 3, back: the derivatives of the loss by the log-matrix after each layer, `(layers, N, n, n)`."""
+    """Sweep 3, back: the derivatives of the loss by the log-matrix after each layer, `(layers, n, n, N)`."""
     adjoints = []
     for layer in reversed(range(len(layers))):
         adjoints.append(adjoint)
         kept = adjoint * shares[layer]
-        adjoint = kept + (adjoint - kept).index_select(-2, layers[layer])
+        adjoint = kept + (adjoint - kept).index_select(0, layers[layer])
     return torch.stack(adjoints[::-1])
 
 
 def _value_adjoints(
     push: Tensor, move_first: Tensor, layers: tuple[Tensor, ...]
 ) -> tuple[Tensor, Tensor]:
-    """Sweep 3 for the values: the gradient by the scores, `(N, n)`, and by each layer's new values."""
+    """Sweep 3 for the values: the gradient by the scores, `(n, N)`, and by each layer's new values."""
     adjoint = torch.zeros_like(push[0])
     adjoints = []
     for layer in reversed(range(len(layers))):
         adjoints.append(adjoint)
         by_difference = torch.addcmul(push[layer], adjoint, move_first[layer])
-        adjoint = adjoint - by_difference + by_difference.index_select(-1, layers[layer])
+        adjoint = adjoint - by_difference + by_difference.index_select(0, layers[layer])
     return adjoint, torch.stack(adjoints[::-1])
 
 
-def _hessian(
-    rows: RowDerivatives,
-    comparators: Comparators,
-    shares: Tensor,
-    adjoints: Tensor,
-    bend: Tensor,
-    layers: tuple[Tensor, ...],
-) -> Tensor:
-    """Sweep 4, forward: tangents, and the sum of the products that each step contributes, `(N, m, m)`."""
-    steps = _value_tangents(comparators.move_first, layers)
-    by_value = steps.movedim(0, 1).flatten(1, 2)
-    total = ((by_value * bend.movedim(0, 1).flatten(1).unsqueeze(-1)).mT @ by_value).to(shares.dtype)
-    swaps = (comparators.swap_first.unsqueeze(-1) * steps).to(shares.dtype).unsqueeze(-2)
-    odds = (comparators.keep_first - comparators.swap_first).unsqueeze(-1) * steps
-    odds = odds.to(shares.dtype).unsqueeze(-2)
-    weights = (adjoints * shares * (1 - shares)).flatten(2).unsqueeze(-1)
-    shares = shares.unsqueeze(-1)
-    tangents = torch.zeros_like(shares[0]).expand(*shares.shape[1:-1], steps.shape[-1])
-    for layer, partner in enumerate(layers):
-        other = tangents.index_select(1, partner)
-        gap = tangents - other + odds[layer]
-        products = gap.flatten(1, 2)
-        total = torch.baddbmm(total, (products * weights[layer]).mT, products)
-        tangents = torch.addcmul(other + swaps[layer], shares[layer], gap)
-    return total + row_hessian(rows, tangents)
-
-
 def _value_tangents(move_first: Tensor, layers: tuple[Tensor, ...]) -> Tensor:
-    """The derivatives of all differences by the scores, `(layers, N, n, m)`."""
-    identity = torch.eye(move_first.shape[-1], dtype=move_first.dtype, device=move_first.device)
-    tangents = identity.expand(*move_first.shape[1:], -1)
+    """Sweep 4, forward: the derivatives of all differences by the scores, `(layers, n, m, N)`."""
+    identity = torch.eye(move_first.shape[1], dtype=move_first.dtype, device=move_first.device)
+    tangents = identity.unsqueeze(-1).expand(-1, -1, move_first.shape[-1])
+    move_first = move_first.unsqueeze(2)
     steps = []
     for layer, partner in enumerate(layers):
-        step = tangents.index_select(1, partner) - tangents
-        tangents = torch.addcmul(tangents, move_first[layer].unsqueeze(-1), step)
+        step = tangents.index_select(0, partner) - tangents
+        tangents = torch.addcmul(tangents, move_first[layer], step)
         steps.append(step)
     return torch.stack(steps)
+
+
+def _matrix_tangents(
+    comparators: Comparators,
+    finite: Tensor,
+    shares: Tensor,
+    bent: Tensor,
+    steps: Tensor,
+    layers: tuple[Tensor, ...],
+) -> tuple[Tensor, Tensor]:
+    """Sweep 4 for the matrix: Σ `bent` · (tangents of the odds)², `(m, m)`, and the last tangents `(n, m, n, N)`."""
+    swap_first = torch.where(finite, comparators.swap_first, 0.0)
+    odds_first = torch.where(finite, comparators.keep_first, 0.0) - swap_first
+    swaps = (swap_first.unsqueeze(2) * steps).to(shares.dtype).unsqueeze(3)
+    odds = (odds_first.unsqueeze(2) * steps).to(shares.dtype).unsqueeze(3)
+    shares, bent = shares.unsqueeze(2), bent.unsqueeze(2)
+    size = steps.shape[2]
+    tangents = torch.zeros_like(shares[0]).expand(-1, size, -1, -1)
+    total = shares.new_zeros(size, size, size)
+    for layer, partner in enumerate(layers):
+        other = tangents.index_select(0, partner)
+        gap = tangents - other + odds[layer]
+        total = torch.baddbmm(total, (gap * bent[layer]).flatten(2), gap.flatten(2).mT)
+        tangents = torch.addcmul(other + swaps[layer], shares[layer], gap)
+    return total.sum(0), tangents

@@ -10,8 +10,8 @@ from torch.nn.functional import pad
 
 from ._arguments import check_positive
 from ._order import average_ties, sort_evenly
-from ._relaxation import Relaxation, places, pull_back, sort_jacobian, to_items, to_ranks
-from ._rows import row_derivatives, row_hessian
+from ._relaxation import Relaxation, places, sort_jacobian, to_items, to_ranks
+from ._rows import finite_samples, row_derivatives, row_hessian
 
 
 def gap_weights(ascending: Tensor) -> Tensor:
@@ -54,10 +54,14 @@ class NeuralSort(Relaxation):
         ascending, order = sort_evenly(scores)
         weights = gap_weights(ascending) / self.temperature
         rows = row_derivatives(weights, to_ranks(order, target), to_ranks(order, cells))
-        tangents = self._tangents(scores)
+        tangents, jacobian = self._tangents(scores), sort_jacobian(order, average_ties(scores))
         by_sorted = (rows.gradient.unsqueeze(-1) * tangents).sum((-3, -2))
-        second = row_hessian(rows, tangents.expand(*weights.shape, -1)) if hessian else None
-        return pull_back(rows, sort_jacobian(order, average_ties(scores)), by_sorted, second)
+        gradient = (jacobian * by_sorted.unsqueeze(-1)).sum(-2)
+        if not hessian:
+            return rows.value, gradient, None
+        finite = finite_samples(gradient)
+        second = row_hessian(rows, tangents @ jacobian.unsqueeze(1), finite)
+        return rows.value, gradient, second / finite.sum().clamp(min=1)
 
     def _tangents(self, scores: Tensor) -> Tensor:
         """∂(log-weight of place j at rank i)/∂(sorted score k), `(n, n, n)`: the same for every sample."""

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from ._arguments import as_working, full_precision, sorted_last
-from ._rows import RowDerivatives
 
 
 class Relaxation(nn.Module):
@@ -32,7 +31,7 @@ class Relaxation(nn.Module):
     def derivatives(
         self, scores: Tensor, target: Tensor, cells: Tensor, hessian: bool
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Values `(N,)`, gradients `(N, n)` and, if wanted, Hessians `(N, n, n)` of the cross-entropy."""
+        """Values `(N,)`, gradients `(N, n)` and, if wanted, the mean Hessian `(n, n)` of the cross-entropy."""
 
     def matrix(self, scores: Tensor, dim: int = -1, descending: bool = False) -> Tensor:
         """P, of the shape of `scores` without `dim`, then `(n, n)`."""
@@ -67,14 +66,6 @@ def to_ranks(order: Tensor, by_item: Tensor) -> Tensor:
 def sort_jacobian(order: Tensor, averages: Tensor) -> Tensor:
     """∂(sorted scores)/∂scores, `(N, n, n)`: a permutation matrix whose tied rows are averaged."""
     return averages.gather(-2, order.unsqueeze(-1).expand_as(averages))
-
-
-def pull_back(
-    rows: RowDerivatives, jacobian: Tensor, by_sorted: Tensor, hessian: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Derivatives by the sorted scores turned into derivatives by the items' scores."""
-    gradient = (jacobian * by_sorted.unsqueeze(-1)).sum(-2)
-    return rows.value, gradient, None if hessian is None else jacobian.mT @ hessian @ jacobian
 
 
 def places(n: int, like: Tensor) -> Tensor:

@@ -10,10 +10,8 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn.functional import logsigmoid
 
-# exp(−FAR) is 0 in every dtype, and sums of it stay finite: −inf would make NaN out of −inf − (−inf).
-FAR = 1e30
+from ._stable import FAR, softplus
 
 
 def log_odds(weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -38,8 +36,8 @@ def cross_entropy(weights: Tensor, target: Tensor, cells: Tensor) -> Tensor:
     With `cells` = 1/n² this is the mean over the matrix.
     """
     odds = log_odds(weights)[0]
-    entropy = target * logsigmoid(odds) + (1 - target) * logsigmoid(-odds)
-    return -(cells * entropy).sum((-2, -1))
+    entropy = target * softplus(-odds) + (1 - target) * softplus(odds)
+    return (cells * entropy).sum((-2, -1))
 
 
 @dataclass(frozen=True)
@@ -66,7 +64,7 @@ def row_derivatives(weights: Tensor, target: Tensor, cells: Tensor) -> RowDeriva
     ∂ℓ/∂w_k = φ'_k − Σ_j φ'_j π^j_k.
     """
     odds, rest, relative = log_odds(weights)
-    entropy = target * logsigmoid(odds) + (1 - target) * logsigmoid(-odds)
+    entropy = target * softplus(-odds) + (1 - target) * softplus(odds)
     likely, unlikely = odds.sigmoid(), (-odds).sigmoid()
     # Not likely − target: that difference loses the small gradients of a matrix that is nearly right.
     first = cells * ((1 - target) * likely - target * unlikely)
@@ -74,7 +72,7 @@ def row_derivatives(weights: Tensor, target: Tensor, cells: Tensor) -> RowDeriva
     others = torch.where(itself, -FAR, relative.unsqueeze(-2) - rest.unsqueeze(-1)).exp()
     pull = (first.unsqueeze(-1) * others).sum(-2)
     return RowDerivatives(
-        value=-(cells * entropy).sum((-2, -1)),
+        value=(cells * entropy).sum((-2, -1)),
         gradient=first - pull,
         first=first,
         second=cells * likely * unlikely,
@@ -84,16 +82,24 @@ def row_derivatives(weights: Tensor, target: Tensor, cells: Tensor) -> RowDeriva
     )
 
 
-def row_hessian(rows: RowDerivatives, tangents: Tensor) -> Tensor:
-    """Σ_rows Tᵀ (∂²ℓ/∂w²) T, `(N, m, m)`, for the derivatives T of the log-weights, `(N, n, n, m)`.
+def finite_samples(gradient: Tensor) -> Tensor:
+    """Which samples count in a curvature, `(N,)`: those whose gradient `(N, m)` is finite."""
+    return gradient.isfinite().all(-1)
 
-    With U = π T this is Σ_j φ''_j (T_j−U_j)(T_j−U_j)ᵀ + φ'_j U_j U_jᵀ − pull_j T_j T_jᵀ: one product of
-    tall matrices, and no Hessian by the weights is stored.
+
+def row_hessian(rows: RowDerivatives, tangents: Tensor, finite: Tensor) -> Tensor:
+    """Σ Tᵀ (∂²ℓ/∂w²) T over the rows of the finite samples, `(m, m)`.
+
+    T are the derivatives of the log-weights, `(N, n, n, m)`. With U = π T this is
+    Σ_j φ''_j (T_j−U_j)(T_j−U_j)ᵀ + φ'_j U_j U_jᵀ − pull_j T_j T_jᵀ: one product of tall matrices, and no
+    Hessian by the weights is stored.
     """
     # A constant of the row changes nothing; taking out the likeliest item's keeps the terms small.
     index = rows.top.unsqueeze(-1).expand(*rows.top.shape, tangents.shape[-1])
     tangents = tangents - tangents.gather(-2, index)
     mean = rows.others @ tangents
-    factors = torch.cat((tangents - mean, mean, tangents.expand_as(mean)), -2).flatten(1, 2)
-    weights = torch.cat((rows.second, rows.first, -rows.pull), -1).flatten(1, 2)
+    factors = torch.cat((tangents - mean, mean, tangents), -2)
+    weights = torch.cat((rows.second, rows.first, -rows.pull), -1)
+    factors = torch.where(finite[:, None, None, None], factors, 0.0).flatten(0, 2)
+    weights = torch.where(finite[:, None, None], weights, 0.0).flatten()
     return (factors * weights.unsqueeze(-1)).mT @ factors

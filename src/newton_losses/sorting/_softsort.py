@@ -6,8 +6,8 @@ from torch import Tensor
 from ..errors import ArgumentError
 from ._arguments import check_positive
 from ._order import average_ties, sort_evenly
-from ._relaxation import Relaxation, pull_back, sort_jacobian, to_items, to_ranks
-from ._rows import row_derivatives, row_hessian
+from ._relaxation import Relaxation, sort_jacobian, to_items, to_ranks
+from ._rows import finite_samples, row_derivatives, row_hessian
 
 
 class SoftSort(Relaxation):
@@ -48,20 +48,23 @@ class SoftSort(Relaxation):
         slope = (difference.sign() if self.p == 1 else 2 * difference) / -self.temperature
         pulled = rows.gradient * slope
         by_sorted = pulled.sum(-2) - pulled.sum(-1)
-        second = self._hessian(rows.gradient, slope) if hessian else None
-        if second is not None:
-            basis = torch.eye(scores.shape[-1], dtype=scores.dtype, device=scores.device)
-            # [i, j, k]: the weight of place j at rank i falls with s_j − s_i.
-            steps = basis.unsqueeze(0) - basis.unsqueeze(1)
-            second = second + row_hessian(rows, slope.unsqueeze(-1) * steps)
-        return pull_back(rows, sort_jacobian(order, average_ties(scores)), by_sorted, second)
+        jacobian = sort_jacobian(order, average_ties(scores))
+        gradient = (jacobian * by_sorted.unsqueeze(-1)).sum(-2)
+        if not hessian:
+            return rows.value, gradient, None
+        finite = finite_samples(gradient)
+        # [i, j, :]: the weight of place j at rank i depends on s_j − s_i alone.
+        steps = jacobian.unsqueeze(1) - jacobian.unsqueeze(2)
+        second = row_hessian(rows, slope.unsqueeze(-1) * steps, finite)
+        if self.p == 2:
+            second = second + self._bend(rows.gradient, jacobian, finite)
+        return rows.value, gradient, second / finite.sum().clamp(min=1)
 
-    def _hessian(self, gradient: Tensor, slope: Tensor) -> Tensor:
-        """Σ_ij (∂ℓ/∂w_ij) ∂²w_ij: zero for p = 1, for p = 2 a Laplacian with the weights −2/τ ∂ℓ/∂w."""
-        if self.p == 1:
-            return torch.zeros_like(slope)
+    def _bend(self, gradient: Tensor, jacobian: Tensor, finite: Tensor) -> Tensor:
+        """Σ_ij (∂ℓ/∂w_ij) ∂²w_ij for p = 2: a Laplacian with the weights −2/τ ∂ℓ/∂w."""
         both = (gradient + gradient.mT) * (-2 / self.temperature)
-        return torch.diag_embed(both.sum(-1)) - both
+        laplacian = torch.diag_embed(both.sum(-1)) - both
+        return torch.where(finite[:, None, None], jacobian.mT @ laplacian @ jacobian, 0.0).sum(0)
 
     def extra_repr(self) -> str:
         return f"temperature={self.temperature}, p={self.p}"
