@@ -9,10 +9,11 @@ from torch.nn.functional import binary_cross_entropy
 from ..curvature import CurvatureKind, Expansion
 from ..errors import ArgumentError, ShapeError
 from ._arguments import as_working, check_same_shape, full_precision
+from ._fast_gradient import sorting_cross_entropy
 from ._choose import AlgorithmName, choose
 from ._order import Ties, cell_weights, check_ties, target_matrix
 from ._relaxation import Relaxation
-from ._rows import cross_entropy, finite_samples
+from ._rows import finite_samples
 
 Numerics = Literal["stable", "reference"]
 
@@ -60,7 +61,8 @@ class SortingLoss(nn.Module):
         scores, target, cells = self._prepare(scores, values, ranks)
         with full_precision(scores):
             if self.numerics == "stable":
-                return cross_entropy(self.relaxation.log_weights(scores), target, cells)
+                flat = (tensor.flatten(0, -count) for tensor, count in ((scores, 2), (target, 3), (cells, 3)))
+                return sorting_cross_entropy(self.relaxation, *flat).reshape(scores.shape[:-1])
             # A softmax may round to just above 1, which torch's function refuses.
             matrix = self.relaxation.probabilities(scores).clamp(max=1)
             return (cells * binary_cross_entropy(matrix, target, reduction="none")).sum((-2, -1))

@@ -13,7 +13,7 @@ from ._arguments import check_positive
 from ._distributions import DISTRIBUTIONS, Distribution, DistributionName
 from ._network_derivatives import impossible_but_diagonal, network_derivatives
 from ._relaxation import Relaxation
-from ._stable import log_add
+from ._stable import log_sum
 from ._wiring import NetworkName, wiring
 
 
@@ -77,14 +77,18 @@ class SortingNetwork(Relaxation):
         partners, signs = self._wiring(scores)
         values = batch_last(scores).to(wire_dtype(scores))
         state = impossible_but_diagonal(values, scores.dtype)
-        for partner, sign in zip(partners.unbind(0), signs.unsqueeze(-1).unbind(0), strict=True):
+        size = len(values)
+        # A wire's new row comes along two paths, from itself and from its partner: both in one operation.
+        sources = torch.cat((torch.arange(size, device=scores.device).expand_as(partners), partners), 1)
+        keep_swap = torch.stack((signs, -signs), 1).unsqueeze(-1).to(values.dtype)
+        for partner, source, sign in zip(
+            partners.unbind(0), sources.unbind(0), keep_swap.unbind(0), strict=True
+        ):
             difference = values.index_select(0, partner) - values
-            u = self._law.argument(difference * sign, self.steepness)
-            keep, swap = self._law.log_cdf(torch.stack((u, -u)))
-            values = torch.addcmul(values, swap.exp(), difference)
-            kept = state + keep.to(state.dtype).unsqueeze(1)
-            swapped = state.index_select(0, partner) + swap.to(state.dtype).unsqueeze(1)
-            state = log_add(kept, swapped)
+            chances = self._law.log_cdf(self._law.argument(difference * sign, self.steepness))
+            values = torch.addcmul(values, chances[1].exp(), difference)
+            paths = state.index_select(0, source).unflatten(0, (2, size))
+            state = log_sum(paths + chances.to(state.dtype).unsqueeze(2))
         return state.movedim(-1, 0).reshape(*scores.shape, -1)
 
     def probabilities(self, scores: Tensor) -> Tensor:

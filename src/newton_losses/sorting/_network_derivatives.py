@@ -21,7 +21,7 @@ from torch import Tensor
 
 from ._distributions import Distribution
 from ._rows import RowDerivatives, finite_samples, row_derivatives, row_hessian
-from ._stable import FAR, softplus
+from ._stable import FAR
 
 
 @dataclass(frozen=True)
@@ -29,13 +29,10 @@ class Comparators:
     """What each comparator does, `(layers, n, N)`: log-probabilities and derivatives by its difference d."""
 
     keep: Tensor
-    keep_first: Tensor
-    keep_second: Tensor
     swap: Tensor
+    keep_first: Tensor
     swap_first: Tensor
-    swap_second: Tensor
     move_first: Tensor
-    move_second: Tensor
 
 
 def network_derivatives(
@@ -52,7 +49,7 @@ def network_derivatives(
 
     The matrix is carried in the dtype of `target`, `(N, n, n)`, the values in their own.
     """
-    layers, signs = partners.unbind(0), signs.unsqueeze(-1)
+    layers, signs = partners.unbind(0), signs.unsqueeze(-1).to(values.dtype)
     differences = _differences(values, layers, signs, law, steepness)
     comparators = _comparators(differences, signs, law, steepness)
     shares, weights = _matrix(comparators, layers, impossible_but_diagonal(values, target.dtype))
@@ -66,15 +63,14 @@ def network_derivatives(
     gradient = by_value.mT.to(target.dtype)
     if not hessian:
         return rows.value, gradient, None
-    bend = comparators.keep_second * kept + comparators.swap_second * swapped
-    bend = bend + comparators.move_second * value_adjoints
     finite = finite_samples(gradient)
+    bend = _bend(differences, signs, law, steepness, kept, swapped, value_adjoints)
     steps = _value_tangents(torch.where(finite, comparators.move_first, 0.0), layers)
-    by_steps = (torch.where(finite, bend, 0.0).unsqueeze(2) * steps).flatten(0, 1) @ steps.flatten(0, 1).mT
+    by_value = (torch.where(finite, bend, 0.0).unsqueeze(2) * steps).flatten(0, 1)
+    total = (by_value @ steps.flatten(0, 1).mT).sum(0).to(target.dtype)
     bent = torch.where(finite, through * (1 - shares), 0.0)
-    shares = torch.where(finite, shares, 0.5)
     by_matrix, tangents = _matrix_tangents(comparators, finite, shares, bent, steps, layers)
-    total = by_steps.sum(0).to(target.dtype) + by_matrix + row_hessian(rows, tangents.permute(3, 0, 2, 1), finite)
+    total = total + by_matrix + row_hessian(rows, tangents.permute(3, 0, 2, 1), finite)
     return rows.value, gradient, total / finite.sum().clamp(min=1)
 
 
@@ -100,23 +96,38 @@ def _differences(
 def _comparators(difference: Tensor, sign: Tensor, law: Distribution, steepness: float) -> Comparators:
     """All comparators of all layers at once. With u = a(±d) and F symmetric, d/dd F(−u) = −F'(u) u'."""
     u = law.argument(difference * sign, steepness)
-    slope, bend = law.argument_derivatives(difference * sign, steepness)
-    slope = slope * sign
+    slope = law.argument_derivatives(difference * sign, steepness)[0] * sign
     both = torch.stack((u, -u))
     keep, swap = law.log_cdf(both)
-    first, second = law.log_derivatives(both)
-    density = keep.exp() * first[0] * slope
-    density_slope = keep.exp() * ((second[0] + first[0].square()) * slope.square() + first[0] * bend)
+    first = law.log_derivatives(both)[0] * slope
     return Comparators(
         keep=keep,
-        keep_first=first[0] * slope,
-        keep_second=second[0] * slope.square() + first[0] * bend,
         swap=swap,
-        swap_first=-first[1] * slope,
-        swap_second=second[1] * slope.square() - first[1] * bend,
-        move_first=swap.exp() - density * difference,
-        move_second=-2 * density - density_slope * difference,
+        keep_first=first[0],
+        swap_first=-first[1],
+        move_first=swap.exp() - keep.exp() * first[0] * difference,
     )
+
+
+def _bend(
+    difference: Tensor,
+    sign: Tensor,
+    law: Distribution,
+    steepness: float,
+    kept: Tensor,
+    swapped: Tensor,
+    moved: Tensor,
+) -> Tensor:
+    """Σ (adjoint) · (second derivative by d) of what a comparator computes: k, s and the move q."""
+    u = law.argument(difference * sign, steepness)
+    slope, bend = law.argument_derivatives(difference * sign, steepness)
+    first, second = law.log_derivatives(torch.stack((u, -u)))
+    keep = law.log_cdf(u).exp()
+    by_keep = second[0] * slope.square() + first[0] * bend
+    by_swap = second[1] * slope.square() - first[1] * bend
+    density = keep * first[0] * slope * sign
+    density_slope = keep * (by_keep + (first[0] * slope).square())
+    return by_keep * kept + by_swap * swapped - (2 * density + density_slope * difference) * moved
 
 
 def _matrix(comparators: Comparators, layers: tuple[Tensor, ...], state: Tensor) -> tuple[Tensor, Tensor]:
@@ -127,7 +138,7 @@ def _matrix(comparators: Comparators, layers: tuple[Tensor, ...], state: Tensor)
     for layer, partner in enumerate(layers):
         kept, swapped = state + keep[layer], state.index_select(0, partner) + swap[layer]
         odds.append(kept - swapped)
-        state = torch.maximum(kept, swapped) + softplus(-odds[-1].abs())
+        state = torch.maximum(kept, swapped) - odds[-1].abs().sigmoid().log()
     return torch.stack(odds).sigmoid(), state
 
 
@@ -176,6 +187,7 @@ def _matrix_tangents(
     layers: tuple[Tensor, ...],
 ) -> tuple[Tensor, Tensor]:
     """Sweep 4 for the matrix: Σ `bent` · (tangents of the odds)², `(m, m)`, and the last tangents `(n, m, n, N)`."""
+    shares = torch.where(finite, shares, 0.5)
     swap_first = torch.where(finite, comparators.swap_first, 0.0)
     odds_first = torch.where(finite, comparators.keep_first, 0.0) - swap_first
     swaps = (swap_first.unsqueeze(2) * steps).to(shares.dtype).unsqueeze(3)

@@ -1,8 +1,9 @@
-"""Two elementary pieces of arithmetic with logarithms that the relaxations share."""
+"""Elementary pieces of arithmetic with logarithms that the relaxations share."""
 
 import torch
 from torch import Tensor
 from torch.nn.functional import softplus as torch_softplus
+from torch.nn.functional import threshold
 
 # exp(−FAR) is 0 in every dtype, and sums of it stay finite: −inf would make NaN out of −inf − (−inf).
 FAR = 1e30
@@ -17,12 +18,21 @@ def softplus(u: Tensor) -> Tensor:
     return torch_softplus(u, threshold=50.0)
 
 
-def log_add(first: Tensor, second: Tensor) -> Tensor:
-    """log(e^first + e^second) with derivatives of any order, also where the two are equal or far apart.
+def decay(u: Tensor) -> Tensor:
+    """eᵘ for u ≤ 0, with a floor where it is far below the rounding of anything it is added to.
 
-    `torch.logaddexp` has ∞/∞ as its second derivative where one of the two vanishes beside the other, and
-    a maximum plus log(1 + e^−|difference|) has none at all where they are equal.
+    Results that underflow take a CPU twenty to forty times as long as others. `threshold` is a clamp whose
+    derivative is fast.
     """
-    ahead = first >= second
-    larger, smaller = torch.where(ahead, first, second), torch.where(ahead, second, first)
-    return larger + softplus(smaller - larger)
+    floor = -700.0 if u.dtype == torch.float64 else -80.0
+    return threshold(u, floor, floor).exp()
+
+
+def log_sum(paths: Tensor) -> Tensor:
+    """log Σ eˣ over the first dimension, with derivatives of any order at equal and at distant terms.
+
+    `torch.logaddexp` has ∞/∞ as its second derivative where one term vanishes beside the other. Here the
+    maximum is a mere constant that drops out of all derivatives.
+    """
+    shift = paths.detach().amax(0)
+    return shift + decay(paths - shift).sum(0).log()
