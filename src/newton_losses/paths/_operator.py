@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from ..errors import ArgumentError
-from . import _torch
 
 Solved = tuple[Tensor, Tensor, Tensor, Tensor]
 
@@ -83,7 +82,13 @@ def _solve(maps: Tensor, neighbors: int, start: int, goal: int, backend: str) ->
     if maps.shape[0] == 0:
         flags = maps.new_empty(0, dtype=torch.bool)
         return maps.clone(), maps.new_empty(0, dtype=torch.float64), flags, flags.clone()
-    path, cost, unique, reachable = _torch.solve(maps, neighbors, start, goal)
+    if backend == "numba":
+        from ._numba import solve
+    elif backend == "triton":
+        from ._triton import solve
+    else:
+        from ._torch import solve
+    path, cost, unique, reachable = solve(maps, neighbors, start, goal)
     return path.to(maps.dtype), cost, unique, reachable
 
 
