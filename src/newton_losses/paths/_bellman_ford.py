@@ -1,4 +1,4 @@
-"""The relaxed Bellman-Ford algorithm as a module. Its two loops are in `_relaxation.py`, losses in `_losses.py`."""
+"""The relaxed Bellman-Ford algorithm as a module. Its loops are in `_relaxation.py`, losses in `_losses.py`."""
 
 from typing import Literal
 
@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import ArgumentError, ShapeError
-from ._relaxation import accelerated_positions, accelerated_predecessors
+from . import _buffered
 
 Loop = Literal["for", "while"]
 Conorm = Literal["probabilistic", "yager"]
@@ -74,14 +74,17 @@ class RelaxedBellmanFord(nn.Module):
             )
         if costs.dtype not in (torch.float32, torch.float64):
             costs = costs.float()
-        weights = accelerated_predecessors(self.beta, self.iterations)(costs.contiguous())
-        positions = accelerated_positions(self.iterations)(weights.contiguous())
-        return self._average(positions) if self.loop == "while" else self._gather(positions)[-1]
+        scaled = (self.beta * costs).permute(1, 2, 0).contiguous()
+        weights = _buffered.predecessors(self.iterations)(scaled)
+        paths = self._gather(_buffered.positions(self.iterations)(weights))
+        path = self._average(paths) if self.loop == "while" else paths[-1]
+        return path.permute(2, 0, 1).contiguous()
 
     def _gather(self, positions: Tensor) -> list[Tensor]:
-        """The path after each step."""
-        paths = [positions[0]]
-        for position in positions[1:]:
+        """The path after each step, `(H, W, B)`."""
+        first, *others = positions.unbind()
+        paths = [first]
+        for position in others:
             path = paths[-1]
             if self.conorm == "probabilistic":
                 paths.append(path + position - path * position)
@@ -89,14 +92,12 @@ class RelaxedBellmanFord(nn.Module):
                 paths.append((path + position).clamp(max=1.0))
         return paths
 
-    def _average(self, positions: Tensor) -> Tensor:
+    def _average(self, paths: list[Tensor]) -> Tensor:
         """The path after the relaxed while loop. The empty path before the first step adds nothing."""
-        paths = self._gather(positions)
-        running = torch.sigmoid(positions.new_full((), self.beta))
+        running = torch.sigmoid(paths[0].new_full((), self.beta))
         average = torch.zeros_like(paths[0])
         for path in paths:
-            # The start as a (B, 1, 1) slice.
-            still = running * torch.sigmoid(-self.beta * (path[:, :1, :1] - 1.0))
+            still = running * torch.sigmoid(self.beta * (1.0 - path[:1, :1]))
             average = average + (running - still) * path
             running = still
         return average + running * paths[-1]
