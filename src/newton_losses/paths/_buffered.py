@@ -98,22 +98,22 @@ def _predecessors_pullback(history: Tensor, gradient: Tensor) -> Tensor:
     padded = torch.empty_like(history[0])
     work = _Workspace(_inside(padded))
     by_costs = torch.zeros_like(work.nearest)
-    scratch = torch.empty_like(work.around)
     # The last iteration gives the weights s themselves: ∂/∂around = s (Σ s g − g).
     work.softmin(history[-1])
     work.weights.div_(work.total)
-    torch.sum(torch.mul(work.weights, gradient, out=scratch), 0, out=work.mean)
-    torch.sub(work.mean, gradient, out=work.around).mul_(work.weights)
+    torch.sum(torch.mul(work.weights, gradient, out=work.around), 0, out=work.mean)
+    torch.sub(work.weights.mul_(work.mean), work.around, out=work.around)
     for before in reversed(history[:-1].unbind()):
         work.scatter(padded)
         padded[1, 1] = 0.0
-        by_distance = _inside(padded)
+        # Gradients fade by products of weights into denormal numbers as well.
+        by_distance = torch.hardshrink(_inside(padded), FAINT)
         by_costs.add_(by_distance)
         # The others give the distance d = Σ s·around: ∂d/∂around = s (1 + lead − Σ s lead).
         work.softmin(before)
-        torch.sum(torch.mul(work.weights, work.around, out=scratch), 0, out=work.mean)
-        work.around.add_(1.0 - work.mean.div_(work.total))
-        work.around.mul_(work.weights).mul_(torch.div(by_distance, work.total, out=work.total))
+        torch.sum(work.around.mul_(work.weights), 0, out=work.mean)
+        work.around.addcmul_(work.weights, 1.0 - work.mean.div_(work.total))
+        work.around.mul_(torch.div(by_distance, work.total, out=work.total))
     return by_costs
 
 
