@@ -11,7 +11,7 @@ from ..smoothing import SmoothingOptions
 from ..smoothing import _estimators as estimators
 from ..smoothing._loss import EstimatedLoss
 from ..smoothing._noise import Noise
-from ..smoothing._smoothed import BlackBox
+from ..smoothing._smoothed import BlackBox, flatten_from
 from ._perturbed import check_solution
 
 HessianEstimator = Literal["jacobian", "optimal_value"]
@@ -83,12 +83,13 @@ class FenchelYoungLoss(EstimatedLoss):
         self, y: Tensor, targets: tuple[Any, ...], curvature: CurvatureKind | None
     ) -> tuple[Tensor, Tensor, Any]:
         target = self._flat_target(y, targets)
-        noise = self._draw(y.flatten(1))
+        flat = flatten_from(y, 1)
+        noise = self._draw(flat)
         centred = self._needs_centre and curvature == "hessian"
-        solutions = self._call(y, noise, (), centred).flatten(2).to(y.dtype)
+        solutions = flatten_from(self._call(y, noise, (), centred), 2).to(y.dtype)
         drawn = solutions[-self.sampler.num_samples :]
         sign = -1.0 if self.minimize else 1.0
-        costs = y.flatten(1) + noise.perturbation()
+        costs = flat + noise.perturbation()
         value = sign * torch.einsum("snm,snm->n", costs, drawn - target) / drawn.shape[0]
         gradient = sign * (drawn.mean(0) - target)
         if curvature is None:
@@ -97,7 +98,7 @@ class FenchelYoungLoss(EstimatedLoss):
         if curvature == "fisher":
             return value, gradient, estimators.empirical_fisher(gradient, keep)
         if centred:
-            costs = torch.cat([y.flatten(1).unsqueeze(0), costs])
+            costs = torch.cat([flat.unsqueeze(0), costs])
         return value, gradient, sign * self._mean_hessian(solutions, costs, noise, centred, keep)
 
     def _mean_hessian(
@@ -122,7 +123,7 @@ class FenchelYoungLoss(EstimatedLoss):
                 f"{tuple(y.shape)}. The target is the wanted solution itself, "
                 f"in the form that the solver returns it."
             )
-        return target.flatten(1).to(y.dtype)
+        return flatten_from(target, 1).to(y.dtype)
 
     def _check_output(self, output: Tensor, shape: tuple[int, ...]) -> None:
         check_solution("FenchelYoungLoss", output, shape)

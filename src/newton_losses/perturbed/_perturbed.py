@@ -57,6 +57,6 @@ def check_solution(owner: str, output: Tensor, shape: tuple[int, ...]) -> None:
     if output.shape != shape:
         raise ShapeError(
             f"{owner}: the solver returned shape {tuple(output.shape)} for costs of shape {shape}, in which "
-            f"all draws of all samples are one batch. A solution w has the shape of its costs, since "
-            f"⟨costs, w⟩ is what it optimises: return the one-hot vector or the 0/1 mask, not an index or a value."
+            f"all draws of all samples are one batch. A solution w has the shape of its costs, since it "
+            f"optimises ⟨costs, w⟩: return the one-hot vector or the 0/1 mask, not an index or a value."
         )

@@ -7,7 +7,7 @@ from ..errors import ShapeError
 from . import _estimators as estimators
 from ._autograd import estimated
 from ._noise import Noise
-from ._smoothed import Smoothed, full_precision, working
+from ._smoothed import Smoothed, flatten_from, full_precision, working
 
 _NO_SECOND = (
     "{owner}: its Jacobian is estimated from samples and cannot be differentiated again: the second "
@@ -46,7 +46,7 @@ class SmoothedAlgorithm(Smoothed):
         def evaluate(y: Tensor) -> tuple[Tensor, ...]:
             with full_precision(y):
                 y = working(y)
-                noise = self._draw(y.flatten(1))
+                noise = self._draw(flatten_from(y, 1))
                 outputs = self._call(y, noise, (), self._needs_centre)
                 mean = outputs[-self.sampler.num_samples :].to(y.dtype).mean(0)
             return mean, outputs, noise.standard
@@ -58,7 +58,9 @@ class SmoothedAlgorithm(Smoothed):
         with full_precision(outer):
             # Project first: then every draw is one number, and the Jacobian is never formed.
             projected = torch.einsum(
-                "snk,nk->sn", outputs.flatten(2).to(standard.dtype), outer.flatten(1).to(standard.dtype)
+                "snk,nk->sn",
+                flatten_from(outputs, 2).to(standard.dtype),
+                flatten_from(outer, 1).to(standard.dtype),
             )
             noise = Noise(standard, self._signed_scale, self.distribution)
             return estimators.gradient(self._weights(projected, self._needs_centre), noise.score())
@@ -75,9 +77,9 @@ class SmoothedAlgorithm(Smoothed):
         self._check(y)
         with full_precision(y):
             work = working(y)
-            noise = self._draw(work.flatten(1))
+            noise = self._draw(flatten_from(work, 1))
             outputs = self._call(work, noise, (), self._needs_centre)
-            weights = self._weights(outputs.flatten(2).to(work.dtype), self._needs_centre)
+            weights = self._weights(flatten_from(outputs, 2).to(work.dtype), self._needs_centre)
             matrix = estimators.jacobian(weights, noise.score())
         return matrix.reshape(y.shape[0], *outputs.shape[2:], *y.shape[1:])
 
@@ -85,6 +87,6 @@ class SmoothedAlgorithm(Smoothed):
         if output.dim() == 0 or output.shape[0] != shape[0]:
             raise ShapeError(
                 f"{type(self).__name__}: fn returned shape {tuple(output.shape)} for inputs of shape "
-                f"{shape}, in which all draws of all samples are one batch. It has to return one result a row, "
-                f"({shape[0]}, ...). Did it drop or reduce the batch dimension?"
+                f"{shape}, in which all draws of all samples are one batch. It has to return one result "
+                f"a row, ({shape[0]}, ...). Did it drop or reduce the batch dimension?"
             )

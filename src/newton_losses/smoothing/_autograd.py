@@ -63,6 +63,13 @@ class _Estimated(torch.autograd.Function):
     def jvp(ctx: Any, *tangents: Any) -> Any:
         raise DerivativeError(ctx.reason)
 
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, y: Tensor, evaluate: Evaluate, pull_back: PullBack, reason: str) -> Any:
+        raise DerivativeError(
+            f"A black box cannot be mapped by torch.vmap: call it with the whole batch. If this came from a "
+            f"second derivative (torch.func.hessian maps), there is none. {reason}"
+        )
+
 
 def estimated(y: Tensor, evaluate: Evaluate, pull_back: PullBack, reason: str) -> Tensor:
     """The first tensor of `evaluate(y)`, with `pull_back(gradient, *the others)` as its backward.

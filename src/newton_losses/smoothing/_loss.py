@@ -10,7 +10,7 @@ from ..errors import ArgumentError, DerivativeError, ShapeError
 from . import _estimators as estimators
 from ._autograd import estimated
 from ._noise import Noise
-from ._smoothed import Smoothed, full_precision, working
+from ._smoothed import Smoothed, flatten_from, full_precision, working
 
 _NO_SECOND = (
     "{owner}: its gradient is estimated from samples and cannot be differentiated again by autograd. "
@@ -99,7 +99,7 @@ class SmoothedLoss(EstimatedLoss):
     def _estimate(
         self, y: Tensor, targets: tuple[Any, ...], curvature: CurvatureKind | None
     ) -> tuple[Tensor, Tensor, Any]:
-        noise = self._draw(y.flatten(1))
+        noise = self._draw(flatten_from(y, 1))
         values = self._call(y, noise, targets, self._needs_centre).to(y.dtype)
         value = values[-self.sampler.num_samples :].mean(0)
         weights = self._weights(values, self._needs_centre)
@@ -121,5 +121,6 @@ class SmoothedLoss(EstimatedLoss):
         )
         raise ShapeError(
             f"SmoothedLoss: fn returned shape {tuple(output.shape)} for inputs of shape {shape}, in which "
-            f"all draws of all samples are one batch. It returns one value a row, here {shape[:1]}. {hint}"
+            f"all draws of all samples are one batch. It has to return one value a row, here "
+            f"{shape[:1]}. {hint}"
         )

@@ -59,8 +59,8 @@ class Sampler:
         if self.num_samples < least or self.num_samples % divisor:
             raise ArgumentError(
                 f"num_samples is {self.num_samples}; with antithetic={self.antithetic}, quasi={self.quasi} "
-                f"and variance_reduction={'leave_one_out' if self.leave_one_out else 'value or none'!r} "
-                f"it has to be a multiple of {divisor}, at least {least}."
+                f"and {'a' if self.leave_one_out else 'no'} leave-one-out baseline it has to be a "
+                f"multiple of {divisor}, at least {least}."
             )
 
     @property

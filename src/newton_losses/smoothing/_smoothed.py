@@ -121,9 +121,10 @@ class Smoothed(nn.Module):
 
     def _call(self, y: Tensor, noise: Noise, targets: tuple[Any, ...], centre: bool) -> Tensor:
         """fn at the draws, and before them at y if `centre` says so: `(S or 1+S, N, ...)`, as returned."""
-        inputs = y.flatten(1) + noise.perturbation()
+        flat = flatten_from(y, 1)
+        inputs = flat + noise.perturbation()
         if centre:
-            inputs = torch.cat([y.flatten(1).unsqueeze(0), inputs])
+            inputs = torch.cat([flat.unsqueeze(0), inputs])
         rows, batch = inputs.shape[:2]
         repeated = [
             t.expand(rows, *t.shape).flatten(0, 1) if isinstance(t, Tensor) and t.dim() > 0 else t
@@ -157,6 +158,11 @@ class Smoothed(nn.Module):
 def working(y: Tensor) -> Tensor:
     """y without its graph, in float32 at least."""
     return y.detach().to(torch.promote_types(y.dtype, torch.float32))
+
+
+def flatten_from(tensor: Tensor, dim: int) -> Tensor:
+    """All dimensions from `dim` on as one, which is 1 long where there is none."""
+    return tensor.flatten(dim) if tensor.dim() > dim else tensor.unsqueeze(-1)
 
 
 def full_precision(y: Tensor) -> AbstractContextManager[Any]:
