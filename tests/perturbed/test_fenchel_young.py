@@ -49,6 +49,7 @@ def dearest_two(costs):
         ("leave_one_out", True, True),
     ],
 )
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")  # torch's own forward mode
 def test_gumbel_noise_gives_the_cross_entropy(hessian, minimize, reduction, antithetic, quasi):
     """F = σ·logsumexp(±y/σ), so that loss, gradient and Hessian are those of a softmax cross-entropy."""
     scale, label = 0.7, 1
@@ -77,7 +78,7 @@ def test_gumbel_noise_gives_the_cross_entropy(hessian, minimize, reduction, anti
         torch.cat([e.gradient for e in found]), torch.func.grad(cross_entropy)(y), 0.01, "gradient"
     )
     expected = torch.func.hessian(cross_entropy)(y)
-    assert_unbiased(torch.stack([e.curvature for e in found]), expected, 0.25, "hessian")
+    assert_unbiased(torch.stack([e.curvature for e in found]), expected, 0.08, "hessian")
 
 
 @pytest.mark.parametrize("minimize", [False, True])

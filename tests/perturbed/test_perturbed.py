@@ -49,7 +49,7 @@ def test_gumbel_noise_gives_the_softmax_and_its_jacobian(reduction, minimize, an
     y = SCORES.expand(40_000, 4)
     assert_unbiased(layer(y), softmax(SCORES), 0.01, "output")
     jacobian = torch.func.jacrev(softmax)(SCORES)
-    assert_unbiased(layer.jacobian(y), jacobian, 0.05, "jacobian")
+    assert_unbiased(layer.jacobian(y), jacobian, 0.015, "jacobian")
 
 
 def test_backward_through_a_perturbed_argmax():
@@ -59,7 +59,7 @@ def test_backward_through_a_perturbed_argmax():
     y = SCORES.repeat(40_000, 1).requires_grad_()
     (layer(y) @ direction).sum().backward()
     expected = torch.func.grad(lambda y: torch.softmax(y / scale, -1) @ direction)(SCORES)
-    assert_unbiased(y.grad, expected, 0.1)
+    assert_unbiased(y.grad, expected, 0.04)
 
 
 def test_an_index_is_not_a_solution():
