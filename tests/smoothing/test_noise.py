@@ -5,7 +5,7 @@ import torch
 
 from newton_losses import ArgumentError
 from newton_losses.smoothing import Gaussian, StudentT
-from newton_losses.smoothing._noise import Sampler
+from newton_losses.smoothing._noise import Sampler, _sobol_digits
 
 Y = torch.zeros(5, 3, dtype=torch.float64)
 
@@ -92,6 +92,12 @@ def test_a_distribution_may_ask_for_more_uniforms():
 def test_impossible_numbers_of_samples(settings, says):
     with pytest.raises(ArgumentError, match=says):
         Sampler(*settings)
+
+
+def test_sobol_points_have_all_their_bits():
+    digits = _sobol_digits(4, 50, torch.device("cpu"))
+    assert (digits % 64).any(1).all()
+    assert digits.max() < 2**30
 
 
 def test_too_many_dimensions_for_sobol():
