@@ -95,8 +95,9 @@ def test_impossible_numbers_of_samples(settings, says):
 
 
 def test_sobol_points_have_all_their_bits():
-    digits = _sobol_digits(4, 50, torch.device("cpu"))
-    assert (digits % 64).any(1).all()
+    digits = _sobol_digits(4, 500, torch.device("cpu"))
+    # Of a point kept in float32, half the coordinates would have lost their last six bits.
+    assert ((digits % 64 == 0).float().mean(1) < 0.2).all()
     assert digits.max() < 2**30
 
 

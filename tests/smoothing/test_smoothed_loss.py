@@ -349,6 +349,8 @@ def test_wrong_arguments_teach():
         SmoothedLoss(both_positive)(torch.tensor([1, 2]))
     with pytest.raises(ArgumentError, match="a target requires a gradient"):
         SmoothedLoss(lambda y, t: y.sum(-1))(y, torch.zeros(3, requires_grad=True))
+    with pytest.raises(ShapeError, match=r"target has shape \(10,\) for 3 samples.*functools.partial"):
+        SmoothedLoss(lambda y, t: y.sum(-1))(y, torch.zeros(10))
 
 
 def test_a_function_that_writes_into_its_input_does_no_harm():
@@ -398,6 +400,7 @@ def test_an_expansion_is_captured_in_a_cuda_graph(distribution, curvature):
     )
     y = torch.randn(64, 5, device="cuda")
     side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
         loss.expand(y, curvature=curvature)
     torch.cuda.current_stream().wait_stream(side)
