@@ -50,7 +50,7 @@ class Affine:
 
     @staticmethod
     def apply(images: Tensor, matrices: Tensor) -> Tensor:
-        """Change float pictures `(M, height, width)` by `(M, 2, 3)` matrices; outside of a picture is black."""
+        """Change float pictures `(M, height, width)` by `(M, 2, 3)` matrices; outside of them is black."""
         planes = images.unsqueeze(1)
         grid = F.affine_grid(matrices, list(planes.shape), align_corners=False)
         return F.grid_sample(planes, grid, mode="bilinear", align_corners=False).squeeze(1)

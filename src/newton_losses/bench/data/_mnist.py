@@ -65,8 +65,8 @@ class MNIST(LabeledImages):
         if arrays is None:
             raise DataNotFoundError(
                 f"MNIST is not there. Looked for {part}-images-idx3-ubyte and {part}-labels-idx1-ubyte, "
-                f"packed as .gz or not, in {base / 'MNIST' / 'raw'}, and for {base / 'MNIST' / 'mnist.npz'} and "
-                f"{base / 'mnist.npz'}. Fetch it with download=True, or put one of these there."
+                f"packed as .gz or not, in {base / 'MNIST' / 'raw'}, and for {base / 'MNIST' / 'mnist.npz'} "
+                f"and {base / 'mnist.npz'}. Fetch it with download=True, or put one of these there."
             )
         if check:
             _check_content(base, part, arrays)
@@ -103,14 +103,12 @@ def _read(base: Path, part: str) -> Arrays | None:
 def _read_npz(path: Path, part: str) -> Arrays:
     images_key, labels_key = _NPZ_KEYS[part]
     try:
-        with np.load(path, allow_pickle=False) as arrays:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
             return arrays[images_key].astype(np.uint8), arrays[labels_key].astype(np.uint8)
     except (BadZipFile, EOFError, ValueError) as error:
         raise DataError(f"{path} cannot be read ({error}): it is truncated or damaged.") from error
     except KeyError as error:
-        raise DataError(
-            f"{path} has no array {error}; MNIST has x_train, y_train, x_test, y_test."
-        ) from error
+        raise DataError(f"{path} has no array {error}; it needs x_train, y_train, x_test, y_test.") from error
 
 
 def _check_content(base: Path, part: str, arrays: Arrays) -> None:
@@ -118,7 +116,7 @@ def _check_content(base: Path, part: str, arrays: Arrays) -> None:
         found = hashlib.md5(array.tobytes(), usedforsecurity=False).hexdigest()
         if found != wanted:
             raise DataError(
-                f"The {part} {what} under {base} are not MNIST's: the md5 sum of their values is {found}, not "
-                f"{wanted}. Remove the files and fetch them again, or pass check=False for another set in "
-                "the same format."
+                f"The {part} {what} under {base} are not MNIST's: the md5 sum of their values is {found}, "
+                f"not {wanted}. Remove the files and fetch them again, or pass check=False for another set "
+                "in the same format."
             )

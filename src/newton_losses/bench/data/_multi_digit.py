@@ -57,7 +57,7 @@ class MultiDigit:
         return height, width * self.num_digits
 
     def draw(self, batch_size: int, generator: torch.Generator) -> tuple[Tensor, Tensor | None]:
-        """Which pictures, `(B, n, digits)` indices, and how they are changed, `(B·n·digits, 2, 3)` or None."""
+        """Which pictures, `(B, n, digits)` indices, and their changes, `(B·n·digits, 2, 3)` or None."""
         device = self._images.device
         if generator.device.type != device.type:
             raise ArgumentError(

@@ -17,7 +17,7 @@ TENTHS = np.array([8, 12, 53, 77, 92], dtype=np.int32)
 
 # What regions are made of: half of them are walkable, so that paths wind instead of breaking through.
 _REGION_TERRAINS = np.array([0, 0, 1, 1, 2, 2, 3, 4])
-_CORNERS_PER_REGION = 12
+_CORNERS_PER_REGION = 14
 _SCATTERED_PER_256 = 24
 _UNIT = 16  # positions are in sixteenths of the distance between two corners
 _MOST_ROUNDS = 2000
@@ -66,15 +66,15 @@ def _warp(streams: Streams, side: int) -> Integers:
     for _ in range(2):
         noise = noise[:, :-2] + noise[:, 1:-1] + noise[:, 2:]
         noise = noise[:, :, :-2] + noise[:, :, 1:-1] + noise[:, :, 2:]
-    return noise >> 4
+    return noise >> 5
 
 
 def _make_paths_unique(streams: Streams, terrains: Integers) -> NDArray[np.bool_]:
     """Draw corners of `terrains` again, in place, until each map has one shortest path; return the paths.
 
-    With five costs nearly nine of ten maps have several shortest paths, and a label that is one of them is
+    With five costs nine of ten maps have several shortest paths, and a label that is one of them is
     nothing that a network could learn. Only vertices that some shortest path visits and another avoids are
-    drawn again, each with chance 1/4: about three of the 144 vertices of a 12×12 map.
+    drawn again, each with chance 1/4: about five of the 144 vertices of a 12×12 map.
     """
     size = terrains.shape[-1] - 2
     paths = np.zeros((len(terrains), size, size), dtype=np.bool_)
