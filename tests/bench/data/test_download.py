@@ -138,3 +138,8 @@ def test_mnist_downloads_its_files_where_torchvision_keeps_them(server, tmp_path
     count = len(server.requests)
     MNIST(tmp_path, download=True, check=False, mirrors=mirrors)
     assert len(server.requests) == count
+    path = tmp_path / "MNIST" / "raw" / images
+    path.write_bytes(path.read_bytes()[:-9])
+    with pytest.raises(DataError, match="truncated or damaged"):
+        MNIST(tmp_path, check=False)
+    assert len(MNIST(tmp_path, download=True, check=False, mirrors=mirrors)) == 3

@@ -171,6 +171,19 @@ def test_make_again_leaves_the_set_and_other_settings_are_refused(tmp_path):
         terrain.make(tmp_path, size=3, counts=(2, 1, 1), seed=1)
     terrain.make(tmp_path, size=3, counts=(2, 1, 1), seed=1, overwrite=True)
     assert Terrain(tmp_path, size=3).settings["seed"] == 1
+    assert list((tmp_path / "terrain").iterdir()) == [folder]
+
+
+def test_an_interrupted_replacement_loses_nothing(tmp_path):
+    terrain.make(tmp_path, size=3, counts=(2, 1, 1))
+
+    def fail(done, total):
+        raise OSError("disk full")
+
+    with pytest.raises(OSError, match="disk full"):
+        terrain.make(tmp_path, size=3, counts=(2, 1, 1), seed=1, overwrite=True, progress=fail)
+    assert Terrain(tmp_path, size=3).settings["seed"] == 0
+    assert len(list((tmp_path / "terrain").iterdir())) == 1
 
 
 def test_an_interrupted_make_leaves_no_set_and_no_half_files(tmp_path):
@@ -180,7 +193,7 @@ def test_an_interrupted_make_leaves_no_set_and_no_half_files(tmp_path):
 
     with pytest.raises(KeyboardInterrupt):
         terrain.make(tmp_path, size=3, counts=(40, 1, 1), progress=interrupt)
-    assert list((tmp_path / "terrain" / "3x3").iterdir()) == []
+    assert list((tmp_path / "terrain").iterdir()) == []
     with pytest.raises(DataNotFoundError, match=r"terrain\.make\(size=3\)"):
         Terrain(tmp_path, size=3)
 
@@ -201,16 +214,22 @@ def test_damage_is_found(tmp_path):
     path.unlink()
     with pytest.raises(DataNotFoundError, match=r"val_maps\.npy is not there"):
         Terrain(tmp_path, "val", size=3)
-    (folder / "terrain.json").write_text("{")
-    with pytest.raises(DataError, match=r"terrain\.json is damaged"):
-        Terrain(tmp_path, size=3)
+    for content in ("{", "[]", "{}"):
+        (folder / "terrain.json").write_text(content)
+        with pytest.raises(DataError, match=r"terrain\.json is damaged"):
+            Terrain(tmp_path, size=3)
 
 
 def test_files_that_passed_are_not_read_again(tmp_path, monkeypatch):
     terrain.make(tmp_path, size=3, counts=(2, 1, 1))
     Terrain(tmp_path, size=3)
-    monkeypatch.setattr("newton_losses.bench.data._files.file_md5", pytest.fail)
-    Terrain(tmp_path, size=3)
+    read = []
+    monkeypatch.setattr("newton_losses.bench.data._files.file_md5", lambda path: read.append(path.name))
+    files = Terrain(tmp_path, size=3)
+    assert read == []
+    with pytest.raises(DataError, match="md5 sum"):
+        files.verify(again=True)
+    assert read == ["train_maps.npy"]
 
 
 def test_splits_are_normalised_by_the_training_maps(tmp_path):
