@@ -68,7 +68,7 @@ def known_split(split: str) -> str:
 
 @contextmanager
 def atomic_folder(path: Path) -> Iterator[Path]:
-    """A new folder beside `path` to fill; it takes the place of `path` at the end, and vanishes on an error."""
+    """A folder beside `path` to fill; at the end it takes the place of `path`, on an error it vanishes."""
     beside = f"{path.name}.{secrets.token_hex(4)}"
     temporary, replaced = path.with_name(f"{beside}.part"), path.with_name(f"{beside}.old")
     temporary.mkdir(parents=True)
