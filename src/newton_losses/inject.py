@@ -18,6 +18,7 @@ from .curvature import (
     empirical_fisher,
     finite,
     flatten_outputs,
+    full_precision,
     newton_step,
 )
 from .errors import ArgumentError
@@ -50,9 +51,7 @@ def inject_fisher(
     """
     check_damping(damping)
     if reduction not in ("mean", "sum"):
-        raise ArgumentError(
-            f"reduction={reduction!r}; what follows inject_fisher ends in a 'mean' or a 'sum'."
-        )
+        raise ArgumentError(f"reduction={reduction!r}; what follows inject_fisher ends in a 'mean' or a 'sum'.")
     flatten_outputs(y)
     injected: Tensor = _InjectFisher.apply(y, damping, reduction, loss_scale, None)  # type: ignore[no-untyped-call]
     return injected
@@ -70,9 +69,7 @@ class InjectFisher(nn.Module):
 
     skipped: Tensor
 
-    def __init__(
-        self, damping: Damping = 0.1, *, reduction: Reduction = "mean", loss_scale: LossScale = 1.0
-    ) -> None:
+    def __init__(self, damping: Damping = 0.1, *, reduction: Reduction = "mean", loss_scale: LossScale = 1.0) -> None:
         super().__init__()
         check_damping(damping)
         self.damping = damping
@@ -104,7 +101,8 @@ class _InjectFisher(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, arrived: Tensor) -> tuple[Tensor | None, ...]:
-        rows, kept = _newton_rows(arrived, ctx.damping, ctx.reduction, ctx.loss_scale)
+        with full_precision(arrived):
+            rows, kept = _newton_rows(arrived, ctx.damping, ctx.reduction, ctx.loss_scale)
         if ctx.module is not None:
             count_skipped(ctx.module, kept)
         return rows.reshape(arrived.shape).to(arrived.dtype), None, None, None, None

@@ -23,6 +23,7 @@ from .curvature import (
     check_damping,
     check_loss,
     expand,
+    loss_values,
     newton_step,
     resolve_reduction,
 )
@@ -104,8 +105,10 @@ def newton_loss(
             [-1.5000]])
     """
     _check_value(value)
-    found = newton_target(loss, y, *targets, **options)
-    return _surrogate(y, found, value, resolve_reduction(loss, options.get("reduction")))
+    reduction = resolve_reduction(loss, options.get("reduction"))
+    if _value_only(value):
+        return _plain_value(loss, y, targets, reduction)
+    return _surrogate(y, newton_target(loss, y, *targets, **options), value, reduction)
 
 
 class NewtonLoss(nn.Module):
@@ -136,7 +139,7 @@ class NewtonLoss(nn.Module):
 
     A sample with a non-finite loss or gradient gets a zero gradient and the others theirs as if it were
     not there. The buffer `skipped` counts such samples on the device, without waiting for it. An empty
-    batch has the value and the gradient zero.
+    batch has the value and the gradient zero. Under `torch.no_grad()` the loss alone is evaluated.
 
     >>> newton = NewtonLoss(lambda y, target: (y - target).abs().pow(1.5).sum(1), damping=0.01)
     >>> y = torch.tensor([[1.0], [4.0]], requires_grad=True)
@@ -176,13 +179,16 @@ class NewtonLoss(nn.Module):
         self.register_buffer("skipped", torch.zeros((), dtype=torch.int64), persistent=False)
 
     def forward(self, y: Tensor, *targets: Any) -> Tensor:
+        reduction = self.options["reduction"]
+        if _value_only(self.value):
+            return _plain_value(self.loss, y, targets, reduction)
         if self.check and _may_wait(y):
             if not isinstance(self.loss, Expandable):
-                check_loss(self.loss, y, *targets, reduction=self.options["reduction"])
+                check_loss(self.loss, y, *targets, reduction=reduction)
             self.check = False
         found = newton_target(self.loss, y, *targets, **self.options)
         count_skipped(self, found.kept)
-        return _surrogate(y, found, self.value, self.options["reduction"])
+        return _surrogate(y, found, self.value, reduction)
 
     def extra_repr(self) -> str:
         return f"curvature={self.options['curvature']!r}, damping={self.options['damping']!r}"
@@ -201,6 +207,18 @@ def count_skipped(module: nn.Module, kept: Tensor) -> None:
         counter = counter.to(kept.device)
         module.skipped = counter
     counter.add_((~kept).sum())
+
+
+def _value_only(value: Value) -> bool:
+    """In evaluation, where nothing can flow back, the original loss needs no derivatives."""
+    return value == "loss" and not torch.is_grad_enabled()
+
+
+def _plain_value(loss: Loss | Expandable, y: Tensor, targets: tuple[Any, ...], reduction: Reduction | None) -> Tensor:
+    values = loss_values(loss, y, *targets, reduction=reduction)
+    usable = torch.isfinite(values)
+    total = torch.where(usable, values, 0.0).sum()
+    return total if reduction == "sum" else total / usable.sum().clamp(min=1)
 
 
 def _surrogate(y: Tensor, found: NewtonTarget, value: Value, reduction: Reduction | None) -> Tensor:

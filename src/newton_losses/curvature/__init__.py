@@ -3,6 +3,7 @@
 from ._call import Loss as Loss
 from ._call import Reduction as Reduction
 from ._call import flatten_outputs as flatten_outputs
+from ._call import full_precision as full_precision
 from ._call import resolve_reduction as resolve_reduction
 from ._check import check_loss as check_loss
 from ._damping import Damping as Damping
@@ -11,6 +12,7 @@ from ._damping import RelativeDamping as RelativeDamping
 from ._damping import check_damping as check_damping
 from ._expand import expand as expand
 from ._expand import finite as finite
+from ._expand import loss_values as loss_values
 from ._expansion import CurvatureKind as CurvatureKind
 from ._expansion import Expandable as Expandable
 from ._expansion import Expansion as Expansion

@@ -105,9 +105,7 @@ def _forward_products(total: Total, flat: Tensor, directions: Tensor) -> tuple[T
     return value, gradient, product
 
 
-def _reverse_graph(
-    total: Total, flat: Tensor, loss: object, *, twice: bool
-) -> tuple[Tensor, Tensor, SecondProduct]:
+def _reverse_graph(total: Total, flat: Tensor, loss: object, *, twice: bool) -> tuple[Tensor, Tensor, SecondProduct]:
     """Gradients through the classic tape; with `twice`, also products with the Hessians through it."""
     with torch.enable_grad():
         leaf = flat.detach().requires_grad_()

@@ -37,6 +37,11 @@ def flatten_outputs(y: Tensor) -> Tensor:
     return widen(y.detach()).flatten(1) if y.dim() > 1 else widen(y.detach()).unsqueeze(1)
 
 
+def full_precision(tensor: Tensor) -> torch.autocast:
+    """A context in which autocast does not turn matrix products into 16 bits, forward or backward."""
+    return torch.autocast(device_type=tensor.device.type, enabled=False)
+
+
 def widen(tensor: Tensor) -> Tensor:
     """float16 and bfloat16 become float32; curvature in 16 bits would be noise."""
     return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
@@ -61,8 +66,7 @@ def make_total(loss: Loss, shape: torch.Size, targets: tuple[Any, ...], reductio
     count = shape[0]
 
     def total(flat: Tensor) -> tuple[Tensor, Tensor]:
-        with torch.autocast(device_type=flat.device.type, enabled=False):
-            out = loss(flat.reshape(shape), *targets)
+        out = loss(flat.reshape(shape), *targets)
         _check_values(out, shape, reduction, name_of(loss))
         if out.dim() == 1:
             return out.sum(), out
@@ -82,8 +86,7 @@ def _check_values(out: object, shape: torch.Size, reduction: Reduction | None, n
     got, wanted = tuple(out.shape), f"({count},)"
     if got == () and reduction == "none":
         raise ShapeError(
-            f"The loss {name} returned a scalar, but reduction='none' promises one value per "
-            f"sample, here {wanted}."
+            f"The loss {name} returned a scalar, but reduction='none' promises one value per sample, here {wanted}."
         )
     if got == (count,) and reduction in (None, "none"):
         return
@@ -96,7 +99,5 @@ def _check_values(out: object, shape: torch.Size, reduction: Reduction | None, n
     if got == (count,):
         raise ShapeError(f"{message}; it returned one per sample, although reduction={reduction!r}.")
     if got[:1] == (count,):
-        raise ShapeError(
-            f"{message}. Did it not reduce over the outputs of a sample? Try .flatten(1).sum(1)."
-        )
+        raise ShapeError(f"{message}. Did it not reduce over the outputs of a sample? Try .flatten(1).sum(1).")
     raise ShapeError(f"{message}. Did it reduce over the batch dimension?")

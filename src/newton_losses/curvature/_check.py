@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ..errors import SeparabilityError
 from ._autodiff import no_dependence
-from ._call import Loss, Reduction, flatten_outputs, make_total, name_of, resolve_reduction
+from ._call import Loss, Reduction, flatten_outputs, full_precision, make_total, name_of, resolve_reduction
 
 
 def check_loss(loss: Loss, y: Tensor, *targets: Any, reduction: Reduction | None = None) -> None:
@@ -30,9 +30,7 @@ def check_loss(loss: Loss, y: Tensor, *targets: Any, reduction: Reduction | None
     before, after = (_first_half(total, outputs, half, loss) for outputs in (flat, other))
     for first, second in zip(before, after, strict=True):
         # The loss is the same function of the same numbers; only summation order may differ.
-        scale = (
-            first[torch.isfinite(first)].abs().amax() if torch.isfinite(first).any() else first.new_zeros(())
-        )
+        scale = first[torch.isfinite(first)].abs().amax() if torch.isfinite(first).any() else first.new_zeros(())
         tolerance = float(scale) * torch.finfo(flat.dtype).eps ** 0.5
         if not torch.allclose(first, second, rtol=0.0, atol=tolerance, equal_nan=True):
             raise SeparabilityError(
@@ -44,13 +42,15 @@ def check_loss(loss: Loss, y: Tensor, *targets: Any, reduction: Reduction | None
 
 
 def _first_half(total: Any, flat: Tensor, half: int, loss: object) -> tuple[Tensor, Tensor]:
-    with torch.enable_grad(), torch.random.fork_rng(devices=[flat.device] if flat.is_cuda else []):
+    with (
+        torch.enable_grad(),
+        full_precision(flat),
+        torch.random.fork_rng(devices=[flat.device] if flat.is_cuda else []),
+    ):
         torch.manual_seed(0)  # a loss that draws noise draws the same both times
         leaf = flat.clone().requires_grad_()
         summed, value = total(leaf)
-        (gradient,) = (
-            torch.autograd.grad(summed, leaf, allow_unused=True) if summed.requires_grad else (None,)
-        )
+        (gradient,) = torch.autograd.grad(summed, leaf, allow_unused=True) if summed.requires_grad else (None,)
     if gradient is None:
         raise no_dependence(loss)
     # A reduced loss gives no per-sample values, and its mean changes with any sample: gradients tell.

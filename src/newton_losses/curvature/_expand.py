@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ..errors import ArgumentError, ShapeError
 from ._autodiff import Derivatives, SecondProduct, first_order, second_order, second_products
-from ._call import Loss, Reduction, flatten_outputs, make_total, name_of, resolve_reduction
+from ._call import Loss, Reduction, flatten_outputs, full_precision, make_total, name_of, resolve_reduction
 from ._expansion import CurvatureKind, Expandable, Expansion
 from ._fisher import empirical_fisher
 from ._forms import Curvature, Dense, Products, as_curvature
@@ -46,21 +46,33 @@ def expand(
     if curvature not in KINDS:
         raise ArgumentError(f"curvature={curvature!r}; it can be 'hessian', 'fisher' or None.")
     flat = flatten_outputs(y)
-    if isinstance(loss, Expandable):
-        return _own_expansion(loss, flat.reshape(y.shape), targets, curvature)
-    if not callable(loss):
-        raise ArgumentError(f"The loss has to be callable as loss(y, *targets), got {loss!r}.")
-    if flat.numel() == 0:
-        return _empty(flat, curvature)
-    total = make_total(loss, y.shape, targets, resolve_reduction(loss, reduction))
-    if curvature != "hessian":
-        found = first_order(total, flat, loss)
-        return _expansion(found, empirical_fisher(found.gradient, finite(found)) if curvature else None)
-    if _too_large(flat) if matrix_free is None else matrix_free:
-        found, product = second_products(total, flat, loss)
-        return _expansion(found, _mean_products(product, finite(found), flat))
-    found = second_order(total, flat, loss)
-    return _expansion(found, _mean_hessian(found))
+    with full_precision(flat):
+        if isinstance(loss, Expandable):
+            return _own_expansion(loss, flat.reshape(y.shape), targets, curvature)
+        if not callable(loss):
+            raise ArgumentError(f"The loss has to be callable as loss(y, *targets), got {loss!r}.")
+        if flat.numel() == 0:
+            return _empty(flat, curvature)
+        total = make_total(loss, y.shape, targets, resolve_reduction(loss, reduction))
+        if curvature != "hessian":
+            found = first_order(total, flat, loss)
+            return _expansion(found, empirical_fisher(found.gradient, finite(found)) if curvature else None)
+        if _too_large(flat) if matrix_free is None else matrix_free:
+            found, product = second_products(total, flat, loss)
+            return _expansion(found, _mean_products(product, finite(found), flat))
+        found = second_order(total, flat, loss)
+        return _expansion(found, _mean_hessian(found))
+
+
+def loss_values(loss: Loss | Expandable, y: Tensor, *targets: Any, reduction: Reduction | None = None) -> Tensor:
+    """The values ℓᵢ `(N,)` alone, with the conventions of `expand` and without its derivatives."""
+    flat = flatten_outputs(y)
+    with torch.no_grad(), full_precision(flat):
+        if isinstance(loss, Expandable):
+            return _own_expansion(loss, flat.reshape(y.shape), targets, None).value
+        if flat.numel() == 0:
+            return flat.new_zeros(len(flat))
+        return make_total(loss, y.shape, targets, resolve_reduction(loss, reduction))(flat)[1]
 
 
 def finite(found: Derivatives | Expansion) -> Tensor:
@@ -103,12 +115,10 @@ def _empty(flat: Tensor, kind: CurvatureKind | None) -> Expansion:
     return Expansion(flat.new_zeros(len(flat)), flat, curvature)
 
 
-def _own_expansion(
-    loss: Expandable, y: Tensor, targets: tuple[Any, ...], kind: CurvatureKind | None
-) -> Expansion:
+def _own_expansion(loss: Expandable, y: Tensor, targets: tuple[Any, ...], kind: CurvatureKind | None) -> Expansion:
     if y.numel() == 0:
         return _empty(y.flatten(1) if y.dim() > 1 else y.unsqueeze(1), kind)
-    with torch.no_grad(), torch.autocast(device_type=y.device.type, enabled=False):
+    with torch.no_grad():
         own = loss.expand(y, *targets, curvature=kind)
     count = y.shape[0]
     size = y.numel() // count
@@ -123,7 +133,5 @@ def _own_expansion(
     if own.curvature is None:
         raise ArgumentError(f"{name} has no curvature, although curvature={kind!r} was asked for.")
     if isinstance(own.curvature, Tensor) and own.curvature.shape != (size, size):
-        raise ShapeError(
-            f"{name} has a curvature {tuple(own.curvature.shape)}; it has to be ({size}, {size})."
-        )
+        raise ShapeError(f"{name} has a curvature {tuple(own.curvature.shape)}; it has to be ({size}, {size}).")
     return Expansion(own.value, own.gradient, as_curvature(own.curvature, semidefinite=kind == "fisher"))

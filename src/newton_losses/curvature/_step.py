@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from ..errors import ArgumentError
+from ._call import full_precision
 from ._damping import Damping, apply_rule
 from ._expand import finite
 from ._expansion import Expansion
@@ -15,7 +16,7 @@ from ._solve import Spectrum, damped_solve
 
 @dataclass(frozen=True)
 class Step:
-    """`rows` `(N, m)`: (C + λI)⁻¹∇ℓᵢ, zero where not `kept` `(N,)`; `count`: how many were finite."""
+    """`rows` `(N, m)`: (C + λI)⁻¹∇ℓᵢ, zero where not `kept` `(N,)`; `count`: the N of all means."""
 
     rows: Tensor
     kept: Tensor
@@ -31,14 +32,14 @@ def newton_step(expansion: Expansion, damping: Damping, spectrum: Spectrum = "ra
     >>> expansion = Expansion(torch.ones(2), torch.tensor([[2.0], [torch.inf]]), torch.tensor([[3.0]]))
     >>> newton_step(expansion, damping=1.0)
     Step(rows=tensor([[0.5000],
-            [0.0000]]), kept=tensor([ True, False]), count=tensor(1))
+            [0.0000]]), kept=tensor([ True, False]), count=tensor(1.))
     """
     if expansion.curvature is None:
         raise ArgumentError("A Newton step needs an expansion with a curvature.")
     usable = finite(expansion)
     gradient = torch.where(usable[:, None], expansion.gradient, 0.0)
-    solved = damped_solve(
-        as_curvature(expansion.curvature), gradient, apply_rule(damping, expansion), spectrum
-    )
+    with full_precision(gradient):
+        damping = apply_rule(damping, expansion)
+        solved = damped_solve(as_curvature(expansion.curvature), gradient, damping, spectrum)
     kept = usable & torch.isfinite(solved).all(1)
-    return Step(torch.where(kept[:, None], solved, 0.0), kept, usable.sum().clamp(min=1))
+    return Step(torch.where(kept[:, None], solved, 0.0), kept, usable.sum().clamp(min=1).to(gradient.dtype))

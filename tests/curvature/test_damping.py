@@ -1,0 +1,51 @@
+"""Damping as a number, a tensor and a rule."""
+
+import pytest
+import torch
+
+from cases import assert_close, ripples
+from newton_losses import ArgumentError, Expansion, NewtonLoss, RelativeDamping, newton_target
+from newton_losses.curvature import Dense, LowRank, Products
+
+
+@pytest.mark.parametrize("bad", [0, -1.0, float("nan"), float("inf"), "much", None, True, torch.ones(2)])
+def test_what_cannot_be_a_damping_is_refused(bad: object) -> None:
+    with pytest.raises(ArgumentError, match="damping"):
+        NewtonLoss(ripples, damping=bad)
+
+
+def test_a_rule_is_any_callable() -> None:
+    y, target = torch.randn(2, 4, 3, generator=torch.Generator().manual_seed(0)).double()
+
+    def by_gradient(expansion: Expansion) -> torch.Tensor:
+        return expansion.gradient.square().mean()
+
+    found = newton_target(ripples, y, target, damping=by_gradient)
+    wanted = newton_target(ripples, y, target, damping=float(found.gradient.square().mean()))
+    assert_close(found.step, wanted.step, 1e-12)
+    as_tensor = newton_target(ripples, y, target, damping=found.gradient.square().mean())
+    assert_close(as_tensor.step, wanted.step, 1e-12)
+
+
+def test_relative_damping_is_the_root_mean_square_eigenvalue() -> None:
+    factor = torch.randn(3, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    matrix = factor.mT @ factor
+    wanted = 2 * torch.linalg.eigvalsh(matrix).square().mean().sqrt()
+    for form in (Dense(matrix), LowRank(factor), matrix):
+        assert_close(RelativeDamping(2.0)(Expansion(None, None, form)), wanted, 1e-12)
+    estimate = RelativeDamping(2.0)(Expansion(None, None, Products(lambda v: v @ matrix, 5, matrix)))
+    assert 0.5 < float(estimate / wanted) < 2  # eight random signs: an estimate
+
+
+@pytest.mark.parametrize("scale", [1e-6, 1e6])
+def test_relative_damping_leaves_the_hessian_step_alone_when_the_loss_is_scaled(scale: float) -> None:
+    y, target = torch.randn(2, 4, 3, generator=torch.Generator().manual_seed(0)).double()
+    plain = newton_target(ripples, y, target, damping=RelativeDamping())
+    scaled = newton_target(lambda y, t: scale * ripples(y, t), y, target, damping=RelativeDamping())
+    assert_close(scaled.step, plain.step, 1e-10)
+
+
+def test_relative_damping_without_curvature_leaves_the_step_out() -> None:
+    found = newton_target(lambda y: y.sum(1), torch.ones(2, 3), damping=RelativeDamping())
+    assert not found.kept.any()
+    assert found.step.abs().sum() == 0

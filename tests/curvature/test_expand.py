@@ -1,0 +1,180 @@
+"""`expand` against one-sample-at-a-time brute force, in every reduction, form and way of differentiating."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from cases import EXACT, SINGLE, Case, assert_close, brute_force, quartic, ripples
+from newton_losses import DerivativeError, Expansion, expand
+from newton_losses.curvature import Dense, LowRank, Products
+
+
+@pytest.mark.parametrize("case", EXACT, ids=str)
+@pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
+def test_exact_in_every_reduction(case: Case, reduction: str) -> None:
+    y, target = case.draw()
+    wanted = brute_force(case, y, target)
+    loss = case.reduced(reduction)
+    hessian = expand(loss, y, target, curvature="hessian", reduction=reduction)
+    fisher = expand(loss, y, target, curvature="fisher", reduction=reduction)
+    value = wanted.value if reduction == "none" else wanted.value.mean().expand(len(y))
+    for found in (hessian, fisher):
+        assert_close(found.value, value, 1e-12)
+        assert_close(found.gradient, wanted.gradient, 1e-12)
+    assert_close(hessian.curvature.dense(), wanted.hessian, 1e-12)
+    assert_close(fisher.curvature.dense(), wanted.fisher, 1e-12)
+
+
+@pytest.mark.parametrize("case", SINGLE, ids=str)
+def test_float32(case: Case) -> None:
+    y, target = case.draw()
+    wanted = brute_force(case, y, target)
+    found = expand(case.loss, y, target)
+    assert found.gradient.dtype == torch.float32
+    # sums of a dozen terms of similar size: a few units of 6e-8, and cancellation among them
+    assert_close(found.gradient, wanted.gradient, 1e-5)
+    assert_close(found.curvature.dense(), wanted.hessian, 1e-5)
+
+
+@pytest.mark.parametrize("case", EXACT, ids=str)
+def test_matrix_free_products_equal_the_dense_hessian(case: Case) -> None:
+    y, target = case.draw()
+    found = expand(case.loss, y, target, matrix_free=True)
+    assert isinstance(found.curvature, Products)
+    assert_close(found.curvature.dense(), brute_force(case, y, target).hessian, 1e-12)
+
+
+def test_fisher_is_never_formed_where_samples_are_fewer_than_outputs() -> None:
+    few, many = Case(quartic, (3, 7)), Case(quartic, (7, 3))
+    assert isinstance(expand(few.loss, *few.draw(), curvature="fisher").curvature, LowRank)
+    assert isinstance(expand(many.loss, *many.draw(), curvature="fisher").curvature, Dense)
+
+
+def test_large_hessians_become_products_by_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
+    from newton_losses.curvature import _expand
+
+    case = Case(quartic, (3, 7))
+    monkeypatch.setattr(_expand, "DENSE_ELEMENTS", 3 * 7 * 7 - 1)
+    assert isinstance(expand(case.loss, *case.draw()).curvature, Products)
+
+
+def test_several_passes_equal_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    from newton_losses.curvature import _autodiff
+
+    case = Case(ripples, (3, 7))
+    y, target = case.draw()
+    monkeypatch.setattr(_autodiff, "PASS_ELEMENTS", 2 * y.numel())
+    assert_close(expand(case.loss, y, target).curvature.dense(), brute_force(case, y, target).hessian, 1e-12)
+
+
+class Cube(torch.autograd.Function):
+    """Twice differentiable in reverse, in the old style that `torch.func` refuses: no forward rule at all."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x**3
+
+    @staticmethod
+    def backward(ctx, grad):
+        (x,) = ctx.saved_tensors
+        return 3 * x**2 * grad
+
+
+class CubeOnce(Cube):
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, grad):
+        (x,) = ctx.saved_tensors
+        return 3 * x**2 * grad
+
+
+class CubeCut(Cube):
+    """The field's usual mistake: the backward pass is computed outside the graph."""
+
+    @staticmethod
+    def backward(ctx, grad):
+        (x,) = ctx.saved_tensors
+        return 3 * x.detach() ** 2 * grad.detach()
+
+
+class CubeVectorised(torch.autograd.Function):
+    """The new style, with a vmap rule but no forward-mode rule."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x):
+        return x**3
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx, grad):
+        (x,) = ctx.saved_tensors
+        return 3 * x**2 * grad
+
+
+@pytest.mark.parametrize("operator", [Cube, CubeVectorised])
+@pytest.mark.parametrize("matrix_free", [False, True])
+def test_reverse_over_reverse_where_there_is_no_forward_rule(operator: type, matrix_free: bool) -> None:
+    y = torch.randn(4, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+
+    def loss(y: Tensor) -> Tensor:
+        return operator.apply(y).sum(1)
+
+    for _ in range(2):  # the second call goes the remembered way
+        found = expand(loss, y, matrix_free=matrix_free)
+        assert_close(found.curvature.dense(), torch.diag(6 * y.mean(0)), 1e-12)
+        assert_close(found.gradient, 3 * y**2, 1e-12)
+
+
+@pytest.mark.parametrize("operator", [CubeOnce, CubeCut])
+def test_a_missing_second_derivative_names_its_operator(operator: type) -> None:
+    y = torch.ones(4, 3)
+
+    def loss(y: Tensor) -> Tensor:
+        return operator.apply(y).sum(1)
+
+    with pytest.raises(DerivativeError, match=operator.__name__):
+        expand(loss, y)
+    assert_close(expand(loss, y, curvature="fisher").gradient, 3 * y**2, 1e-6)
+
+
+def test_linear_loss_has_zero_hessian() -> None:
+    y = torch.ones(4, 3)
+    for loss in (lambda y: y.sum(1), lambda y: Cube.apply(y).sum(1) * 0 + y.sum(1)):
+        found = expand(loss, y)
+        assert found.curvature.dense().abs().sum() == 0
+        assert_close(found.gradient, torch.ones(4, 3), 0)
+
+
+def test_a_loss_brings_its_own_expansion() -> None:
+    class Own:
+        def expand(self, y: Tensor, target: Tensor, *, curvature: str | None) -> Expansion:
+            assert not torch.is_grad_enabled()
+            return Expansion(y.sum((1, 2)), (y - target).flatten(1), torch.eye(6) if curvature else None)
+
+    y, target = torch.ones(2, 3, 2), torch.zeros(2, 3, 2)
+    found = expand(Own(), y, target)
+    assert_close(found.curvature.dense(), torch.eye(6), 0)
+    assert expand(Own(), y, target, curvature=None).curvature is None
+
+
+def test_a_random_loss_draws_the_same_numbers_in_every_direction() -> None:
+    def noisy(y: Tensor) -> Tensor:
+        return (torch.rand(3) * y.square()).sum(1)
+
+    torch.manual_seed(0)
+    hessian = expand(noisy, torch.ones(2, 3)).curvature.dense()
+    torch.manual_seed(0)
+    assert_close(hessian, torch.diag(2 * torch.rand(3)), 1e-6)
+
+
+def test_no_graph_is_left_behind() -> None:
+    y = torch.ones(2, 3, requires_grad=True)
+    found = expand(lambda y: y.pow(3).sum(1), y)
+    assert not any(t.requires_grad for t in (found.value, found.gradient, found.curvature.matrix))
+    assert y.grad is None

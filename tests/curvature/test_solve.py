@@ -1,0 +1,118 @@
+"""The solvers against explicit inverses."""
+
+from fractions import Fraction
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from cases import assert_close
+from newton_losses import ArgumentError
+from newton_losses.curvature import Dense, LowRank, Products, damped_solve
+from newton_losses.curvature._solve import matrix_sign
+
+
+def draw(seed: int, rows: int, size: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    a, b = (torch.randn(rows, size, generator=generator, dtype=torch.float64) for _ in range(2))
+    return a, b
+
+
+def symmetric(seed: int, size: int) -> Tensor:
+    a, _ = draw(seed, size, size)
+    return (a + a.mT) / 2
+
+
+def inverse(matrix: Tensor, damping: float) -> Tensor:
+    return torch.linalg.inv(matrix + damping * torch.eye(len(matrix), dtype=matrix.dtype))
+
+
+@settings(max_examples=50, deadline=None)
+@given(seed=st.integers(0, 10**6), rows=st.integers(1, 8), size=st.integers(1, 8), power=st.integers(-4, 4))
+def test_woodbury_equals_cholesky_equals_inverse(seed: int, rows: int, size: int, power: int) -> None:
+    factor, gradient = draw(seed, rows, size)
+    damping = 10.0**power
+    wanted = gradient @ inverse(factor.mT @ factor, damping)
+    assert_close(damped_solve(LowRank(factor), gradient, damping), wanted, 1e-10)
+    assert_close(damped_solve(Dense(factor.mT @ factor, semidefinite=True), gradient, damping), wanted, 1e-10)
+
+
+@pytest.mark.parametrize("size", [1, 2, 5, 20])
+def test_indefinite_raw(size: int) -> None:
+    matrix, (_, gradient) = symmetric(size, size), draw(1, 3, size)
+    assert_close(damped_solve(Dense(matrix), gradient, 0.5), gradient @ inverse(matrix, 0.5), 1e-10)
+
+
+@pytest.mark.parametrize("spectrum", ["absolute", "clip"])
+@pytest.mark.parametrize("size", [1, 2, 5, 20])
+def test_spectrum(spectrum: str, size: int) -> None:
+    matrix, (_, gradient) = symmetric(size, size), draw(1, 3, size)
+    values, vectors = torch.linalg.eigh(matrix)
+    values = values.abs() if spectrum == "absolute" else values.clamp(min=0)
+    definite = vectors @ torch.diag(values) @ vectors.mT
+    wanted = gradient @ inverse(definite, 0.5)
+    assert_close(damped_solve(Dense(matrix), gradient, 0.5, spectrum), wanted, 1e-10)
+
+
+@pytest.mark.parametrize("size", [1, 2, 5, 20])
+def test_matrix_sign_by_products_equals_the_eigenvalues(size: int) -> None:
+    matrix = symmetric(size, size)
+    values, vectors = torch.linalg.eigh(matrix)
+    assert_close(matrix_sign(matrix), vectors @ torch.diag(values.sign()) @ vectors.mT, 1e-10)
+    singular = matrix - matrix.mean(1, keepdim=True)  # rows sum to zero, like the Hessian of a ranking loss
+    singular = singular - singular.mean(0, keepdim=True)
+    values, vectors = torch.linalg.eigh(singular)
+    wanted = vectors @ torch.diag(values.abs()) @ vectors.mT
+    # not the sign itself is wanted where an eigenvalue is zero, but the absolute value that it gives
+    assert torch.linalg.matrix_norm(singular @ matrix_sign(singular) - wanted) <= 1e-9 * (1 + size)
+    assert matrix_sign(torch.zeros(3, 3)).abs().sum() == 0
+
+
+@pytest.mark.parametrize("definite", [True, False])
+def test_matrix_free(definite: bool) -> None:
+    """The iterative solver is exact after as many rounds as there are outputs, indefinite or not."""
+    matrix = symmetric(3, 20)
+    matrix = matrix @ matrix if definite else matrix
+    _, gradient = draw(1, 3, 20)
+    gradient[1] = 0.0
+    form = Products(lambda rows: rows @ matrix, 20, matrix)
+    found = damped_solve(form, gradient, 0.3, iterations=200, tolerance=1e-12)
+    # the tolerance is one of the residual; the solution's error is that times the condition number
+    assert_close(found, gradient @ inverse(matrix, 0.3), 1e-9)
+    assert_close(form.dense(), matrix, 1e-12)
+
+
+def test_matrix_free_refuses_a_spectrum() -> None:
+    form = Products(lambda rows: rows, 3, torch.zeros(1))
+    with pytest.raises(ArgumentError, match="matrix_free=False"):
+        damped_solve(form, torch.ones(1, 3), 1.0, "clip")
+    with pytest.raises(ArgumentError, match="it can be 'raw'"):
+        damped_solve(Dense(torch.eye(3)), torch.ones(1, 3), 1.0, "sideways")
+
+
+@pytest.mark.parametrize("spectrum", ["raw", "absolute", "clip"])
+def test_a_singular_or_poisoned_system_gives_non_finite_rows_and_no_exception(spectrum: str) -> None:
+    ones = torch.ones(1, 2)
+    if spectrum == "raw":
+        assert not torch.isfinite(damped_solve(Dense(-torch.eye(2)), ones, 1.0)).any()
+    poisoned = torch.tensor([[torch.nan, 0.0], [0.0, 1.0]])
+    assert not torch.isfinite(damped_solve(Dense(poisoned), ones, 1.0, spectrum)).all()
+
+
+def test_small_damping_survives_float32_gradients() -> None:
+    """λ = 1e-3 next to a curvature of 1e8: in float32 the matrix would be singular."""
+    gradient = [[10000, 10000], [10000, 10001]]
+    # C + λI = [[a, b], [b, d]] in exact fractions, and its inverse by the adjugate
+    a, b, d = (Fraction(sum(row[i] * row[j] for row in gradient), 2) for i, j in ((0, 0), (0, 1), (1, 1)))
+    a, d = a + Fraction(1, 1000), d + Fraction(1, 1000)
+    wanted = [[(x * d - y * b) / (a * d - b * b), (y * a - x * b) / (a * d - b * b)] for x, y in gradient]
+    rows = torch.tensor(gradient, dtype=torch.float32)
+    # the condition number is 2e11: of the 16 digits of float64 these are left
+    for form in (
+        LowRank(rows.double() / 2**0.5),
+        Dense(rows.double().mT @ rows.double() / 2, semidefinite=True),
+    ):
+        found = damped_solve(form, rows, 1e-3)
+        assert_close(found, torch.tensor([[float(x) for x in row] for row in wanted]), 1e-4)

@@ -1,0 +1,178 @@
+"""Bad input gets an error that teaches, or is contained without touching the other samples."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from cases import Case, assert_close, ripples
+from newton_losses import (
+    ArgumentError,
+    DerivativeError,
+    NewtonLoss,
+    SeparabilityError,
+    ShapeError,
+    expand,
+    inject_fisher,
+    newton_loss,
+    newton_target,
+)
+
+KINDS = ["hessian", "fisher"]
+
+
+def test_a_loss_of_the_wrong_shape() -> None:
+    y = torch.ones(100, 5)
+    with pytest.raises(ShapeError, match=r"returned shape \(5,\) for outputs of shape \(100, 5\).*batch dimension\?"):
+        newton_loss(lambda y: y.sum(0), y)
+    with pytest.raises(ShapeError, match=r"returned shape \(100, 5\).*flatten\(1\)\.sum\(1\)"):
+        newton_loss(lambda y: y.square(), y)
+    with pytest.raises(ShapeError, match="one per sample, although reduction='mean'"):
+        newton_loss(lambda y: y.sum(1), y, reduction="mean")
+    with pytest.raises(ShapeError, match="reduction='none' promises one value per sample"):
+        newton_loss(lambda y: y.mean(), y, reduction="none")
+
+
+def test_a_loss_that_returns_no_tensor_or_no_floats() -> None:
+    with pytest.raises(ArgumentError, match="returned a float"):
+        newton_loss(lambda y: 1.0, torch.ones(2, 2))
+    with pytest.raises(ArgumentError, match="int64"):
+        newton_loss(lambda y: y.argmax(1), torch.ones(2, 2))
+    with pytest.raises(ArgumentError, match="callable"):
+        newton_loss(3, torch.ones(2, 2))
+
+
+def mixes_by_mean(y: Tensor) -> Tensor:
+    return (y - y.mean(0)).square().sum(1)
+
+
+def mixes_by_rank(y: Tensor) -> Tensor:
+    return torch.cumsum(y.sort(0).values, 0).square().sum(1)
+
+
+def mixes_when_square(y: Tensor) -> Tensor:
+    """Reduced over the batch by mistake; with N = m the shape does not tell."""
+    return y.square().sum(0)
+
+
+@pytest.mark.parametrize("loss", [mixes_by_mean, mixes_by_rank, mixes_when_square])
+@pytest.mark.parametrize("reduced", [False, True])
+def test_a_loss_that_mixes_the_batch(loss, reduced: bool) -> None:
+    y = torch.randn(4, 4, generator=torch.Generator().manual_seed(0))
+    if reduced and loss is mixes_when_square:
+        pytest.skip("its mean over everything is separable")
+    newton = NewtonLoss((lambda y: loss(y).mean()) if reduced else loss)
+    with pytest.raises(SeparabilityError, match="mixes the samples"):
+        newton(y)
+    NewtonLoss(loss, check=False)(y)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 8])
+def test_separable_losses_pass_the_check(count: int) -> None:
+    y, target = Case(ripples, (count, 4)).draw()
+    NewtonLoss(ripples)(y, target)
+    NewtonLoss(lambda y, target: ripples(y, target).mean())(y, target)
+    NewtonLoss(lambda y: (y + torch.randn(4)).square().sum(1))(y)
+
+
+def test_a_loss_that_does_not_depend_on_the_outputs() -> None:
+    y = torch.ones(3, 2)
+    for loss in (lambda y: y.detach().sum(1), lambda y: y.round().sum(1) * 0 + torch.ones(3)):
+        newton = NewtonLoss(loss)
+        if loss(y.requires_grad_()).requires_grad:
+            continue
+        with pytest.raises(DerivativeError, match="does not depend on the outputs"):
+            newton(y)
+
+
+def test_outputs_that_cannot_be_outputs() -> None:
+    with pytest.raises(ShapeError, match="batch dimension"):
+        newton_loss(lambda y: y, torch.tensor(1.0))
+    with pytest.raises(ArgumentError, match="int64"):
+        newton_loss(lambda y: y.sum(1), torch.ones(2, 2, dtype=torch.int64))
+    with pytest.raises(ArgumentError, match="complex64"):
+        inject_fisher(torch.ones(2, 2, dtype=torch.complex64))
+    with pytest.raises(ArgumentError, match="got list"):
+        newton_loss(lambda y: y, [1.0])
+
+
+def test_mistyped_options() -> None:
+    y = torch.ones(2, 2)
+    for options in ({"curvature": "hesse"}, {"spectrum": "abs"}, {"value": "z"}, {"reduction": "average"}):
+        with pytest.raises(ArgumentError, match=next(iter(options.values()))):
+            newton_loss(lambda y: y.square().sum(1), y, **options)
+    with pytest.raises(ArgumentError, match="gauss"):
+        NewtonLoss(lambda y: y, curvature="gauss")
+    with pytest.raises(ArgumentError, match="it can be"):
+        expand(lambda y: y.sum(1), y, curvature="gauss")
+
+
+def test_the_users_own_mistake_keeps_its_own_error() -> None:
+    with pytest.raises(RuntimeError, match="size of tensor"):
+        newton_loss(lambda y, t: (y - t).sum(1), torch.ones(2, 3), torch.ones(2, 4))
+
+
+def test_an_own_expansion_of_the_wrong_shape() -> None:
+    from newton_losses import Expansion
+
+    class Own:
+        def __init__(self, *shapes: tuple[int, ...]) -> None:
+            self.parts = [torch.ones(shape) for shape in shapes]
+
+        def expand(self, y: Tensor, *, curvature: str | None) -> Expansion:
+            return Expansion(*self.parts)
+
+    with pytest.raises(ShapeError, match=r"\(2,\) and \(2, 3\)"):
+        newton_loss(Own((2,), (2, 4), (3, 3)), torch.ones(2, 3))
+    with pytest.raises(ShapeError, match=r"curvature \(4, 4\)"):
+        newton_loss(Own((2,), (2, 3), (4, 4)), torch.ones(2, 3))
+    with pytest.raises(ArgumentError, match="no curvature"):
+        newton_loss(Own((2,), (2, 3)), torch.ones(2, 3))
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("where", ["outputs", "targets"])
+@pytest.mark.parametrize("matrix_free", [False, True])
+def test_one_bad_sample_is_as_if_it_were_not_there(bad: float, kind: str, where: str, matrix_free: bool) -> None:
+    case = Case(ripples, (5, 3))
+    y, target = case.draw()
+    (y if where == "outputs" else target)[2, 1] = bad
+    good = [0, 1, 3, 4]
+    leaf, rest = y.clone().requires_grad_(), y[good].clone().requires_grad_()
+    newton = NewtonLoss(case.loss, kind, damping=2.0, matrix_free=matrix_free)
+    loss, wanted = (
+        newton(leaf, target),
+        newton_loss(case.loss, rest, target[good], curvature=kind, damping=2.0),
+    )
+    assert_close(loss, wanted, 1e-12)
+    loss.backward()
+    wanted.backward()
+    assert leaf.grad[2].abs().sum() == 0
+    assert_close(leaf.grad[good], rest.grad, 1e-5 if matrix_free else 1e-10)
+    assert int(newton.skipped) == 1
+
+
+def test_a_bad_second_derivative_alone_is_left_out_of_the_mean() -> None:
+    """√|y|³ at zero: value and gradient are finite, the second derivative is not."""
+    y = torch.tensor([[0.0], [1.0]])
+    found = newton_target(lambda y: y.abs().pow(1.5).sum(1), y, damping=1.0)
+    assert_close(found.curvature.dense(), torch.tensor([[0.75]]), 1e-6)
+    assert found.kept.all()
+
+
+def test_a_batch_of_bad_samples_only() -> None:
+    y = torch.full((3, 2), torch.nan, requires_grad=True)
+    newton = NewtonLoss(lambda y: y.square().sum(1))
+    loss = newton(y)
+    loss.backward()
+    assert loss.item() == 0
+    assert y.grad.abs().sum() == 0
+    assert int(newton.skipped) == 3
+
+
+def test_a_singular_system_makes_no_step_and_is_counted() -> None:
+    y = torch.ones(2, 1, requires_grad=True)
+    newton = NewtonLoss(lambda y: -y.square().sum(1), damping=2.0)  # H = −2 exactly
+    newton(y).backward()
+    assert y.grad.abs().sum() == 0
+    assert int(newton.skipped) == 2

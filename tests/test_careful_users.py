@@ -1,0 +1,194 @@
+"""What a careful user will hit: precision, accumulation, compilers, transforms, odd sizes, memory."""
+
+import gc
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import newton_losses
+from cases import Case, assert_close, brute_force_step, mse, quartic, ripples
+from newton_losses import InjectFisher, NewtonLoss, inject_fisher, newton_loss, newton_target
+
+KINDS = ["hessian", "fisher"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_outputs_have_float32_curvature(kind: str, dtype: torch.dtype) -> None:
+    case = Case(ripples, (6, 4), dtype)
+    y, target = case.draw()
+    y.requires_grad_()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        loss = NewtonLoss(case.loss, kind, damping=2.0)(y, target.float())
+    assert loss.dtype == torch.float32
+    loss.backward()
+    step = brute_force_step(case, y.detach().float(), target.float(), kind, 2.0)
+    assert y.grad.dtype == dtype
+    # only the gradient on its way out is rounded to the outputs' own precision
+    assert_close(y.grad, step / 6, torch.finfo(dtype).eps)
+
+
+def test_autocast_does_not_reach_into_the_loss() -> None:
+    """A matrix product inside a loss would become bfloat16 under autocast."""
+    mixing = torch.randn(4, 4, generator=torch.Generator().manual_seed(0))
+    y = torch.randn(6, 4, generator=torch.Generator().manual_seed(1))
+
+    def loss(y: Tensor) -> Tensor:
+        return (y @ mixing).pow(2).sum(1)
+
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = newton_target(loss, y, damping=1.0)
+    assert_close(found.step, newton_target(loss, y, damping=1.0).step, 0)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_scaled_newton_loss_has_a_scaled_gradient(kind: str) -> None:
+    """Gradient accumulation, weights in a sum of losses, GradScaler: the Newton loss is linear in them."""
+    case = Case(ripples, (5, 3))
+    y, target = case.draw()
+    y.requires_grad_()
+    newton = NewtonLoss(case.loss, kind, damping=2.0)
+    (plain,) = torch.autograd.grad(newton(y, target), y)
+    (scaled,) = torch.autograd.grad(newton(y, target) * 65536, y)
+    assert_close(scaled, plain * 65536, 1e-12)
+
+
+def test_gradient_accumulation() -> None:
+    network = nn.Linear(4, 3).double()
+    newton = NewtonLoss(quartic, damping=1.0)
+    batches = [torch.randn(5, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(s)) for s in (0, 1)]
+    target = torch.zeros(5, 3, dtype=torch.float64)
+    wanted = sum(torch.autograd.grad(newton(network(x), target), network.weight)[0] for x in batches) / 2
+    for x in batches:
+        (newton(network(x), target) / 2).backward()
+    assert_close(network.weight.grad, wanted, 1e-12)
+
+
+def step_of(network: nn.Module, newton: NewtonLoss, x: Tensor, target: Tensor) -> Tensor:
+    return newton(network(x), target)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("spectrum", ["raw", "absolute"])
+def test_compiles_without_a_graph_break(kind: str, spectrum: str) -> None:
+    torch._dynamo.reset()
+    network, (y, target) = nn.Linear(3, 3).double(), Case(ripples, (5, 3)).draw()
+    newton = NewtonLoss(ripples, kind, damping=2.0, spectrum=spectrum)
+    step_of(network, newton, y, target).backward()
+    wanted = network.weight.grad.clone()
+    network.zero_grad()
+    compiled = torch.compile(step_of, fullgraph=True, backend="aot_eager")
+    compiled(network, newton, y, target).backward()
+    assert_close(network.weight.grad, wanted, 1e-10)
+
+
+def test_inject_fisher_compiles_without_a_graph_break() -> None:
+    torch._dynamo.reset()
+    y, target = Case(quartic, (5, 3)).draw()
+
+    def loss(y: Tensor) -> Tensor:
+        return quartic(inject_fisher(y, 0.7), target).mean()
+
+    leaf, other = y.clone().requires_grad_(), y.clone().requires_grad_()
+    loss(leaf).backward()
+    torch.compile(loss, fullgraph=True, backend="aot_eager")(other).backward()
+    assert_close(other.grad, leaf.grad, 1e-10)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_torch_func_over_the_model(kind: str) -> None:
+    network, (y, target) = nn.Linear(3, 3).double(), Case(ripples, (5, 3)).draw()
+    newton = NewtonLoss(ripples, kind, damping=2.0)
+    newton(network(y), target).backward()
+
+    def loss(parameters: dict[str, Tensor]) -> Tensor:
+        return newton(torch.func.functional_call(network, parameters, (y,)), target)
+
+    found = torch.func.grad(loss)(dict(network.named_parameters()))
+    assert_close(found["weight"], network.weight.grad, 1e-10)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_ensemble_by_vmap(kind: str) -> None:
+    """Stacked weights of several models: each gets the Newton loss of its own batch."""
+    y, target = Case(ripples, (5, 3)).draw()
+    weights = torch.randn(4, 3, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+
+    def loss(weight: Tensor) -> Tensor:
+        return newton_loss(ripples, y @ weight, target, curvature=kind, damping=2.0)
+
+    stacked = torch.func.vmap(torch.func.grad(loss))(weights)
+    alone = torch.stack([torch.func.grad(loss)(weight) for weight in weights])
+    assert_close(stacked, alone, 1e-10)
+
+
+def test_inject_fisher_under_torch_func() -> None:
+    y, target = Case(quartic, (5, 3)).draw()
+    leaf = y.clone().requires_grad_()
+    quartic(inject_fisher(leaf, 0.7), target).mean().backward()
+    found = torch.func.grad(lambda y: quartic(inject_fisher(y, 0.7), target).mean())(y)
+    assert_close(found, leaf.grad, 1e-12)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("shape", [(0, 3), (4, 0), (0,), (0, 2, 2)])
+def test_an_empty_batch_has_zero_loss_and_gradient(kind: str, shape: tuple[int, ...]) -> None:
+    y = torch.zeros(shape, requires_grad=True)
+    loss = NewtonLoss(mse, kind)(y, torch.zeros(shape))
+    loss.backward()
+    assert loss.item() == 0
+    assert y.grad.shape == shape
+    leaf = torch.zeros(shape, requires_grad=True)
+    InjectFisher(0.1)(leaf).sum().backward()
+    assert leaf.grad.shape == shape
+
+
+def test_inside_no_grad_the_value_is_there() -> None:
+    y, target = Case(ripples, (5, 3)).draw()
+    with torch.no_grad():
+        assert_close(newton_loss(ripples, y, target), ripples(y, target).mean(), 1e-12)
+    with torch.inference_mode():
+        assert_close(NewtonLoss(ripples)(y.clone(), target), ripples(y, target).mean(), 1e-12)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_thousand_steps_leave_no_growth(kind: str) -> None:
+    """No tensor survives a step but the optimizer's own: hooks, graphs and caches would show here."""
+    network = nn.Linear(4, 3)
+    newton = NewtonLoss(ripples, kind, damping=5.0)
+    optimizer = torch.optim.Adam(network.parameters(), lr=1e-3)
+    x, target = torch.randn(8, 4), torch.zeros(8, 3)
+
+    def steps(count: int) -> int:
+        for _ in range(count):
+            optimizer.zero_grad()
+            newton(network(x), target).backward()
+            optimizer.step()
+        gc.collect()
+        return sum(1 for thing in gc.get_objects() if type(thing) in (torch.Tensor, nn.Parameter))
+
+    start = steps(10)
+    assert steps(1000) <= start
+
+
+def test_matrix_free_hessian_at_ten_thousand_outputs_stays_under_two_gigabytes() -> None:
+    """In its own process, because the peak of this one may be older than the test."""
+    program = (
+        "import resource, torch, newton_losses as nl\n"
+        "torch.set_num_threads(1)\n"
+        "y = torch.randn(8, 10_000, generator=torch.Generator().manual_seed(0))\n"
+        "found = nl.newton_target(lambda y: (y[:, 1:] * y[:, :-1]).sin().sum(1) + y.pow(4).sum(1), y, damping=50.0)\n"
+        "assert type(found.curvature).__name__ == 'Products'\n"
+        "left = found.curvature.product(found.step) + 50.0 * found.step - found.gradient\n"
+        "print(float(left.norm() / found.gradient.norm()), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)\n"
+    )
+    source = str(Path(newton_losses.__file__).parents[1])
+    out = subprocess.check_output([sys.executable, "-c", program], text=True, env=os.environ | {"PYTHONPATH": source})
+    residual, peak = map(float, out.split())
+    assert residual < 1e-5
+    assert peak / 2**20 < 2.0, f"{peak / 2**20:.2f} GiB"

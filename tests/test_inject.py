@@ -1,0 +1,110 @@
+"""`inject_fisher`: the explicit z* in a backward pass, whatever scales the loss."""
+
+import resource
+import time
+
+import pytest
+import torch
+from torch import Tensor
+from torch.amp import GradScaler
+
+from cases import EXACT, Case, assert_close, brute_force_step, quartic
+from newton_losses import ArgumentError, InjectFisher, inject_fisher, newton_target
+
+CASE = Case(quartic, (5, 3))
+
+
+def injected(case: Case, y: Tensor, target: Tensor, *, factor: Tensor | float = 1.0, **options: object) -> Tensor:
+    y = y.clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(case.loss(inject_fisher(y, 0.7, **options), target).mean() * factor, y)
+    return gradient
+
+
+@pytest.mark.parametrize("case", EXACT, ids=str)
+def test_equals_the_explicit_target(case: Case) -> None:
+    y, target = case.draw()
+    found = newton_target(case.loss, y, target, curvature="fisher", damping=0.7)
+    assert_close(injected(case, y, target), (y - found.target) / len(y), 1e-10)
+    step = brute_force_step(case, y, target, "fisher", 0.7)
+    assert_close(injected(case, y, target), step.reshape(y.shape) / len(y), 1e-10)
+
+
+def test_is_the_papers_formula() -> None:
+    """Algorithm 2 of the paper: g (N gᵀg + λI)⁻¹ on the gradient of a mean."""
+    y, target = CASE.draw()
+    leaf = y.clone().requires_grad_()
+    (g,) = torch.autograd.grad(CASE.loss(leaf, target).mean(), leaf)
+    wanted = g @ torch.linalg.inv(g.mT @ g * len(g) + 0.7 * torch.eye(3, dtype=torch.float64))
+    assert_close(injected(CASE, y, target), wanted, 1e-10)
+
+
+def test_sum_reduction() -> None:
+    y, target = CASE.draw()
+    y.requires_grad_()
+    (gradient,) = torch.autograd.grad(CASE.loss(inject_fisher(y, 0.7, reduction="sum"), target).sum(), y)
+    assert_close(gradient, brute_force_step(CASE, y.detach(), target, "fisher", 0.7), 1e-10)
+    with pytest.raises(ArgumentError, match="'mean' or a 'sum'"):
+        inject_fisher(y, 0.7, reduction="none")
+
+
+@pytest.mark.parametrize("factor", [1e-3, 65536.0])
+@pytest.mark.parametrize("as_tensor", [False, True])
+def test_a_scaled_loss_comes_out_as_if_unscaled(factor: float, as_tensor: bool) -> None:
+    y, target = CASE.draw()
+    scale = torch.tensor(factor, dtype=torch.float64) if as_tensor else factor
+    assert_close(injected(CASE, y, target, factor=factor, loss_scale=scale) / factor, injected(CASE, y, target), 1e-10)
+
+
+def test_grad_scaler_comes_out_as_if_unscaled() -> None:
+    y, target = CASE.draw()
+    scaler = GradScaler("cpu", init_scale=2.0**16)
+    leaf = y.clone().requires_grad_()
+    scaler.scale(CASE.loss(inject_fisher(leaf, 0.7, loss_scale=scaler), target).mean()).backward()
+    assert_close(leaf.grad / 2.0**16, injected(CASE, y, target), 1e-10)
+
+
+def test_grad_scaler_still_sees_an_overflow_and_skips_the_step() -> None:
+    weight = torch.ones(2, 3, requires_grad=True)
+    optimizer, scaler = torch.optim.SGD([weight], lr=1.0), GradScaler("cpu", init_scale=2.0**16)
+    y = inject_fisher(weight * 1.0, 0.7, loss_scale=scaler)
+    scaler.scale((y * torch.tensor([[1.0], [torch.inf]])).sum(1).mean()).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    assert_close(weight, torch.ones(2, 3), 0)
+    assert scaler.get_scale() < 2.0**16
+
+
+def test_forward_is_the_identity_and_evaluation_costs_nothing() -> None:
+    y = torch.randn(4, 3)
+    module = InjectFisher(0.1)
+    with torch.no_grad():
+        assert torch.equal(module(y), y)
+    assert not module(y).requires_grad
+    assert module.state_dict() == {}
+
+
+def test_module_counts_the_samples_that_it_leaves_out() -> None:
+    module = InjectFisher(0.7)
+    y, target = CASE.draw()
+    wanted = injected(CASE, y[:4], target[:4])
+    leaf = y.clone().requires_grad_()
+    values = CASE.loss(module(leaf), target)
+    (values * torch.tensor([1, 1, 1, 1, torch.nan])).mean().backward()
+    assert int(module.skipped) == 1
+    assert leaf.grad[4].abs().sum() == 0
+    assert_close(leaf.grad[:4], wanted, 1e-10)
+
+
+def test_large_outputs_stay_small_in_memory_and_time() -> None:
+    """m = 100,000 and N = 64: an m×m matrix would take 40 GB.
+
+    The time is that of the processor, on one thread: other processes on the machine do not count.
+    """
+    y = torch.randn(64, 100_000, generator=torch.Generator().manual_seed(0), requires_grad=True)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    start = time.process_time()
+    inject_fisher(y, 0.1).square().sum(1).mean().backward()
+    seconds = time.process_time() - start
+    grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 2**20
+    assert grown < 1.0, f"{grown:.2f} GiB"
+    assert seconds < 1.0, f"{seconds:.2f} s"
