@@ -1,0 +1,126 @@
+"""`SortingLoss`: the cross-entropy between a relaxed permutation matrix and the order that is wanted."""
+
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import binary_cross_entropy
+
+from ..curvature import CurvatureKind, Expansion
+from ..errors import ArgumentError, ShapeError
+from ._arguments import as_working, check_same_shape, full_precision
+from ._fast_gradient import sorting_cross_entropy
+from ._choose import AlgorithmName, choose
+from ._order import Ties, cell_weights, check_ties, target_matrix
+from ._relaxation import Relaxation
+from ._rows import finite_samples
+
+Numerics = Literal["stable", "reference"]
+
+
+class SortingLoss(nn.Module):
+    """Learn to order items from the order alone: `loss(scores, values)`, `(..., n)` → `(...)`.
+
+    ℓ = 1/n² Σ_ij [−Q_ij log P_ij − (1−Q_ij) log(1−P_ij)], the mean over the n×n cells of a sample, with P
+    the relaxed permutation matrix of the scores and Q the matrix of the order of `values`. Only the order
+    of the values matters, so ranks (0 for the item that is to be first) are values as good as any; pass
+    them by position, or as `ranks=` to say so.
+
+    - `algorithm`: "neuralsort" or "softsort" with a `temperature`; "logistic", "cauchy" or another
+      distribution for an odd-even network with a `steepness`; or a relaxation object.
+    - `numerics`: "stable" computes in log space and is finite, with its derivatives, at any spread of the
+      scores. "reference" is torch's binary cross-entropy on probabilities in the precision of the
+      scores, what prior work trained with; it is there to reproduce it.
+    - `ties` among the values: "share" gives tied items equal parts of their ranks, "mask" leaves the
+      cells that the tie makes ambiguous out of the mean.
+
+    >>> loss = SortingLoss("logistic", steepness=10.0)
+    >>> loss(torch.tensor([[0.1, 0.2, 0.3]]), torch.tensor([[1.0, 5.0, 9.0]]))
+    tensor([0.3...])
+    """
+
+    def __init__(
+        self,
+        algorithm: AlgorithmName | Relaxation,
+        *,
+        temperature: float | None = None,
+        steepness: float | None = None,
+        numerics: Numerics = "stable",
+        ties: Ties = "share",
+    ) -> None:
+        super().__init__()
+        if numerics not in ("stable", "reference"):
+            raise ArgumentError(
+                f"SortingLoss: numerics={numerics!r} is not known. Choose 'stable' or 'reference'."
+            )
+        self.relaxation = choose(algorithm, temperature, steepness, "SortingLoss")
+        self.numerics = numerics
+        self.ties = check_ties(ties, "SortingLoss")
+
+    def forward(self, scores: Tensor, values: Tensor | None = None, *, ranks: Tensor | None = None) -> Tensor:
+        scores, target, cells = self._prepare(scores, values, ranks)
+        with full_precision(scores):
+            if self.numerics == "stable":
+                flat = (tensor.flatten(0, -count) for tensor, count in ((scores, 2), (target, 3), (cells, 3)))
+                return sorting_cross_entropy(self.relaxation, *flat).reshape(scores.shape[:-1])
+            # A softmax may round to just above 1, which torch's function refuses.
+            matrix = self.relaxation.probabilities(scores).clamp(max=1)
+            return (cells * binary_cross_entropy(matrix, target, reduction="none")).sum((-2, -1))
+
+    def expand(self, y: Tensor, *targets: Any, curvature: CurvatureKind | None) -> Expansion:
+        """Values, per-sample gradients and the batch's curvature at y `(N, n)`, without a graph.
+
+        The curvature has the factor 1/N: (1/N) Σ ∇²ℓᵢ, or the empirical Fisher (1/N) Σ ∇ℓᵢ∇ℓᵢᵀ. Samples
+        whose derivatives are not finite, as after a NaN score, are left out of it, and of N.
+
+        >>> loss = SortingLoss("softsort", temperature=1.0)
+        >>> loss.expand(torch.zeros(4, 3), torch.rand(4, 3), curvature="hessian").curvature.shape
+        torch.Size([3, 3])
+        """
+        if y.ndim != 2:
+            raise ShapeError(f"SortingLoss.expand: scores have shape {tuple(y.shape)}, not (N, n).")
+        with torch.no_grad():
+            scores, target, cells = self._prepare(y.detach(), *targets)
+            with full_precision(scores):
+                derive = self._derivatives if self.numerics == "reference" else self.relaxation.derivatives
+                value, gradient, matrix = derive(scores, target, cells, curvature == "hessian")
+            return Expansion(value, gradient, empirical_fisher(gradient) if curvature == "fisher" else matrix)
+
+    def _prepare(
+        self, scores: Tensor, values: Tensor | None = None, ranks: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        if (values is None) == (ranks is None):
+            raise ArgumentError("SortingLoss: pass the wanted order either as values or as ranks.")
+        order = values if values is not None else ranks
+        assert order is not None
+        check_same_shape(scores, order, "SortingLoss", "values" if ranks is None else "ranks")
+        scores = as_working(scores, "SortingLoss")
+        target = target_matrix(order.detach(), scores.dtype)
+        return scores, target, cell_weights(target, self.ties)
+
+    def _derivatives(
+        self, scores: Tensor, target: Tensor, cells: Tensor, hessian: bool
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """By automatic differentiation, for the numerics that nobody should differentiate by hand."""
+
+        def single(score: Tensor, goal: Tensor, cell: Tensor) -> Tensor:
+            matrix = self.relaxation.probabilities(score).clamp(max=1)
+            return (cell * binary_cross_entropy(matrix, goal, reduction="none")).sum()
+
+        gradient, value = torch.func.vmap(torch.func.grad_and_value(single))(scores, target, cells)
+        if not hessian:
+            return value, gradient, None
+        second = torch.func.vmap(torch.func.hessian(single))(scores, target, cells)
+        finite = finite_samples(gradient) & finite_samples(second.flatten(1))
+        total = torch.where(finite[:, None, None], second, 0.0).sum(0)
+        return value, gradient, total / finite.sum().clamp(min=1)
+
+    def extra_repr(self) -> str:
+        return f"numerics={self.numerics!r}, ties={self.ties!r}"
+
+
+def empirical_fisher(gradient: Tensor) -> Tensor:
+    """(1/N) Σ gᵢgᵢᵀ over the samples with finite gradients, `(N, m)` → `(m, m)`, without synchronisation."""
+    finite = finite_samples(gradient)
+    kept = torch.where(finite.unsqueeze(-1), gradient, 0.0)
+    return kept.mT @ kept / finite.sum().clamp(min=1)

@@ -1,0 +1,129 @@
+"""Differentiable sorting networks (Petersen et al., 2021 and 2022): soft comparators on a fixed wiring.
+
+The values on the wires, n per sample, are carried in float64, because a comparator looks at differences
+that may be many orders of magnitude smaller than the values; the matrix, n² per sample, is carried as
+logarithms in the precision of the scores. Second derivatives are in `_network_derivatives.py`.
+"""
+
+import torch
+from torch import Tensor
+
+from ..errors import ArgumentError, ShapeError
+from ._arguments import check_positive
+from ._distributions import DISTRIBUTIONS, Distribution, DistributionName
+from ._network_derivatives import impossible_but_diagonal, network_derivatives
+from ._relaxation import Relaxation
+from ._stable import log_sum
+from ._wiring import NetworkName, wiring
+
+
+class SortingNetwork(Relaxation):
+    """A sorting network of soft comparators, with `matrix` and `log_matrix`.
+
+    A comparator of the wires a and b keeps their values with probability α = F(β (b−a)), F the cumulative
+    `distribution` and β the `steepness`: a ← αa + (1−α)b, b ← (1−α)a + αb, and the same on the matrix,
+    which starts as the identity. The result is doubly stochastic.
+
+    `n` is the number of items. With `n=None` any number can be sorted, and the wiring is computed anew at
+    each call. "odd_even" has n layers for any n, "bitonic" log₂n (log₂n + 1)/2 for powers of two.
+
+    >>> SortingNetwork(3, steepness=1000.0).matrix(torch.tensor([3.0, 1.0, 2.0]))
+    tensor([[0., 1., 0.],
+            [0., 0., 1.],
+            [1., 0., 0.]])
+    """
+
+    partners: Tensor | None
+    signs: Tensor | None
+
+    def __init__(
+        self,
+        n: int | None,
+        network: NetworkName = "odd_even",
+        distribution: DistributionName = "logistic",
+        steepness: float = 10.0,
+    ) -> None:
+        super().__init__()
+        if n is not None and n < 1:
+            raise ArgumentError(f"SortingNetwork: n={n} items cannot be sorted. Pass at least 1, or None.")
+        if distribution not in DISTRIBUTIONS:
+            raise ArgumentError(
+                f"SortingNetwork: distribution={distribution!r} is not known. "
+                f"Choose one of {', '.join(map(repr, DISTRIBUTIONS))}."
+            )
+        self.n = n
+        self.network = network
+        self.distribution = distribution
+        self.steepness = check_positive(steepness, "steepness", "SortingNetwork")
+        partners, signs = wiring(network, 1 if n is None else n)
+        self.register_buffer("partners", None if n is None else partners, persistent=False)
+        self.register_buffer("signs", None if n is None else signs, persistent=False)
+
+    @property
+    def _law(self) -> Distribution:
+        return DISTRIBUTIONS[self.distribution]
+
+    def _wiring(self, scores: Tensor) -> tuple[Tensor, Tensor]:
+        if self.partners is None or self.signs is None:
+            return wiring(self.network, scores.shape[-1], scores.device)
+        if scores.shape[-1] != self.n:
+            raise ShapeError(
+                f"SortingNetwork: built for n={self.n} items, but the scores have shape "
+                f"{tuple(scores.shape)}. Pass n=None to sort any number of items."
+            )
+        return self.partners, self.signs
+
+    def log_weights(self, scores: Tensor) -> Tensor:
+        partners, signs = self._wiring(scores)
+        values = batch_last(scores).to(wire_dtype(scores))
+        state = impossible_but_diagonal(values, scores.dtype)
+        size = len(values)
+        # A wire's new row comes along two paths, from itself and from its partner: both in one operation.
+        sources = torch.cat((torch.arange(size, device=scores.device).expand_as(partners), partners), 1)
+        keep_swap = torch.stack((signs, -signs), 1).unsqueeze(-1).to(values.dtype)
+        for partner, source, sign in zip(
+            partners.unbind(0), sources.unbind(0), keep_swap.unbind(0), strict=True
+        ):
+            difference = values.index_select(0, partner) - values
+            chances = self._law.log_cdf(self._law.argument(difference * sign, self.steepness))
+            values = torch.addcmul(values, chances[1].exp(), difference)
+            paths = state.index_select(0, source).unflatten(0, (2, size))
+            state = log_sum(paths + chances.to(state.dtype).unsqueeze(2))
+        return state.movedim(-1, 0).reshape(*scores.shape, -1)
+
+    def probabilities(self, scores: Tensor) -> Tensor:
+        partners, signs = self._wiring(scores)
+        values = batch_last(scores)
+        state = torch.eye(len(values), dtype=scores.dtype, device=scores.device).unsqueeze(-1)
+        for partner, sign in zip(partners.unbind(0), signs.unsqueeze(-1).unbind(0), strict=True):
+            other = values.index_select(0, partner)
+            keep = self._law.log_cdf(self._law.argument((other - values) * sign, self.steepness)).exp()
+            values = keep * values + (1 - keep) * other
+            keep = keep.unsqueeze(1)
+            state = keep * state + (1 - keep) * state.index_select(0, partner)
+        return state.movedim(-1, 0).reshape(*scores.shape, -1)
+
+    def derivatives(
+        self, scores: Tensor, target: Tensor, cells: Tensor, hessian: bool
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        partners, signs = self._wiring(scores)
+        values = batch_last(scores).to(wire_dtype(scores))
+        return network_derivatives(
+            values, target, cells, partners, signs, self._law, self.steepness, hessian
+        )
+
+    def extra_repr(self) -> str:
+        return (
+            f"{self.n}, network={self.network!r}, distribution={self.distribution!r}, "
+            f"steepness={self.steepness}"
+        )
+
+
+def wire_dtype(scores: Tensor) -> torch.dtype:
+    """float64, but on Apple's GPU, which has none."""
+    return torch.float32 if scores.device.type == "mps" else torch.float64
+
+
+def batch_last(scores: Tensor) -> Tensor:
+    """`(..., n)` as `(n, N)`: a layer then moves whole rows, and inner loops run over the batch."""
+    return scores.reshape(-1, scores.shape[-1]).mT

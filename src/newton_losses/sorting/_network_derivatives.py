@@ -1,0 +1,204 @@
+"""Gradient and Hessian of a sorting network's cross-entropy, by hand, for a whole batch at once.
+
+For a program of elementary steps y = φ(x), the Hessian of its result is the sum over all steps of
+(adjoint of y) · φ''[ẋ, ẋ], with ẋ the derivatives of the step's inputs by the scores. So one sweep back for
+adjoints and one forward for tangents are enough, and no tangent is ever taken of an adjoint; the products of
+tangents are matrix products. Steps of layer l at wire w, with d the difference to the partner's value:
+
+    value    x'    = x + q(d)                           q(d) = F(−u) d, the expected move
+    matrix   ℓ'_j  = log(e^{ℓ_j + k} + e^{ℓ°_j + s})    k = log F(u), s = log F(−u), ℓ° the partner's ℓ
+
+where the second step's φ'' is r(1−r) times the square of the difference of its two inputs' tangents, with r
+the share of the first path. r is a conditional probability: it stays meaningful where e^ℓ underflows.
+
+Wires come first and the batch last in all shapes: a layer moves whole rows, and inner loops run over N.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ._distributions import Distribution
+from ._rows import RowDerivatives, finite_samples, row_derivatives, row_hessian
+from ._stable import FAR
+
+
+@dataclass(frozen=True)
+class Comparators:
+    """What each comparator does, `(layers, n, N)`: log-probabilities and derivatives by its difference d."""
+
+    keep: Tensor
+    swap: Tensor
+    keep_first: Tensor
+    swap_first: Tensor
+    move_first: Tensor
+
+
+def network_derivatives(
+    values: Tensor,
+    target: Tensor,
+    cells: Tensor,
+    partners: Tensor,
+    signs: Tensor,
+    law: Distribution,
+    steepness: float,
+    hessian: bool,
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Losses `(N,)`, gradients `(N, n)` and, if wanted, their mean Hessian `(n, n)`, for `(n, N)` values.
+
+    The matrix is carried in the dtype of `target`, `(N, n, n)`, the values in their own.
+    """
+    layers, signs = partners.unbind(0), signs.unsqueeze(-1).to(values.dtype)
+    differences = _differences(values, layers, signs, law, steepness)
+    comparators = _comparators(differences, signs, law, steepness)
+    shares, weights = _matrix(comparators, layers, impossible_but_diagonal(values, target.dtype))
+    rows = row_derivatives(weights.movedim(-1, 0).contiguous(), target, cells)
+    adjoints = _matrix_adjoints(rows.gradient.movedim(0, -1).contiguous(), shares, layers)
+    through = adjoints * shares
+    kept = through.sum(2).to(values.dtype)
+    swapped = (adjoints - through).sum(2).to(values.dtype)
+    push = comparators.keep_first * kept + comparators.swap_first * swapped
+    by_value, value_adjoints = _value_adjoints(push, comparators.move_first, layers)
+    gradient = by_value.mT.to(target.dtype)
+    if not hessian:
+        return rows.value, gradient, None
+    finite = finite_samples(gradient)
+    bend = _bend(differences, signs, law, steepness, kept, swapped, value_adjoints)
+    steps = _value_tangents(torch.where(finite, comparators.move_first, 0.0), layers)
+    by_value = (torch.where(finite, bend, 0.0).unsqueeze(2) * steps).flatten(0, 1)
+    total = (by_value @ steps.flatten(0, 1).mT).sum(0).to(target.dtype)
+    bent = torch.where(finite, through * (1 - shares), 0.0)
+    by_matrix, tangents = _matrix_tangents(comparators, finite, shares, bent, steps, layers)
+    total = total + by_matrix + row_hessian(rows, tangents.permute(3, 0, 2, 1), finite)
+    return rows.value, gradient, total / finite.sum().clamp(min=1)
+
+
+def impossible_but_diagonal(values: Tensor, dtype: torch.dtype) -> Tensor:
+    """The logarithm of the identity, `(n, n, N)`, with −FAR for log 0."""
+    identity = torch.eye(values.shape[0], dtype=dtype, device=values.device)
+    return ((identity - 1) * FAR).unsqueeze(-1).expand(-1, -1, values.shape[-1])
+
+
+def _differences(
+    values: Tensor, layers: tuple[Tensor, ...], signs: Tensor, law: Distribution, steepness: float
+) -> Tensor:
+    """Sweep 1, forward: the differences that the comparators see, `(layers, n, N)`."""
+    differences = []
+    for layer, partner in enumerate(layers):
+        difference = values.index_select(0, partner) - values
+        move = law.log_cdf(law.argument(difference * -signs[layer], steepness)).exp()
+        values = torch.addcmul(values, move, difference)
+        differences.append(difference)
+    return torch.stack(differences)
+
+
+def _comparators(difference: Tensor, sign: Tensor, law: Distribution, steepness: float) -> Comparators:
+    """All comparators of all layers at once. With u = a(±d) and F symmetric, d/dd F(−u) = −F'(u) u'."""
+    u = law.argument(difference * sign, steepness)
+    slope = law.argument_derivatives(difference * sign, steepness)[0] * sign
+    both = torch.stack((u, -u))
+    keep, swap = law.log_cdf(both)
+    first = law.log_derivatives(both)[0] * slope
+    return Comparators(
+        keep=keep,
+        swap=swap,
+        keep_first=first[0],
+        swap_first=-first[1],
+        move_first=swap.exp() - keep.exp() * first[0] * difference,
+    )
+
+
+def _bend(
+    difference: Tensor,
+    sign: Tensor,
+    law: Distribution,
+    steepness: float,
+    kept: Tensor,
+    swapped: Tensor,
+    moved: Tensor,
+) -> Tensor:
+    """Σ (adjoint) · (second derivative by d) of what a comparator computes: k, s and the move q."""
+    u = law.argument(difference * sign, steepness)
+    slope, bend = law.argument_derivatives(difference * sign, steepness)
+    first, second = law.log_derivatives(torch.stack((u, -u)))
+    keep = law.log_cdf(u).exp()
+    by_keep = second[0] * slope.square() + first[0] * bend
+    by_swap = second[1] * slope.square() - first[1] * bend
+    density = keep * first[0] * slope * sign
+    density_slope = keep * (by_keep + (first[0] * slope).square())
+    return by_keep * kept + by_swap * swapped - (2 * density + density_slope * difference) * moved
+
+
+def _matrix(comparators: Comparators, layers: tuple[Tensor, ...], state: Tensor) -> tuple[Tensor, Tensor]:
+    """Sweep 2, forward: the shares r of the kept path, `(layers, n, n, N)`, and the final log-matrix."""
+    keep = comparators.keep.to(state.dtype).unsqueeze(2)
+    swap = comparators.swap.to(state.dtype).unsqueeze(2)
+    odds = []
+    for layer, partner in enumerate(layers):
+        kept, swapped = state + keep[layer], state.index_select(0, partner) + swap[layer]
+        odds.append(kept - swapped)
+        state = torch.maximum(kept, swapped) - odds[-1].abs().sigmoid().log()
+    return torch.stack(odds).sigmoid(), state
+
+
+def _matrix_adjoints(adjoint: Tensor, shares: Tensor, layers: tuple[Tensor, ...]) -> Tensor:
+    """Sweep 3, back: the derivatives of the loss by the log-matrix after each layer, `(layers, n, n, N)`."""
+    adjoints = []
+    for layer in reversed(range(len(layers))):
+        adjoints.append(adjoint)
+        kept = adjoint * shares[layer]
+        adjoint = kept + (adjoint - kept).index_select(0, layers[layer])
+    return torch.stack(adjoints[::-1])
+
+
+def _value_adjoints(
+    push: Tensor, move_first: Tensor, layers: tuple[Tensor, ...]
+) -> tuple[Tensor, Tensor]:
+    """Sweep 3 for the values: the gradient by the scores, `(n, N)`, and by each layer's new values."""
+    adjoint = torch.zeros_like(push[0])
+    adjoints = []
+    for layer in reversed(range(len(layers))):
+        adjoints.append(adjoint)
+        by_difference = torch.addcmul(push[layer], adjoint, move_first[layer])
+        adjoint = adjoint - by_difference + by_difference.index_select(0, layers[layer])
+    return adjoint, torch.stack(adjoints[::-1])
+
+
+def _value_tangents(move_first: Tensor, layers: tuple[Tensor, ...]) -> Tensor:
+    """Sweep 4, forward: the derivatives of all differences by the scores, `(layers, n, m, N)`."""
+    identity = torch.eye(move_first.shape[1], dtype=move_first.dtype, device=move_first.device)
+    tangents = identity.unsqueeze(-1).expand(-1, -1, move_first.shape[-1])
+    move_first = move_first.unsqueeze(2)
+    steps = []
+    for layer, partner in enumerate(layers):
+        step = tangents.index_select(0, partner) - tangents
+        tangents = torch.addcmul(tangents, move_first[layer], step)
+        steps.append(step)
+    return torch.stack(steps)
+
+
+def _matrix_tangents(
+    comparators: Comparators,
+    finite: Tensor,
+    shares: Tensor,
+    bent: Tensor,
+    steps: Tensor,
+    layers: tuple[Tensor, ...],
+) -> tuple[Tensor, Tensor]:
+    """Sweep 4 for the matrix: Σ `bent` · (tangents of the odds)², `(m, m)`, and the last tangents `(n, m, n, N)`."""
+    shares = torch.where(finite, shares, 0.5)
+    swap_first = torch.where(finite, comparators.swap_first, 0.0)
+    odds_first = torch.where(finite, comparators.keep_first, 0.0) - swap_first
+    swaps = (swap_first.unsqueeze(2) * steps).to(shares.dtype).unsqueeze(3)
+    odds = (odds_first.unsqueeze(2) * steps).to(shares.dtype).unsqueeze(3)
+    shares, bent = shares.unsqueeze(2), bent.unsqueeze(2)
+    size = steps.shape[2]
+    tangents = torch.zeros_like(shares[0]).expand(-1, size, -1, -1)
+    total = shares.new_zeros(size, size, size)
+    for layer, partner in enumerate(layers):
+        other = tangents.index_select(0, partner)
+        gap = tangents - other + odds[layer]
+        total = torch.baddbmm(total, (gap * bent[layer]).flatten(2), gap.flatten(2).mT)
+        tangents = torch.addcmul(other + swaps[layer], shares[layer], gap)
+    return total.sum(0), tangents

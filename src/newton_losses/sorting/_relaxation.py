@@ -1,0 +1,73 @@
+"""What all relaxations of sorting have in common: log-weights in, a stochastic matrix out.
+
+The three relaxations are `NeuralSort`, `SoftSort` and `SortingNetwork`, one file each.
+"""
+
+from abc import abstractmethod
+
+import torch
+from torch import Tensor, nn
+
+from ._arguments import as_working, full_precision, sorted_last
+
+
+class Relaxation(nn.Module):
+    """A differentiable stand-in for the permutation matrix that sorts n scores.
+
+    P[..., i, j] is the weight of item j at rank i: rows sum to 1, `sorted = P @ x`, ascending unless
+    `descending=True`. A subclass gives `log_weights`, and `curvature` if it knows its own second
+    derivatives.
+    """
+
+    @abstractmethod
+    def log_weights(self, scores: Tensor) -> Tensor:
+        """log P up to a constant of each row, ascending, `(..., n)` → `(..., n, n)`, float32 or float64."""
+
+    def probabilities(self, scores: Tensor) -> Tensor:
+        """P as prior work computes it, ascending: plain probabilities in the precision of the scores."""
+        return self.log_weights(scores).softmax(-1)
+
+    @abstractmethod
+    def derivatives(
+        self, scores: Tensor, target: Tensor, cells: Tensor, hessian: bool
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Values `(N,)`, gradients `(N, n)` and, if wanted, the mean Hessian `(n, n)` of the cross-entropy."""
+
+    def matrix(self, scores: Tensor, dim: int = -1, descending: bool = False) -> Tensor:
+        """P, of the shape of `scores` without `dim`, then `(n, n)`."""
+        return self._weights(scores, dim, descending).softmax(-1)
+
+    def log_matrix(self, scores: Tensor, dim: int = -1, descending: bool = False) -> Tensor:
+        """log P, finite where P itself has long underflowed to 0."""
+        return self._weights(scores, dim, descending).log_softmax(-1)
+
+    def forward(self, scores: Tensor) -> Tensor:
+        return self.matrix(scores)
+
+    def _weights(self, scores: Tensor, dim: int, descending: bool) -> Tensor:
+        where = type(self).__name__
+        scores = as_working(sorted_last(scores, dim, where), where)
+        with full_precision(scores):
+            weights = self.log_weights(scores)
+        return weights.flip(-2) if descending else weights
+
+
+def to_items(order: Tensor, by_rank: Tensor) -> Tensor:
+    """The last dimension of `by_rank`, `(..., n, n)`, from sorted places to item numbers."""
+    place = order.argsort(-1).unsqueeze(-2)
+    return by_rank.gather(-1, place.expand_as(by_rank))
+
+
+def to_ranks(order: Tensor, by_item: Tensor) -> Tensor:
+    """The last dimension of `by_item`, `(..., n, n)`, from item numbers to sorted places."""
+    return by_item.gather(-1, order.unsqueeze(-2).expand_as(by_item))
+
+
+def sort_jacobian(order: Tensor, averages: Tensor) -> Tensor:
+    """∂(sorted scores)/∂scores, `(N, n, n)`: a permutation matrix whose tied rows are averaged."""
+    return averages.gather(-2, order.unsqueeze(-1).expand_as(averages))
+
+
+def places(n: int, like: Tensor) -> Tensor:
+    """0, 1, …, n−1 in the dtype and on the device of `like`."""
+    return torch.arange(n, dtype=like.dtype, device=like.device)

@@ -1,0 +1,89 @@
+"""SoftSort (Prillo and Eisenschlos, 2020): rank i as a softmax around the i-th smallest score."""
+
+import torch
+from torch import Tensor
+
+from ..errors import ArgumentError
+from ._arguments import check_positive
+from ._order import average_ties, sort_evenly
+from ._relaxation import Relaxation, sort_jacobian, to_items, to_ranks
+from ._rows import finite_samples, row_derivatives, row_hessian
+
+
+class SoftSort(Relaxation):
+    """SoftSort with `matrix` and `log_matrix`.
+
+    P = softmax(−|sort(s)_i − s_j|^p / τ) over the items j, with p = 1 or 2 and the temperature τ. Rows
+    sum to 1, columns do not; the temperature has the unit of the scores, or with p = 2 of their squares.
+
+    >>> SoftSort(temperature=1e-3).matrix(torch.tensor([3.0, 1.0, 2.0]))
+    tensor([[0., 1., 0.],
+            [0., 0., 1.],
+            [1., 0., 0.]])
+    """
+
+    def __init__(self, temperature: float = 0.1, p: int = 1) -> None:
+        super().__init__()
+        if p not in (1, 2):
+            raise ArgumentError(f"SoftSort: p={p!r} is not known. Choose 1 or 2.")
+        self.temperature = check_positive(temperature, "temperature", "SoftSort")
+        self.p = p
+
+    def log_weights(self, scores: Tensor) -> Tensor:
+        ascending, order = sort_evenly(scores)
+        return to_items(order, self._by_distance(ascending.unsqueeze(-2) - ascending.unsqueeze(-1)))
+
+    def _by_distance(self, difference: Tensor) -> Tensor:
+        distance = difference.abs() if self.p == 1 else difference.square()
+        return -distance / self.temperature
+
+    def derivatives(
+        self, scores: Tensor, target: Tensor, cells: Tensor, hessian: bool
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        ascending, order = sort_evenly(scores)
+        difference = ascending.unsqueeze(-2) - ascending.unsqueeze(-1)
+        rows = row_derivatives(
+            self._by_distance(difference), to_ranks(order, target), to_ranks(order, cells)
+        )
+        slope = (difference.sign() if self.p == 1 else 2 * difference) / -self.temperature
+        pulled = rows.gradient * slope
+        by_sorted = pulled.sum(-2) - pulled.sum(-1)
+        jacobian = sort_jacobian(order, average_ties(scores))
+        gradient = (jacobian * by_sorted.unsqueeze(-1)).sum(-2)
+        if not hessian:
+            return rows.value, gradient, None
+        finite = finite_samples(gradient)
+        # [i, j, :]: the weight of place j at rank i depends on s_j − s_i alone.
+        steps = jacobian.unsqueeze(1) - jacobian.unsqueeze(2)
+        second = row_hessian(rows, slope.unsqueeze(-1) * steps, finite)
+        if self.p == 2:
+            second = second + self._bend(rows.gradient, jacobian, finite)
+        return rows.value, gradient, second / finite.sum().clamp(min=1)
+
+    def _bend(self, gradient: Tensor, jacobian: Tensor, finite: Tensor) -> Tensor:
+        """Σ_ij (∂ℓ/∂w_ij) ∂²w_ij for p = 2: a Laplacian with the weights −2/τ ∂ℓ/∂w."""
+        both = (gradient + gradient.mT) * (-2 / self.temperature)
+        laplacian = torch.diag_embed(both.sum(-1)) - both
+        return torch.where(finite[:, None, None], jacobian.mT @ laplacian @ jacobian, 0.0).sum(0)
+
+    def extra_repr(self) -> str:
+        return f"temperature={self.temperature}, p={self.p}"
+
+
+def softsort(
+    scores: Tensor,
+    temperature: float = 0.1,
+    p: int = 1,
+    dim: int = -1,
+    descending: bool = False,
+    log: bool = False,
+) -> Tensor:
+    """The matrix P of SoftSort, or log P with `log=True`; see `SoftSort` for the formula.
+
+    The shape is that of `scores` without `dim`, then `(n, n)`.
+
+    >>> softsort(torch.tensor([2.0, 0.0, 1.0])).sum(-1)
+    tensor([1., 1., 1.])
+    """
+    relaxation = SoftSort(temperature, p)
+    return (relaxation.log_matrix if log else relaxation.matrix)(scores, dim, descending)
