@@ -1,0 +1,103 @@
+"""The relaxed Bellman-Ford algorithm as a module. Its loops are in `_relaxation.py`, losses in `_losses.py`."""
+
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import ArgumentError, ShapeError
+from . import _buffered
+
+Loop = Literal["for", "while"]
+Conorm = Literal["probabilistic", "yager"]
+
+
+class RelaxedBellmanFord(nn.Module):
+    """A differentiable shortest path: vertex costs `(B, H, W)` to a relaxed path mask `(B, H, W)` in [0, 1].
+
+    From the top left to the bottom right over 8 neighbours. With distances d, 0 at the start and 1e12
+    elsewhere at first, `iterations` times
+
+        s(v) = softmin over the neighbours u of v of β·d(u),    d(v) ← Σᵤ s(v, u)·d(u) + cost(v),    d(start) ← 0.
+
+    The last s is the predecessor of each vertex. A position, 1 at the goal at first, is then moved by s
+    step by step, and the path gathers where it has been: path ← path ⊕ position.
+
+    - `beta` is the inverse temperature; larger is harder.
+    - `iterations` bounds both loops. A path of more than `iterations` vertices is not traced to its start.
+    - `loop`: `"for"` takes that many steps back; `"while"` relaxes the loop "until the path holds the start":
+      the steps' paths are averaged with the weights p(t−1) − p(t), and p(T) for the last, where p is the
+      running product of the conditions σ(−β·(path(start) − 1)).
+    - `conorm` is ⊕: `"probabilistic"` a + b − a·b, or `"yager"` min(1, a + b).
+
+    float16 and bfloat16 are computed and returned in float32. Differentiable to any order, in forward mode
+    too; the first derivative is hand-written and fast.
+
+    >>> costs = torch.tensor([[[1.0, 9.0, 1.0], [1.0, 9.0, 1.0], [1.0, 1.0, 1.0]]])
+    >>> RelaxedBellmanFord(beta=10.0, iterations=4)(costs).round(decimals=2)
+    tensor([[[1., 0., 0.],
+             [1., 0., 0.],
+             [0., 1., 1.]]])
+    """
+
+    def __init__(
+        self,
+        beta: float = 10.0,
+        iterations: int = 18,
+        loop: Loop = "for",
+        conorm: Conorm = "probabilistic",
+    ) -> None:
+        super().__init__()
+        if not beta > 0:
+            raise ArgumentError(f"RelaxedBellmanFord: beta is {beta}. It is an inverse temperature, above 0.")
+        if iterations < 1:
+            raise ArgumentError(f"RelaxedBellmanFord: iterations is {iterations}. There has to be at least 1.")
+        if loop not in ("for", "while"):
+            raise ArgumentError(f"RelaxedBellmanFord: loop is {loop!r}. It can be 'for' or 'while'.")
+        if conorm not in ("probabilistic", "yager"):
+            raise ArgumentError(
+                f"RelaxedBellmanFord: conorm is {conorm!r}. It can be 'probabilistic' or 'yager'."
+            )
+        self.beta = float(beta)
+        self.iterations = iterations
+        self.loop: Loop = loop
+        self.conorm: Conorm = conorm
+
+    def extra_repr(self) -> str:
+        return f"beta={self.beta}, iterations={self.iterations}, loop={self.loop!r}, conorm={self.conorm!r}"
+
+    def forward(self, costs: Tensor) -> Tensor:
+        if costs.ndim != 3 or 0 in costs.shape[1:]:
+            raise ShapeError(
+                f"RelaxedBellmanFord: costs have shape {tuple(costs.shape)}. They are vertex costs (B, H, W) of a "
+                "batch of grids."
+            )
+        if costs.dtype not in (torch.float32, torch.float64):
+            costs = costs.float()
+        scaled = (self.beta * costs).permute(1, 2, 0).contiguous()
+        weights = _buffered.predecessors(self.iterations)(scaled)
+        paths = self._gather(_buffered.positions(self.iterations)(weights))
+        path = self._average(paths) if self.loop == "while" else paths[-1]
+        return path.permute(2, 0, 1).contiguous()
+
+    def _gather(self, positions: Tensor) -> list[Tensor]:
+        """The path after each step, `(H, W, B)`."""
+        first, *others = positions.unbind()
+        paths = [first]
+        for position in others:
+            path = paths[-1]
+            if self.conorm == "probabilistic":
+                paths.append(path + position - path * position)
+            else:
+                paths.append((path + position).clamp(max=1.0))
+        return paths
+
+    def _average(self, paths: list[Tensor]) -> Tensor:
+        """The path after the relaxed while loop. The empty path before the first step adds nothing."""
+        running = torch.sigmoid(paths[0].new_full((), self.beta))
+        average = torch.zeros_like(paths[0])
+        for path in paths:
+            still = running * torch.sigmoid(self.beta * (1.0 - path[:1, :1]))
+            average = average + (running - still) * path
+            running = still
+        return average + running * paths[-1]

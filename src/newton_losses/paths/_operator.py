@@ -1,0 +1,114 @@
+"""One torch operator over all back ends: it chooses one and hides it from autograd, compilers and vmap.
+
+What a caller sees, with its argument checks, is in `_shortest_path.py`.
+"""
+
+import importlib.util
+from functools import cache
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..errors import ArgumentError
+
+Solved = tuple[Tensor, Tensor, Tensor, Tensor]
+
+
+@cache
+def is_installed(package: str) -> bool:
+    """Whether the package could be imported; numba and triton are slow to import, so nobody does it to ask."""
+    return importlib.util.find_spec(package) is not None
+
+
+def choose(backend: str, device: torch.device) -> str:
+    """The back end that runs: the fastest that is there for the device, or the one asked for if it can run."""
+    native = {"cpu": "numba", "cuda": "triton"}.get(device.type)
+    if backend == "auto":
+        return native if native is not None and is_installed(native) else "torch"
+    if backend == "torch":
+        return backend
+    if backend not in ("numba", "triton"):
+        raise ArgumentError(
+            f"shortest_path: backend is {backend!r}. It can be 'auto', 'torch', 'numba' (CPU) or 'triton' (CUDA)."
+        )
+    if backend != native:
+        raise ArgumentError(
+            f"shortest_path: backend {backend!r} cannot run on costs on {device.type!r}. Leave backend='auto' to "
+            "get the fastest that can."
+        )
+    if not is_installed(backend):
+        raise ArgumentError(
+            f"shortest_path: backend {backend!r} is not installed: pip install {backend}. The back end 'torch' "
+            "needs nothing and gives the same paths."
+        )
+    return backend
+
+
+@torch.library.custom_op("newton_losses::shortest_path", mutates_args=())
+def shortest_path_operator(
+    costs: Tensor, neighbors: int, start: int, goal: int, backend: str, check_nan: bool, check_reachable: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Path in the costs' dtype, cost in float64, unique and reachable, of floating maps `(..., H, W)`."""
+    shape, leading = costs.shape, costs.shape[:-2]
+    # Not -1: the number of maps cannot be inferred where there are none.
+    maps = costs.detach().reshape(prod(leading), *shape[-2:])
+    path, cost, unique, reachable = _solve(maps, neighbors, start, goal, backend)
+    if (check_nan or check_reachable) and not _is_capturing(costs.device):
+        _check(maps, cost, leading, check_nan, check_reachable)
+    return path.reshape(shape), cost.reshape(leading), unique.reshape(leading), reachable.reshape(leading)
+
+
+@shortest_path_operator.register_fake
+def _fake(costs: Tensor, *_: Any) -> Solved:
+    leading = costs.shape[:-2]
+    return (
+        costs.new_empty(costs.shape),
+        costs.new_empty(leading, dtype=torch.float64),
+        costs.new_empty(leading, dtype=torch.bool),
+        costs.new_empty(leading, dtype=torch.bool),
+    )
+
+
+@shortest_path_operator.register_vmap
+def _vmap(info: Any, in_dims: tuple[int | None, ...], costs: Tensor, *rest: Any) -> tuple[Solved, Any]:
+    # Maps are independent, so that a vmapped dimension is one more leading one.
+    assert in_dims[0] is not None
+    return shortest_path_operator(costs.movedim(in_dims[0], 0), *rest), (0, 0, 0, 0)
+
+
+def _solve(maps: Tensor, neighbors: int, start: int, goal: int, backend: str) -> Solved:
+    if maps.shape[0] == 0:
+        flags = maps.new_empty(0, dtype=torch.bool)
+        return maps.clone(), maps.new_empty(0, dtype=torch.float64), flags, flags.clone()
+    if backend == "numba":
+        from ._numba import solve
+    elif backend == "triton":
+        from ._triton import solve
+    else:
+        from ._torch import solve
+    path, cost, unique, reachable = solve(maps, neighbors, start, goal)
+    return path.to(maps.dtype), cost, unique, reachable
+
+
+def _is_capturing(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+
+
+def _check(maps: Tensor, cost: Tensor, leading: torch.Size, check_nan: bool, check_reachable: bool) -> None:
+    """Raise for the first map that has no answer. On CUDA this waits for the device."""
+    if check_nan and cost.isnan().any():
+        index = torch.unravel_index(maps.isnan().flatten().nonzero()[0, 0], (*leading, *maps.shape[1:]))
+        place = tuple(int(i) for i in index)
+        raise ArgumentError(
+            f"shortest_path: costs of shape {(*leading, *maps.shape[1:])} are NaN at {place}. A wall is +inf; with "
+            "strict=False a map with a NaN comes back flagged instead (cost NaN, reachable False, empty path)."
+        )
+    if check_reachable and cost.isinf().any():
+        index = torch.unravel_index(cost.isinf().nonzero()[0, 0], leading or (1,))
+        place = tuple(int(i) for i in index)
+        raise ArgumentError(
+            f"shortest_path: walls (+inf) cut the goal off from the start in map {place} of the batch. Without "
+            "strict=True such a map comes back flagged instead (cost inf, reachable False, empty path)."
+        )

@@ -1,0 +1,149 @@
+"""Shortest paths on grids of vertex costs: what a caller sees. The searching is done by the back ends."""
+
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..errors import ArgumentError, ShapeError
+from ._grid import OFFSETS, Neighbors
+from ._operator import choose, shortest_path_operator
+
+Backend = Literal["auto", "numba", "triton", "torch"]
+Vertex = tuple[int, int]
+
+
+class PathSolution(NamedTuple):
+    """The best paths of a batch of maps, and what is known about them. Leading shape `(...)` as the costs'.
+
+    - `path` is `(..., H, W)` in the costs' dtype: 1 on the path, both ends included, 0 elsewhere.
+    - `cost` is `(...)` in float64: the sum of the path's vertex costs, the start's included.
+    - `unique` is `(...)` bool: true only if no other path is as good (see `solve`).
+    - `reachable` is `(...)` bool: false where no path of finite cost exists. The path is all 0 then and the
+      cost +inf, or NaN where the map holds a NaN.
+    """
+
+    path: Tensor
+    cost: Tensor
+    unique: Tensor
+    reachable: Tensor
+
+
+def shortest_path(
+    costs: Tensor,
+    neighbors: Neighbors = 8,
+    start: Vertex | None = None,
+    goal: Vertex | None = None,
+    *,
+    strict: bool | None = None,
+    backend: Backend = "auto",
+) -> Tensor:
+    """The 0/1 mask of the cheapest path on each map: `(..., H, W)` costs to a mask of that shape and dtype.
+
+    The path runs from the top left to the bottom right unless `start` and `goal` (row, column) say
+    otherwise, between vertices that touch by a side or, with `neighbors=8`, by a corner. Both ends are in
+    it. Its cost is the sum of the costs of its vertices.
+
+    This is the simple form of `solve`, which has the same arguments and tells more. The mask is piecewise
+    constant in the costs, so that no gradient flows through it.
+
+    >>> shortest_path(torch.tensor([[1.0, 9.0, 1.0], [1.0, 9.0, 1.0], [1.0, 1.0, 1.0]]))
+    tensor([[1., 0., 0.],
+            [1., 0., 0.],
+            [0., 1., 1.]])
+    """
+    return solve(costs, neighbors, start, goal, strict=strict, backend=backend).path
+
+
+def solve(
+    costs: Tensor,
+    neighbors: Neighbors = 8,
+    start: Vertex | None = None,
+    goal: Vertex | None = None,
+    *,
+    strict: bool | None = None,
+    backend: Backend = "auto",
+) -> PathSolution:
+    """The cheapest path of each map `(..., H, W)`, its cost, and whether it is unique and exists at all.
+
+    Costs: negative ones count as 0, +inf is a wall. Distances are those of the recurrence
+
+        d[start] = c[start],    d[v] = min over the neighbours u of v of d[u] + c[v]
+
+    added up in float64 from the start on, whatever the costs' dtype. Float addition never falls when an
+    operand grows, so that this has one least solution, and every back end finds it to the last bit.
+
+    Ties: an edge u → v is *tight* if d[u] + c[v] == d[v] in float64. Among the paths of tight edges the one
+    with the fewest vertices wins; among those, seen from the goal backwards, the first predecessor in
+    reading order (row by row from the top left). All back ends return the same path.
+    `unique` is true if every vertex of the path has one tight predecessor only, in which case no other path
+    is as good. It is false wherever a tie was broken; and it may be false for a path without a rival where
+    a vertex of cost 0 touches the path.
+
+    `strict` says what raises `ArgumentError`. `None`: a NaN does, on the CPU; elsewhere nothing, because
+    looking would wait for the device. `True`: a NaN and a goal that walls cut off do, on every device,
+    except while a CUDA graph is captured. `False`: nothing does. What does not raise is flagged in the
+    result and harms no other map.
+
+    `backend`: `"auto"` takes numba on the CPU and triton on CUDA where they are installed, else torch.
+
+    >>> best = solve(torch.tensor([[1.0, 2.0], [3.0, 4.0]]), neighbors=4)
+    >>> best.cost, best.unique
+    (tensor(7., dtype=torch.float64), tensor(True))
+    """
+    _check_arguments(costs, neighbors)
+    height, width = costs.shape[-2:]
+    first = _flat("start", (0, 0) if start is None else start, height, width)
+    last = _flat("goal", (-1, -1) if goal is None else goal, height, width)
+    on_cpu = costs.device.type == "cpu"
+    check_nan = on_cpu if strict is None else strict
+    floating = costs.detach() if costs.is_floating_point() else costs.double()
+    path, cost, unique, reachable = shortest_path_operator(
+        floating, neighbors, first, last, choose(backend, costs.device), check_nan, bool(strict)
+    )
+    return PathSolution(path.to(costs.dtype), cost, unique, reachable)
+
+
+def path_cost(costs: Tensor, path: Tensor) -> Tensor:
+    """The sum of the costs on a path: Σ over the cells of path · max(cost, 0); `(..., H, W)` twice to `(...)`.
+
+    A cost of +inf off the path counts as 0, not as NaN. Differentiable in the costs and in the path, which
+    may be a relaxed one. Added up in float64 and returned in the dtype of the two, so that it is the `cost`
+    of a solution up to the order of summation.
+
+    >>> costs = torch.tensor([[1.0, 2.0], [float("inf"), 4.0]])
+    >>> path_cost(costs, shortest_path(costs))
+    tensor(5.)
+    """
+    if costs.ndim < 2 or path.ndim < 2 or costs.shape[-2:] != path.shape[-2:]:
+        raise ShapeError(
+            f"path_cost: costs have shape {tuple(costs.shape)} and the path {tuple(path.shape)}. Both end in the "
+            "same (H, W)."
+        )
+    # Walls only: elsewhere the derivative by the path is the cost, on the path or off it.
+    passable = torch.where(costs.isinf() & (path == 0), 0, costs.clamp(min=0))
+    return (passable * path).sum((-2, -1), dtype=torch.float64).to(torch.result_type(costs, path))
+
+
+def _check_arguments(costs: Tensor, neighbors: int) -> None:
+    if costs.ndim < 2 or costs.shape[-1] == 0 or costs.shape[-2] == 0:
+        raise ShapeError(
+            f"shortest_path: costs have shape {tuple(costs.shape)}. They are vertex costs of grids, (..., H, W) with "
+            "at least one row and one column."
+        )
+    if neighbors not in OFFSETS:
+        raise ArgumentError(
+            f"shortest_path: neighbors is {neighbors!r}. A vertex has 4 neighbours, or 8 with the diagonal ones."
+        )
+    if costs.is_complex():
+        raise ArgumentError(f"shortest_path: costs are {costs.dtype}. Complex numbers have no order.")
+
+
+def _flat(name: str, vertex: Vertex, height: int, width: int) -> int:
+    """A (row, column), negative ones counted from the end as in Python, as an index into the flattened map."""
+    row, column = vertex
+    if not (-height <= row < height and -width <= column < width):
+        raise ArgumentError(
+            f"shortest_path: {name} is {tuple(vertex)}, outside of maps of {height} rows and {width} columns."
+        )
+    return (row % height) * width + column % width
