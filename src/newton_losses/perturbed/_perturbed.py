@@ -1,0 +1,62 @@
+"""Perturbed optimizers: the differentiable argmax or argmin. Their loss is in `_fenchel_young.py`."""
+
+from typing import Unpack
+
+from torch import Tensor
+
+from ..errors import ShapeError
+from ..smoothing import SmoothedAlgorithm, SmoothingOptions
+from ..smoothing._smoothed import BlackBox
+
+
+class Perturbed(SmoothedAlgorithm):
+    """A solver of max_w ⟨y, w⟩ (or min_w with `minimize=True`), made differentiable by noise on its costs.
+
+        maximising   w_σ(y) = E[argmax_w ⟨y + σz, w⟩]
+        minimising   w_σ(y) = E[argmin_w ⟨y − σz, w⟩]
+
+    estimated from `num_samples` draws of z, with the Jacobian of `SmoothedAlgorithm`. The minus is that
+    of argmax_w ⟨θ + σz, w⟩ at θ = −y, so that Gumbel noise gives the softmin of y; for a symmetric
+    distribution it makes no difference. `solver` maps a batch of costs `(B, *shape)` to the solutions,
+    of the same shape: one-hot for an argmax, a 0/1 mask for a path. All other settings are explained
+    in `nl.smoothing.Smoothed`.
+
+    >>> import torch
+    >>> from newton_losses.smoothing import Gumbel
+    >>> def argmax(scores):
+    ...     return torch.nn.functional.one_hot(scores.argmax(-1), scores.shape[-1])
+    >>> generator = torch.Generator().manual_seed(0)
+    >>> softmax = Perturbed(argmax, scale=1.0, num_samples=20_000, distribution=Gumbel(), generator=generator)
+    >>> scores = torch.tensor([[0.0, 1.0, 2.0]])
+    >>> bool((softmax(scores) - scores.softmax(-1)).abs().max() < 0.01)
+    True
+    """
+
+    def __init__(
+        self,
+        solver: BlackBox,
+        scale: float = 0.1,
+        num_samples: int = 10,
+        *,
+        minimize: bool = False,
+        **options: Unpack[SmoothingOptions],
+    ) -> None:
+        super().__init__(solver, scale, num_samples, **options)
+        self.minimize = minimize
+
+    @property
+    def _signed_scale(self) -> float:
+        return -self.scale if self.minimize else self.scale
+
+    def _check_output(self, output: Tensor, shape: tuple[int, ...]) -> None:
+        check_solution(type(self).__name__, output, shape)
+
+
+def check_solution(owner: str, output: Tensor, shape: tuple[int, ...]) -> None:
+    """Raise a ShapeError unless the solver returned solutions of the shape of its costs."""
+    if output.shape != shape:
+        raise ShapeError(
+            f"{owner}: the solver returned shape {tuple(output.shape)} for costs of shape {shape}, in which "
+            f"all draws of all samples are one batch. A solution w has the shape of its costs, since it "
+            f"optimises ⟨costs, w⟩: return the one-hot vector or the 0/1 mask, not an index or a value."
+        )

@@ -1,0 +1,225 @@
+"""The Fenchel-Young loss against closed forms and finite differences of the smoothed optimum."""
+
+import itertools
+
+import pytest
+import torch
+
+from newton_losses import ArgumentError, DerivativeError, ShapeError
+from newton_losses.curvature import Expandable, LowRank
+from newton_losses.perturbed import FenchelYoungLoss
+from newton_losses.smoothing import Gaussian, Gumbel, Laplace
+from smoothing.standard_errors import assert_unbiased
+
+ESTIMATORS = ["jacobian", "optimal_value"]
+
+
+def generator(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def argmax(scores):
+    return torch.nn.functional.one_hot(scores.argmax(-1), scores.shape[-1])
+
+
+def argmin(scores):
+    return argmax(-scores)
+
+
+def cheapest_two(costs):
+    """The two cheapest of all: a linear problem with more than one item in its solution."""
+    mask = torch.zeros_like(costs, dtype=torch.bool)
+    return mask.scatter(-1, costs.topk(2, dim=-1, largest=False).indices, True)
+
+
+def dearest_two(costs):
+    return cheapest_two(-costs)
+
+
+@pytest.mark.parametrize("hessian", ESTIMATORS)
+@pytest.mark.parametrize("minimize", [False, True])
+@pytest.mark.parametrize(
+    ("reduction", "antithetic", "quasi"),
+    [
+        ("none", False, False),
+        ("value", False, False),
+        ("leave_one_out", False, False),
+        ("leave_one_out", True, False),
+        ("value", True, True),
+        ("leave_one_out", True, True),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")  # torch's own forward mode
+def test_gumbel_noise_gives_the_cross_entropy(hessian, minimize, reduction, antithetic, quasi):
+    """F = σ·logsumexp(±y/σ), so that loss, gradient and Hessian are those of a softmax cross-entropy."""
+    scale, label = 0.7, 1
+    y = torch.tensor([0.3, -0.5, 0.8], dtype=torch.float64)
+    target = torch.nn.functional.one_hot(torch.tensor(label), 3)
+    sign = -1 if minimize else 1
+    loss = FenchelYoungLoss(
+        argmin if minimize else argmax,
+        scale,
+        8,
+        minimize=minimize,
+        hessian=hessian,
+        distribution=Gumbel(),
+        variance_reduction=reduction,
+        antithetic=antithetic,
+        quasi=quasi,
+        generator=generator(1),
+    )
+
+    def cross_entropy(y):
+        return scale * (torch.logsumexp(sign * y / scale, -1) - sign * y[label] / scale)
+
+    found = [loss.expand(y.expand(1000, 3), target.expand(1000, 3)) for _ in range(50)]
+    assert_unbiased(torch.cat([e.value for e in found]), cross_entropy(y), 0.02, "value")
+    assert_unbiased(
+        torch.cat([e.gradient for e in found]), torch.func.grad(cross_entropy)(y), 0.01, "gradient"
+    )
+    expected = torch.func.hessian(cross_entropy)(y)
+    assert_unbiased(torch.stack([e.curvature for e in found]), expected, 0.08, "hessian")
+
+
+@pytest.mark.parametrize("minimize", [False, True])
+@pytest.mark.parametrize("distribution", [Gaussian(), Gumbel()], ids=repr)
+def test_against_finite_differences_with_common_random_numbers(distribution, minimize):
+    """The gradient is that of the estimated value; both Hessians that of the expected gradient."""
+    solver, scale = (cheapest_two if minimize else dearest_two), 0.8
+    y = torch.tensor([0.4, -0.2, 0.1, 0.7], dtype=torch.float64)
+    target = torch.tensor([1.0, 0.0, 1.0, 0.0], dtype=torch.float64)
+
+    def expand(shift, curvature=None, hessian="jacobian", seed=2, draws=200_000):
+        loss = FenchelYoungLoss(
+            solver,
+            scale,
+            20,
+            minimize=minimize,
+            hessian=hessian,
+            distribution=distribution,
+            antithetic=True,
+            generator=generator(seed),
+        )
+        rows = draws // 20
+        return loss.expand((y + shift).expand(rows, 4), target.expand(rows, 4), curvature=curvature)
+
+    # The value is piecewise linear in y for fixed draws: its slope is the gradient, but for draws that
+    # change their solution within the step. Between both ends the gradient changes by step·H, so that
+    # the mean of both ends, as a trapezoid, is the difference quotient up to step².
+    step = 1e-2
+    for i, direction in enumerate(torch.eye(4, dtype=torch.float64)):
+        up, down = expand(step * direction), expand(-step * direction)
+        quotient = (up.value - down.value).mean() / (2 * step)
+        slope = (up.gradient + down.gradient)[:, i].mean() / 2
+        assert abs(quotient - slope) < 1e-3
+
+    # Differences of the gradient. The step is wide for the sake of the noise, √(1/(draws·step)); a
+    # central difference's own error, step²/6 of the third derivative, is below the resolution.
+    step = 0.1
+    columns = []
+    for direction in torch.eye(4, dtype=torch.float64):
+        halves = [
+            expand(s * step * direction, draws=400_000, seed=3).gradient.reshape(20, -1, 4).mean(1)
+            for s in (1, -1)
+        ]
+        columns.append((halves[0] - halves[1]) / (2 * step))
+    difference = torch.stack(columns, -1)
+    for hessian in ESTIMATORS:
+        estimates = torch.stack(
+            [expand(0.0, "hessian", hessian, seed=10 + r, draws=20_000).curvature for r in range(40)]
+        )
+        error = (estimates.var(0) / 40 + difference.var(0) / 20).sqrt()
+        assert error.max() < 0.03, hessian
+        distance = (estimates.mean(0) - difference.mean(0)).abs()
+        assert (distance < 5 * error + 0.01).all(), (hessian, distance, error)
+
+
+def test_the_value_is_never_negative_and_zero_at_certainty():
+    y = torch.randn(200, 4, dtype=torch.float64, generator=generator(4))
+    loss = FenchelYoungLoss(cheapest_two, 0.3, 5, generator=generator(5))
+    assert (loss(y, cheapest_two(y)) >= 0).all()
+    certain = torch.tensor([[0.0, 0.0, 9.0, 9.0]], dtype=torch.float64)
+    expansion = loss.expand(certain, cheapest_two(certain))
+    assert expansion.value == 0
+    assert not expansion.gradient.any()
+
+
+@pytest.mark.parametrize("minimize", [False, True])
+def test_both_hessians_are_the_lemma_written_out(minimize):
+    y = torch.randn(5, 4, dtype=torch.float64, generator=generator(6))
+    solver, sign = (cheapest_two, -1) if minimize else (dearest_two, 1)
+    for name in ESTIMATORS:
+        loss = FenchelYoungLoss(solver, 0.4, 6, minimize=minimize, hessian=name, generator=generator(7))
+        found = loss.expand(y, solver(y)).curvature
+        noise = loss.sampler.draw(y, sign * 0.4, Gaussian(), generator(7)).perturbation()
+        expected = torch.zeros(4, 4, dtype=torch.float64)
+        for s, i in itertools.product(range(6), range(5)):
+            epsilon, cost = noise[s, i], y[i] + noise[s, i]
+            w, w0 = solver(cost[None])[0].double(), solver(y[i, None])[0].double()
+            if name == "jacobian":
+                part = torch.outer(w - w0, epsilon) / 0.16
+                expected += sign * (part + part.mT) / 2 / 30
+            else:
+                part = torch.outer(epsilon, epsilon) / 0.4**4 - torch.eye(4) / 0.16
+                expected += sign * (cost @ w - y[i] @ w0) * part / 30
+        torch.testing.assert_close(found, expected)
+
+
+def test_backward_gives_the_gradient_and_solves_only_the_draws():
+    y = torch.randn(5, 2, 2, dtype=torch.float64, generator=generator(8)).requires_grad_()
+    rows = []
+
+    def solver(costs):
+        rows.append(len(costs))
+        return cheapest_two(costs.flatten(1)).reshape(costs.shape)
+
+    target = solver(y.detach())
+    loss = FenchelYoungLoss(solver, 0.5, 6, generator=generator(9))
+    loss(y, target).sum().backward()
+    loss.generator.manual_seed(9)
+    expansion = loss.expand(y, target, curvature="fisher")
+    torch.testing.assert_close(y.grad.flatten(1), expansion.gradient)
+    assert rows[1:] == [30, 30]  # the solution at y itself is only needed for a Hessian
+    torch.testing.assert_close(expansion.curvature, expansion.gradient.mT @ expansion.gradient / 5)
+    assert isinstance(loss.expand(y[:2], target[:2], curvature="fisher").curvature, LowRank)
+    assert isinstance(loss, Expandable)
+
+
+def test_a_bad_sample_is_left_out_of_the_curvature():
+    y = torch.randn(4, 4, dtype=torch.float64, generator=generator(10))
+    y[1] = torch.nan
+    loss = FenchelYoungLoss(cheapest_two, 0.5, 6, generator=generator(11))
+    for hessian in ESTIMATORS:
+        loss.hessian = hessian
+        assert loss.expand(y, torch.zeros(4, 4)).curvature.isfinite().all()
+
+
+def test_laplace_noise_has_the_jacobian_but_not_the_optimal_values_hessian():
+    y, target = torch.zeros(3, 4), torch.zeros(3, 4)
+    FenchelYoungLoss(cheapest_two, distribution=Laplace()).expand(y, target)
+    with pytest.raises(DerivativeError, match=r"under Laplace\(\)"):
+        FenchelYoungLoss(cheapest_two, distribution=Laplace(), hessian="optimal_value").expand(y, target)
+
+
+def test_the_newton_step_descends():
+    y = torch.randn(64, 4, dtype=torch.float64, generator=generator(12))
+    target = torch.tensor([1, 1, 0, 0]).expand(64, 4)
+    loss = FenchelYoungLoss(cheapest_two, 0.5, 200, generator=generator(13))
+    expansion = loss.expand(y, target)
+    damped = expansion.curvature + 0.1 * torch.eye(4, dtype=torch.float64)
+    step = torch.linalg.solve(damped, expansion.gradient.mT).mT
+    assert loss(y - step, target).mean() < 0.5 * expansion.value.mean()
+
+
+def test_wrong_arguments_teach():
+    y = torch.zeros(3, 4)
+    with pytest.raises(ArgumentError, match="hessian is 'H1'"):
+        FenchelYoungLoss(cheapest_two, hessian="H1")
+    with pytest.raises(ArgumentError, match="got 0 targets"):
+        FenchelYoungLoss(cheapest_two)(y)
+    with pytest.raises(ShapeError, match=r"target has shape \(3,\) and the costs \(3, 4\)"):
+        FenchelYoungLoss(cheapest_two)(y, torch.zeros(3))
+    with pytest.raises(ShapeError, match="not an index"):
+        FenchelYoungLoss(lambda costs: costs.argmin(-1))(y, y)
+    with pytest.raises(DerivativeError, match="FenchelYoungLoss"):
+        torch.autograd.functional.hessian(lambda y: FenchelYoungLoss(cheapest_two)(y, y.detach()).sum(), y)

@@ -1,0 +1,105 @@
+"""How draws depend on each other, and on the generator."""
+
+import pytest
+import torch
+
+from newton_losses import ArgumentError
+from newton_losses.smoothing import Gaussian, StudentT
+from newton_losses.smoothing._noise import Sampler, _sobol_digits
+
+Y = torch.zeros(5, 3, dtype=torch.float64)
+
+
+def generator(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def test_independent_draws_are_their_own_groups():
+    assert Sampler(8, antithetic=False, quasi=False, leave_one_out=True).groups == 8
+    assert Sampler(8, antithetic=True, quasi=False, leave_one_out=True).groups == 4
+    assert Sampler(8, antithetic=True, quasi=True, leave_one_out=True).groups == 2
+    assert Sampler(8, antithetic=True, quasi=True, leave_one_out=False).groups == 1
+
+
+@pytest.mark.parametrize("quasi", [False, True])
+def test_antithetic_draws_are_neighbours(quasi):
+    sampler = Sampler(8, antithetic=True, quasi=quasi, leave_one_out=False)
+    noise = sampler.draw(Y, 0.1, Gaussian(), generator()).standard
+    torch.testing.assert_close(noise[0::2], -noise[1::2])
+
+
+@pytest.mark.parametrize("antithetic", [False, True])
+def test_quasi_random_draws_are_evenly_spread(antithetic):
+    """Every sample and dimension has one of 16 points in each 16th of the unit interval."""
+    sampler = Sampler(32 if antithetic else 16, antithetic=antithetic, quasi=True, leave_one_out=False)
+    uniform = sampler.uniform(Y, 3, generator())
+    if antithetic:
+        uniform = uniform[0::2]
+    cells = (uniform * 16).long().sort(0).values
+    assert torch.equal(cells, torch.arange(16)[:, None, None].expand(16, 5, 3))
+
+
+@pytest.mark.parametrize("quasi", [False, True])
+@pytest.mark.parametrize("antithetic", [False, True])
+def test_draws_are_uniform_and_samples_independent(quasi, antithetic):
+    sampler = Sampler(4, antithetic=antithetic, quasi=quasi, leave_one_out=False)
+    uniform = sampler.uniform(torch.zeros(20_000, 1, dtype=torch.float64), 1, generator()).squeeze(-1)
+    for draw in uniform:
+        # The Kolmogorov-Smirnov distance of 20,000 uniforms exceeds 0.0138 once in a thousand.
+        ranks = torch.arange(1, 20_001) / 20_000
+        assert (draw.sort().values - ranks).abs().max() < 0.0138
+        # Neighbours in the batch: a correlation of 0 ± 1/√20,000.
+        assert torch.corrcoef(torch.stack([draw[1:], draw[:-1]]))[0, 1].abs() < 5 * 0.0071
+
+
+@pytest.mark.parametrize("quasi", [False, True])
+def test_the_generator_alone_decides(quasi):
+    sampler = Sampler(4, antithetic=False, quasi=quasi, leave_one_out=False)
+    before = torch.get_rng_state()
+    first = sampler.uniform(Y, 3, generator(1))
+    again = sampler.uniform(Y, 3, generator(1))
+    other = sampler.uniform(Y, 3, generator(2))
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+    assert torch.equal(before, torch.get_rng_state())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("quasi", [False, True])
+def test_uniforms_stay_inside_the_open_interval(dtype, quasi):
+    sampler = Sampler(64, antithetic=True, quasi=quasi, leave_one_out=False)
+    uniform = sampler.uniform(torch.zeros(5000, 1, dtype=dtype), 1, generator())
+    assert uniform.dtype == dtype
+    assert uniform.min() > 0
+    assert uniform.max() < 1
+
+
+def test_a_distribution_may_ask_for_more_uniforms():
+    noise = Sampler(4, False, True, False).draw(Y, 0.1, StudentT(), generator())
+    assert noise.standard.shape == (4, 5, 3)
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ((5, True, False, False), "multiple of 2, at least 2"),
+        ((1, False, False, True), "multiple of 1, at least 2"),
+        ((2, True, False, True), "multiple of 2, at least 4"),
+        ((6, True, True, True), "multiple of 4, at least 4"),
+        ((0, False, False, False), "at least 1"),
+    ],
+)
+def test_impossible_numbers_of_samples(settings, says):
+    with pytest.raises(ArgumentError, match=says):
+        Sampler(*settings)
+
+
+def test_sobol_points_have_all_their_bits():
+    digits = _sobol_digits(4, 50, torch.device("cpu"))
+    assert (digits % 64).any(1).all()
+    assert digits.max() < 2**30
+
+
+def test_too_many_dimensions_for_sobol():
+    with pytest.raises(ArgumentError, match="21201 dimensions"):
+        Sampler(4, False, True, False).uniform(Y, 30_000, generator())

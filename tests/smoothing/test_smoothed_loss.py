@@ -1,0 +1,412 @@
+"""SmoothedLoss against closed forms, and its book-keeping against brute force."""
+
+import itertools
+
+import pytest
+import scipy.stats
+import torch
+
+from newton_losses import ArgumentError, DerivativeError, ShapeError
+from newton_losses.curvature import Expandable, LowRank
+from newton_losses.smoothing import Cauchy, Gaussian, Gumbel, Laplace, Logistic, SmoothedLoss, StudentT
+from newton_losses.smoothing._estimators import VARIANCE_REDUCTIONS
+from smoothing.standard_errors import assert_unbiased
+
+DISTRIBUTIONS = {
+    "gaussian": (Gaussian(), scipy.stats.norm),
+    "laplace": (Laplace(), scipy.stats.laplace),
+    "logistic": (Logistic(), scipy.stats.logistic),
+    "gumbel": (Gumbel(), scipy.stats.gumbel_r),
+    "cauchy": (Cauchy(), scipy.stats.cauchy),
+    "student_t": (StudentT(3.0), scipy.stats.t(3.0)),
+}
+CHOICES = list(itertools.product(VARIANCE_REDUCTIONS, [False, True], [False, True]))
+SCALE = 0.8
+POINT = torch.tensor([0.3, -0.2], dtype=torch.float64)
+
+
+def generator(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def both_positive(y):
+    """A step in two coordinates: a boolean, so that the cast is tested on the way."""
+    return (y > 0).all(-1)
+
+
+def closed_form(density):
+    """Value, gradient and Hessian of E[step(y₁+ε₁)·step(y₂+ε₂)] at POINT, from scipy's density."""
+    at, step = (-POINT / SCALE).numpy(), 1e-4
+    survival = torch.from_numpy(density.sf(at))
+    slope = torch.from_numpy(density.pdf(at)) / SCALE
+    bend = -torch.from_numpy(density.pdf(at + step) - density.pdf(at - step)) / (2 * step) / SCALE**2
+    others = survival.flip(0)
+    hessian = torch.full((2, 2), float(slope.prod()), dtype=torch.float64)
+    hessian.diagonal().copy_(bend * others)
+    return survival.prod(), slope * others, hessian
+
+
+def expansions(loss, repetitions, batch, curvature):
+    y = POINT.expand(batch, 2)
+    return [loss.expand(y, curvature=curvature) for _ in range(repetitions)]
+
+
+@pytest.mark.parametrize("name", DISTRIBUTIONS)
+@pytest.mark.parametrize(("reduction", "antithetic", "quasi"), CHOICES)
+def test_a_smoothed_step_is_unbiased(name, reduction, antithetic, quasi):
+    distribution, density = DISTRIBUTIONS[name]
+    value, gradient, hessian = closed_form(density)
+    loss = SmoothedLoss(
+        both_positive,
+        SCALE,
+        8,
+        distribution=distribution,
+        variance_reduction=reduction,
+        antithetic=antithetic,
+        quasi=quasi,
+        generator=generator(1),
+    )
+    curvature = None if isinstance(distribution, Laplace) else "hessian"
+    found = expansions(loss, 50, 1000, curvature)
+    # The samples of a batch are independent repetitions; for the Hessian, batches are.
+    assert_unbiased(torch.cat([e.value for e in found]), value, 0.02, "value")
+    assert_unbiased(torch.cat([e.gradient for e in found]), gradient, 0.008, "gradient")
+    if curvature is not None:
+        assert_unbiased(torch.stack([e.curvature for e in found]), hessian, 0.02, "hessian")
+
+
+@pytest.mark.parametrize(("reduction", "antithetic", "quasi"), CHOICES)
+def test_a_smoothed_quadratic_under_gaussian_noise(reduction, antithetic, quasi):
+    matrix = torch.tensor([[2.0, 0.5, 0.0], [0.5, -1.0, 0.3], [0.0, 0.3, 1.5]], dtype=torch.float64)
+    slope = torch.tensor([1.0, -2.0, 0.5], dtype=torch.float64)
+    point = torch.tensor([0.4, -0.3, 0.8], dtype=torch.float64)
+
+    def quadratic(y):
+        return torch.einsum("ni,ij,nj->n", y, matrix, y) / 2 + y @ slope
+
+    loss = SmoothedLoss(
+        quadratic,
+        0.5,
+        8,
+        variance_reduction=reduction,
+        antithetic=antithetic,
+        quasi=quasi,
+        generator=generator(2),
+    )
+    found = [loss.expand(point.expand(1000, 3)) for _ in range(50)]
+    value = quadratic(point[None])[0] + 0.5**2 * matrix.trace() / 2
+    assert_unbiased(torch.cat([e.value for e in found]), value, 0.05, "value")
+    assert_unbiased(torch.cat([e.gradient for e in found]), matrix @ point + slope, 0.06, "gradient")
+    assert_unbiased(torch.stack([e.curvature for e in found]), matrix, 0.3, "hessian")
+
+
+def variances(reduction, antithetic=False, quasi=False, offset=3.0):
+    """Of the gradient's norm and the Hessian's, for a step on top of a constant, as a loss mostly is."""
+    loss = SmoothedLoss(
+        lambda y: both_positive(y) + offset,
+        SCALE,
+        8,
+        variance_reduction=reduction,
+        antithetic=antithetic,
+        quasi=quasi,
+        generator=generator(3),
+    )
+    found = expansions(loss, 200, 50, "hessian")
+    gradient = torch.cat([e.gradient for e in found]).var(0).sum()
+    hessian = torch.stack([e.curvature for e in found]).var(0).sum()
+    return gradient, hessian
+
+
+def test_variance_reduction_reduces_variance():
+    none = variances("none")
+    for reduction in ("value", "leave_one_out"):
+        for before, after in zip(none, variances(reduction), strict=True):
+            assert after < before / 5, reduction
+
+
+def test_quasi_random_draws_reduce_the_variance_further():
+    for before, after in zip(variances("value"), variances("value", quasi=True), strict=True):
+        assert after < before
+
+
+def test_antithetic_pairs_remove_a_constant_from_the_gradient_without_a_baseline():
+    assert variances("none", antithetic=True)[0] < variances("none")[0] / 5
+
+
+def test_leave_one_out_within_a_quasi_random_set_would_be_biased(monkeypatch):
+    """Why the draws are split into independent groups: the points of one set repel each other."""
+    from newton_losses.smoothing import _loss
+
+    _, gradient, _ = closed_form(scipy.stats.norm)
+    loss = SmoothedLoss(
+        both_positive, SCALE, 4, variance_reduction="leave_one_out", quasi=True, generator=generator(4)
+    )
+    y = POINT.expand(50_000, 2)
+    assert_unbiased(loss.expand(y, curvature=None).gradient, gradient, 0.008)
+    monkeypatch.setattr(_loss.SmoothedLoss, "_draw", _one_set)
+    monkeypatch.setattr(_loss.SmoothedLoss, "_weights", lambda self, v, centred: (v - v.mean(0)) * 4 / 3)
+    with pytest.raises(AssertionError, match="not tensor"):
+        assert_unbiased(loss.expand(y, curvature=None).gradient, gradient, 0.008)
+
+
+def _one_set(self, y):
+    from newton_losses.smoothing._noise import Sampler
+
+    return Sampler(4, False, True, False).draw(y, self.scale, self.distribution, self.generator)
+
+
+def test_the_hessian_is_the_mean_of_the_samples_hessians():
+    """One matrix product against the lemma written out for every sample and draw."""
+    y = torch.randn(6, 2, 2, dtype=torch.float64, generator=generator(5))
+    target = torch.randn(6, 4, dtype=torch.float64, generator=generator(6))
+
+    def cost(inputs, target):
+        return ((inputs.flatten(1) > 0) * target).sum(-1) ** 2
+
+    loss = SmoothedLoss(cost, 0.7, 5, distribution=Logistic(), generator=generator(7))
+    expansion = loss.expand(y, target)
+    noise = loss.sampler.draw(y.flatten(1), 0.7, Logistic(), generator(7))
+    gradient, hessian = torch.zeros(6, 4, dtype=torch.float64), torch.zeros(4, 4, dtype=torch.float64)
+    for i, s in itertools.product(range(6), range(5)):
+        z = noise.standard[s, i]
+        first, second = torch.tanh(z / 2) / 0.7, (1 - torch.tanh(z / 2) ** 2) / 2 / 0.49
+        perturbed = y[i] + 0.7 * z.reshape(2, 2)
+        weight = (cost(perturbed[None], target[i, None]) - cost(y[i, None], target[i, None])).squeeze()
+        gradient[i] += weight * first / 5
+        hessian += weight * (torch.outer(first, first) - torch.diag(second)) / 30
+    torch.testing.assert_close(expansion.gradient, gradient)
+    torch.testing.assert_close(expansion.curvature, hessian)
+    assert torch.equal(expansion.curvature, expansion.curvature.mT)
+
+
+@pytest.mark.parametrize("shape", [(7,), (7, 3), (7, 2, 3)])
+def test_backward_gives_the_gradient_of_the_expansion(shape):
+    y = torch.randn(shape, dtype=torch.float64, generator=generator(8)).requires_grad_()
+    loss = SmoothedLoss(lambda y: (y.reshape(len(y), -1) > 0).sum(-1), 0.5, 6, generator=generator(9))
+    value = loss(y)
+    (value * torch.arange(7)).sum().backward()
+    loss.generator.manual_seed(9)
+    expansion = loss.expand(y, curvature=None)
+    torch.testing.assert_close(value.detach(), expansion.value)
+    torch.testing.assert_close(y.grad.reshape(7, -1), expansion.gradient * torch.arange(7)[:, None])
+    assert value.shape == (7,)
+    assert expansion.curvature is None
+
+
+@pytest.mark.parametrize(("batch", "form"), [(9, torch.Tensor), (2, LowRank)])
+def test_the_empirical_fisher(batch, form):
+    y = torch.randn(batch, 4, dtype=torch.float64, generator=generator(10))
+    loss = SmoothedLoss(lambda y: y.argmax(-1), 0.5, 20, distribution=Laplace(), generator=generator(11))
+    expansion = loss.expand(y, curvature="fisher")
+    assert isinstance(expansion.curvature, form)
+    matrix = expansion.curvature.dense() if form is LowRank else expansion.curvature
+    torch.testing.assert_close(matrix, expansion.gradient.mT @ expansion.gradient / batch)
+
+
+@pytest.mark.parametrize("curvature", ["hessian", "fisher"])
+def test_a_bad_sample_is_left_out_of_the_curvature_and_nothing_else(curvature):
+    y = torch.randn(6, 3, dtype=torch.float64, generator=generator(12))
+    scale = torch.ones(6, dtype=torch.float64)
+    scale[2], scale[4] = torch.nan, torch.inf
+
+    def cost(inputs, scale):
+        return (inputs > 0).sum(-1) * scale
+
+    loss = SmoothedLoss(cost, 0.5, 6, generator=generator(13))
+    expansion = loss.expand(y, scale, curvature=curvature)
+    good = torch.tensor([0, 1, 3, 5])
+    assert expansion.value.isnan()[2]
+    assert expansion.gradient[good].isfinite().all()
+    assert expansion.curvature.isfinite().all()
+    loss.generator.manual_seed(13)
+    # The same noise, and the bad samples at a loss that is 0 everywhere: they add nothing but to the count.
+    silent = loss.expand(y, torch.nan_to_num(scale, nan=0.0, posinf=0.0), curvature=curvature)
+    torch.testing.assert_close(expansion.curvature, silent.curvature * 6 / 4)
+
+
+def test_it_is_expandable_and_its_newton_step_descends():
+    """What the Newton loss does with an expansion: the damped step lowers the smoothed loss."""
+    target = torch.tensor([1.0, -1.0, 0.5], dtype=torch.float64)
+
+    def misses(y):
+        return ((y - target).abs() > 0.3).sum(-1)
+
+    loss = SmoothedLoss(misses, 0.5, 400, antithetic=True, generator=generator(14))
+    assert isinstance(loss, Expandable)
+    y = target + 0.3 * torch.randn(32, 3, dtype=torch.float64, generator=generator(15))
+    expansion = loss.expand(y, curvature="hessian")
+    damped = expansion.curvature + 1.0 * torch.eye(3, dtype=torch.float64)
+    step = torch.linalg.solve(damped, expansion.gradient.mT).mT
+    assert loss(y - step).mean() < loss(y).mean() - 0.1
+
+
+def test_targets_arrays_and_integers():
+    labels = torch.tensor([0, 2, 1])
+    y = torch.zeros(3, 3, dtype=torch.float64)
+    seen = []
+
+    def numpy_loss(inputs, labels, margin):
+        seen.append((tuple(inputs.shape), tuple(labels.shape), margin))
+        assert torch.equal(labels[:3], labels[3:6])
+        return (inputs.numpy().argmax(-1) != labels.numpy()).astype("int32")
+
+    loss = SmoothedLoss(numpy_loss, 0.5, 4, generator=generator(16))
+    value = loss(y, labels, 0.25)
+    assert seen == [((15, 3), (15,), 0.25)]  # one call for y and four draws of three samples
+    assert value.dtype == torch.float64
+
+
+def test_at_least_float32_whatever_the_autocast():
+    loss = SmoothedLoss(lambda y: (y > 0).sum(-1), 0.5, 4, generator=generator(17))
+    y = torch.randn(5, 3, generator=generator(18)).bfloat16().requires_grad_()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        value = loss(y)
+        loss.generator.manual_seed(17)
+        expansion = loss.expand(y)
+    loss.generator.manual_seed(17)
+    plain = loss.expand(y.float())
+    assert value.dtype == expansion.gradient.dtype == torch.float32
+    torch.testing.assert_close(expansion.curvature, plain.curvature, rtol=0, atol=0)
+    value.sum().backward()
+    assert y.grad.dtype == torch.bfloat16
+
+
+def test_float32_agrees_with_float64():
+    y = torch.randn(16, 4, dtype=torch.float64, generator=generator(19))
+    uniform = torch.rand(8, 16, 4, generator=generator(20))
+
+    class Fixed(Gaussian):
+        def sample(self, unused):
+            return super().sample(uniform.to(unused.dtype))
+
+    loss = SmoothedLoss(lambda y: torch.sin(3 * y).sum(-1), 0.5, 8, distribution=Fixed())
+    double, single = loss.expand(y), loss.expand(y.float())
+    torch.testing.assert_close(single.gradient, double.gradient.float(), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(single.curvature, double.curvature.float(), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "differentiate",
+    [
+        lambda f, y: torch.autograd.functional.hessian(lambda y: f(y).sum(), y),
+        lambda f, y: torch.func.hessian(lambda y: f(y).sum())(y),
+        lambda f, y: torch.func.jacrev(torch.func.grad(lambda y: f(y).sum()))(y),
+        lambda f, y: torch.func.jvp(f, (y,), (y,)),
+        lambda f, y: torch.autograd.functional.hessian(lambda y: (f(y) + y.square().sum(-1)).sum(), y),
+    ],
+    ids=["reverse", "functional", "reverse over reverse", "forward", "beside another loss"],
+)
+# Forward mode makes torch itself script its decompositions, with a warning.
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")
+def test_a_second_derivative_is_refused_not_wrong(differentiate):
+    loss = SmoothedLoss(lambda y: (y > 0).sum(-1), 0.5, 4, generator=generator(21))
+    with pytest.raises(DerivativeError, match=r"SmoothedLoss.expand\(y, ..., curvature='hessian'\)"):
+        differentiate(loss, torch.zeros(2, 3, dtype=torch.float64))
+
+
+def test_first_derivatives_by_torch_func():
+    loss = SmoothedLoss(lambda y: (y > 0).sum(-1), 0.5, 4, generator=generator(22))
+    y = torch.zeros(2, 3, dtype=torch.float64)
+    gradient = torch.func.grad(lambda y: loss(y).sum())(y)
+    loss.generator.manual_seed(22)
+    torch.testing.assert_close(gradient, loss.expand(y, curvature=None).gradient)
+
+
+def test_no_hessian_from_values_under_laplace_noise():
+    loss = SmoothedLoss(both_positive, SCALE, 4, distribution=Laplace())
+    with pytest.raises(DerivativeError, match=r"under Laplace\(\)"):
+        loss.expand(POINT[None])
+
+
+@pytest.mark.parametrize(
+    ("fn", "says"),
+    [
+        (lambda y: y.sum(), r"returned shape \(\) for inputs of shape \(15, 3\).*reduce over the batch"),
+        (lambda y: y.sum(-1)[:3], r"returned shape \(3,\).*here \(15,\)"),
+        (lambda y: y, r"returned shape \(15, 3\).*reduce its last 1 dimension"),
+    ],
+)
+def test_a_wrong_shape_teaches(fn, says):
+    with pytest.raises(ShapeError, match=says):
+        SmoothedLoss(fn, num_samples=4)(torch.zeros(3, 3))
+
+
+def test_wrong_arguments_teach():
+    y = torch.zeros(3, 3)
+    with pytest.raises(ArgumentError, match="scale is -1"):
+        SmoothedLoss(both_positive, scale=-1)
+    with pytest.raises(ArgumentError, match="fn is 3"):
+        SmoothedLoss(3)
+    with pytest.raises(ArgumentError, match=r"distribution is 'gaussian'.*sample and derivatives"):
+        SmoothedLoss(both_positive, distribution="gaussian")
+    with pytest.raises(ArgumentError, match=r"variance_reduction is 'baseline'.*'leave_one_out'"):
+        SmoothedLoss(both_positive, variance_reduction="baseline")
+    with pytest.raises(ArgumentError, match="curvature is 'hesian'"):
+        SmoothedLoss(both_positive).expand(y, curvature="hesian")
+    with pytest.raises(ArgumentError, match="fn returned NoneType"):
+        SmoothedLoss(lambda y: None)(y)
+    with pytest.raises(ShapeError, match="real outputs"):
+        SmoothedLoss(both_positive)(torch.tensor([1, 2]))
+    with pytest.raises(ArgumentError, match="a target requires a gradient"):
+        SmoothedLoss(lambda y, t: y.sum(-1))(y, torch.zeros(3, requires_grad=True))
+
+
+def test_a_function_that_writes_into_its_input_does_no_harm():
+    y = torch.randn(4, 3, dtype=torch.float64, generator=generator(23))
+    losses = [
+        SmoothedLoss(lambda y: y.clamp_(min=0).sum(-1), 0.5, 4, generator=generator(24)),
+        SmoothedLoss(lambda y: y.clamp(min=0).sum(-1), 0.5, 4, generator=generator(24)),
+    ]
+    before = y.clone()
+    first, second = (loss.expand(y) for loss in losses)
+    torch.testing.assert_close(first.curvature, second.curvature)
+    assert torch.equal(y, before)
+
+
+def test_an_empty_batch_has_no_curvature():
+    expansion = SmoothedLoss(both_positive, num_samples=4).expand(torch.zeros(0, 3))
+    assert expansion.value.shape == (0,)
+    assert torch.equal(expansion.curvature, torch.zeros(3, 3))
+
+
+def test_a_users_own_distribution():
+    """Two methods are all it takes: a hyperbolic secant, against scipy's."""
+
+    class HyperbolicSecant:
+        def sample(self, uniform):
+            return torch.log(torch.tan(torch.pi / 2 * uniform))
+
+        def derivatives(self, noise):
+            slope = torch.tanh(noise)
+            return slope, 1 - slope**2
+
+    value, gradient, hessian = closed_form(scipy.stats.hypsecant)
+    loss = SmoothedLoss(both_positive, SCALE, 8, distribution=HyperbolicSecant(), generator=generator(25))
+    found = expansions(loss, 50, 1000, "hessian")
+    assert_unbiased(torch.cat([e.value for e in found]), value, 0.02)
+    assert_unbiased(torch.cat([e.gradient for e in found]), gradient, 0.008)
+    assert_unbiased(torch.stack([e.curvature for e in found]), hessian, 0.02)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("curvature", ["hessian", "fisher"])
+@pytest.mark.parametrize("distribution", [Gaussian(), Gumbel(), Cauchy(), StudentT()], ids=repr)
+def test_an_expansion_is_captured_in_a_cuda_graph(distribution, curvature):
+    noise = torch.Generator(device="cuda").manual_seed(0)
+    loss = SmoothedLoss(
+        both_positive, SCALE, 8, distribution=distribution, antithetic=True, quasi=True, generator=noise
+    )
+    y = torch.randn(64, 5, device="cuda")
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        loss.expand(y, curvature=curvature)
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    graph.register_generator_state(noise)
+    with torch.cuda.graph(graph):
+        expansion = loss.expand(y, curvature=curvature)
+    graph.replay()
+    first = expansion.curvature.clone()
+    graph.replay()
+    assert first.isfinite().all()
+    assert not torch.equal(first, expansion.curvature)
