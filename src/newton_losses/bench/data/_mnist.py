@@ -1,0 +1,122 @@
+"""MNIST from the standard idx files in torchvision's layout, from an `.npz`, or downloaded."""
+
+import hashlib
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from zipfile import BadZipFile
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ._download import Progress, fetch
+from ._files import DataError, DataNotFoundError, Splits, data_root
+from ._idx import read_idx
+from ._images import LabeledImages
+
+MIRRORS = (
+    "https://ossci-datasets.s3.amazonaws.com/mnist",
+    "https://storage.googleapis.com/cvdf-datasets/mnist",
+)
+# The packed files, as they are published.
+FILE_SUMS = {
+    "train-images-idx3-ubyte.gz": "f68b3c2dcbeaaa9fbdd348bbdeb94873",
+    "train-labels-idx1-ubyte.gz": "d53e105ee54ea40749a09fcbcd1e9432",
+    "t10k-images-idx3-ubyte.gz": "9fb629c4189551a2d022fa330f9573f3",
+    "t10k-labels-idx1-ubyte.gz": "ec29112dd5afa0611ce80d1b7f02629c",
+}
+# The values themselves, one byte each, so that every kind of file is checked in the same way.
+_CONTENT_SUMS = {
+    "train": ("6510e85a72c3e9475c492d559d3770d2", "e86ee40d66677c011a9abda399ec8c4d"),
+    "t10k": ("240610fa99e73bfa49df8e7fc24d3206", "073c3904dfbd3e141ff8aa01cfde6b15"),
+}
+_NPZ_KEYS = {"train": ("x_train", "y_train"), "t10k": ("x_test", "y_test")}
+_TRAINING_IMAGES = 55000
+
+Arrays = tuple[NDArray[np.uint8], NDArray[np.uint8]]
+
+
+class MNIST(LabeledImages):
+    """The 60,000 training (`train=True`) or 10,000 test images of MNIST, 28×28.
+
+    Read from `root/MNIST/raw/` as torchvision keeps them (idx files, packed or not), or else from `mnist.npz`
+    in `root/MNIST/` or `root/` (keys `x_train`, `y_train`, `x_test`, `y_test`). With `download`, packed idx
+    files that are missing are fetched there first; the package pooch does that. With `check`, the contents
+    have to be MNIST's, byte for byte, wherever they come from.
+    """
+
+    def __init__(
+        self,
+        root: str | os.PathLike[str] | None = None,
+        train: bool = True,
+        download: bool = False,
+        check: bool = True,
+        mirrors: Sequence[str] = MIRRORS,
+        progress: Progress | None = None,
+    ) -> None:
+        base = data_root(root)
+        part = "train" if train else "t10k"
+        arrays = _read(base, part)
+        if arrays is None and download:
+            for name in (name for name in FILE_SUMS if name.startswith(part)):
+                fetch(base / "MNIST" / "raw", name, FILE_SUMS[name], mirrors, progress)
+            arrays = _read(base, part)
+        if arrays is None:
+            raise DataNotFoundError(
+                f"MNIST is not there. Looked for {part}-images-idx3-ubyte and {part}-labels-idx1-ubyte, "
+                f"packed as .gz or not, in {base / 'MNIST' / 'raw'}, and for {base / 'MNIST' / 'mnist.npz'} "
+                f"and {base / 'mnist.npz'}. Fetch it with download=True, or put one of these there."
+            )
+        if check:
+            _check_content(base, part, arrays)
+        # A copy, since torch wants memory that may be written to.
+        super().__init__(*(torch.from_numpy(array.copy()) for array in arrays))
+
+    @staticmethod
+    def splits(
+        root: str | os.PathLike[str] | None = None,
+        download: bool = False,
+        progress: Progress | None = None,
+    ) -> Splits[LabeledImages]:
+        """The protocol's parts: the first 55,000 training images, the other 5,000, the 10,000 test images."""
+        train = MNIST(root, train=True, download=download, progress=progress)
+        test = MNIST(root, train=False, download=download, progress=progress)
+        return Splits(
+            train.part(0, _TRAINING_IMAGES), train.part(_TRAINING_IMAGES, len(train)), test.part(0, len(test))
+        )
+
+
+def _read(base: Path, part: str) -> Arrays | None:
+    """Images and labels from the first place where there are any, else None."""
+    raw = base / "MNIST" / "raw"
+    for suffix in ("", ".gz"):
+        images, labels = raw / f"{part}-images-idx3-ubyte{suffix}", raw / f"{part}-labels-idx1-ubyte{suffix}"
+        if images.exists() and labels.exists():
+            return read_idx(images), read_idx(labels)
+    for path in (base / "MNIST" / "mnist.npz", base / "mnist.npz"):
+        if path.exists():
+            return _read_npz(path, part)
+    return None
+
+
+def _read_npz(path: Path, part: str) -> Arrays:
+    images_key, labels_key = _NPZ_KEYS[part]
+    try:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
+            return arrays[images_key].astype(np.uint8), arrays[labels_key].astype(np.uint8)
+    except (BadZipFile, EOFError, ValueError) as error:
+        raise DataError(f"{path} cannot be read ({error}): it is truncated or damaged.") from error
+    except KeyError as error:
+        raise DataError(f"{path} has no array {error}; it needs x_train, y_train, x_test, y_test.") from error
+
+
+def _check_content(base: Path, part: str, arrays: Arrays) -> None:
+    for what, array, wanted in zip(("images", "labels"), arrays, _CONTENT_SUMS[part], strict=True):
+        found = hashlib.md5(array.tobytes(), usedforsecurity=False).hexdigest()
+        if found != wanted:
+            raise DataError(
+                f"The {part} {what} under {base} are not MNIST's: the md5 sum of their values is {found}, "
+                f"not {wanted}. Remove the files and fetch them again, or pass check=False for another set "
+                "in the same format."
+            )

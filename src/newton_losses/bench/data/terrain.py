@@ -1,0 +1,208 @@
+"""Look-alike maps, drawn by a seeded generator, for when the Warcraft files are not there.
+
+They have the same form (corners as vertices, blended 8-pixel tiles, five terrains with the same costs, file
+names and dtypes) and are not that benchmark: figures on them do not compare with figures on it. All
+arithmetic is on integers, so that a seed gives the same bytes on every machine.
+"""
+
+import json
+import os
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from numpy.typing import NDArray
+
+from ...errors import ArgumentError
+from ._files import (
+    DataError,
+    DataNotFoundError,
+    Splits,
+    atomic_path,
+    data_root,
+    file_md5,
+    known_split,
+    verify_files,
+)
+from ._map_files import PARTS, MapFiles, file_name, normalized_splits
+from ._path_maps import PathMaps
+from ._terrain._corners import NAMES as NAMES
+from ._terrain._corners import TENTHS, draw_corners
+from ._terrain._render import TILE, render
+from ._terrain._streams import Streams
+
+VERSION = 1
+COSTS = (TENTHS / 10).astype(np.float16)
+_FACTS = "terrain.json"
+_CHUNK = 32  # maps drawn at once: the intermediate arrays still fit a processor's cache
+
+Progress = Callable[[int, int], None]
+
+
+class Drawn(NamedTuple):
+    """Drawn maps as arrays: uint8 `(N, 8k, 8k, 3)`, float16 `(N, k, k)`, uint8 of 0 and 1 `(N, k, k)`."""
+
+    maps: NDArray[np.uint8]
+    weights: NDArray[np.float16]
+    paths: NDArray[np.uint8]
+
+
+def draw(count: int, size: int = 12, seed: int = 0, split: str = "train", first: int = 0) -> Drawn:
+    """Draw the maps number `first`, …, `first + count − 1` of a split. Each has one shortest path, no ties.
+
+    >>> maps, weights, paths = draw(2, size=6)
+    >>> maps.shape, weights.shape, paths.shape
+    ((2, 48, 48, 3), (2, 6, 6), (2, 6, 6))
+    >>> bool((draw(1, size=6, first=1).maps[0] == maps[1]).all())
+    True
+    """
+    _check_numbers(count, size, seed)
+    if first < 0:
+        raise ArgumentError(f"terrain.draw: first={first} is negative; maps are counted from 0.")
+    set_number = Splits._fields.index(known_split(split))
+    chunks = [
+        _draw_chunk(seed, set_number, begin, min(_CHUNK, first + count - begin), size)
+        for begin in range(first, first + count, _CHUNK)
+    ]
+    return Drawn(*(np.concatenate(part) for part in zip(*chunks, strict=True)))
+
+
+def make(
+    root: str | os.PathLike[str] | None = None,
+    size: int = 12,
+    counts: Sequence[int] = (10000, 1000, 1000),
+    seed: int = 0,
+    overwrite: bool = False,
+    progress: Progress | None = None,
+) -> Path:
+    """Write the three splits to `root/terrain/<size>x<size>/` and return that folder.
+
+    A set that is already there with the same settings is left as it is; one with other settings is only
+    replaced with `overwrite`. `progress(done, total)` is called after every few maps. An interrupted call
+    leaves no half files behind, and a set counts as there once all of it is.
+    """
+    if len(counts) != 3:
+        raise ArgumentError(
+            f"terrain.make: counts={tuple(counts)} has to be three numbers, train, val and test."
+        )
+    for count in counts:
+        _check_numbers(count, size, seed)
+    folder = _folder(data_root(root), size)
+    settings = {"version": VERSION, "size": size, "counts": list(counts), "seed": seed}
+    there = _facts(folder)
+    if there is not None and there["settings"] == settings:
+        return folder
+    if there is not None and not overwrite:
+        raise ArgumentError(
+            f"terrain.make: {folder} already holds a set with other settings, {there['settings']}; asked for "
+            f"{settings}. Choose another root, or replace it with overwrite=True."
+        )
+    # Without its facts the set counts as absent: no reader may meet files of two settings.
+    (folder / _FACTS).unlink(missing_ok=True)
+    done = 0
+
+    def advance(more: int) -> None:
+        nonlocal done
+        done += more
+        if progress is not None:
+            progress(done, sum(counts))
+
+    for split, count in zip(Splits._fields, counts, strict=True):
+        _write_split(folder, split, count, size, seed, advance)
+    names = [file_name(split, part) for split in Splits._fields for part in PARTS]
+    facts = {"settings": settings, "md5": {name: file_md5(folder / name) for name in names}}
+    with atomic_path(folder / _FACTS) as temporary:
+        temporary.write_text(json.dumps(facts, indent=1) + "\n")
+    return folder
+
+
+class Terrain(MapFiles):
+    """One split of look-alike maps from `root/terrain/<size>x<size>/`, as `make` wrote them.
+
+    With `check`, the md5 sums of the split's files are compared, once for as long as the files do not change.
+    """
+
+    def __init__(
+        self,
+        root: str | os.PathLike[str] | None = None,
+        split: str = "train",
+        size: int = 12,
+        check: bool = True,
+    ) -> None:
+        folder = _folder(data_root(root), size)
+        advice = f"Draw the maps with newton_losses.bench.data.terrain.make(size={size})."
+        facts = _facts(folder)
+        if facts is None:
+            raise DataNotFoundError(f"There is no finished set of look-alike maps in {folder}. {advice}")
+        self.settings: dict[str, object] = facts["settings"]
+        super().__init__(folder, split, size, advice)
+        if check:
+            names = [file_name(split, part) for part in PARTS]
+            verify_files(folder, {name: facts["md5"][name] for name in names}, advice)
+
+    @staticmethod
+    def splits(
+        root: str | os.PathLike[str] | None = None, size: int = 12, check: bool = True
+    ) -> Splits[PathMaps]:
+        """All three splits as tensors, normalised by the mean and standard deviation of the training maps."""
+        return normalized_splits(*(Terrain(root, split, size, check) for split in Splits._fields))
+
+
+def _draw_chunk(seed: int, set_number: int, first: int, count: int, size: int) -> Drawn:
+    streams = Streams(seed, set_number, first, count)
+    corners, paths = draw_corners(streams, count, size)
+    return Drawn(render(streams, corners), COSTS[corners[:, 1:-1, 1:-1]], paths.astype(np.uint8))
+
+
+def _write_split(
+    folder: Path, split: str, count: int, size: int, seed: int, progress: Callable[[int], None]
+) -> None:
+    """Write the three files of a split, a chunk of maps at a time; they appear together, complete."""
+    shapes = ((count, TILE * size, TILE * size, 3), (count, size, size), (count, size, size))
+    set_number = Splits._fields.index(split)
+    with ExitStack() as stack:
+        files = []
+        for (part, dtype), shape in zip(PARTS.items(), shapes, strict=True):
+            temporary = stack.enter_context(atomic_path(folder / file_name(split, part)))
+            files.append(stack.enter_context(temporary.open("wb")))
+            # Written through, not mapped into memory: on a full disk a write raises, a mapped file kills.
+            header = {"descr": _little_endian(dtype).str, "fortran_order": False, "shape": shape}
+            np.lib.format.write_array_header_1_0(files[-1], header)
+        for begin in range(0, count, _CHUNK):
+            drawn = _draw_chunk(seed, set_number, begin, min(_CHUNK, count - begin), size)
+            for file, array, dtype in zip(files, drawn, PARTS.values(), strict=True):
+                file.write(np.asarray(array, dtype=_little_endian(dtype)).tobytes())
+            progress(min(_CHUNK, count - begin))
+
+
+def _little_endian(dtype: npt.DTypeLike) -> np.dtype[Any]:
+    return np.dtype(dtype).newbyteorder("<")
+
+
+def _folder(root: Path, size: int) -> Path:
+    return root / "terrain" / f"{size}x{size}"
+
+
+def _facts(folder: Path) -> dict[str, Any] | None:
+    """What `make` wrote down last about the set in a folder; None if there is no finished set."""
+    try:
+        facts = json.loads((folder / _FACTS).read_text())
+    except FileNotFoundError:
+        return None
+    except ValueError as error:
+        raise DataError(
+            f"{folder / _FACTS} is damaged ({error}). Remove it and draw the maps again."
+        ) from error
+    return dict(facts)
+
+
+def _check_numbers(count: int, size: int, seed: int) -> None:
+    if count < 1:
+        raise ArgumentError(f"terrain: {count} maps were asked for; it has to be at least one.")
+    if not 2 <= size <= 128:
+        raise ArgumentError(f"terrain: size={size} is not possible; a side has 2 to 128 vertices.")
+    if not 0 <= seed < 1 << 64:
+        raise ArgumentError(f"terrain: seed={seed} is not possible; it is an integer from 0 to 2⁶⁴ − 1.")

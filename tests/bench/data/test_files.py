@@ -1,0 +1,60 @@
+"""Where data lies, and files that appear whole or not at all."""
+
+from pathlib import Path
+
+import pytest
+
+from newton_losses.bench.data import data_root
+from newton_losses.bench.data._files import atomic_path, file_md5
+
+
+def test_the_root_is_the_argument_then_the_variable_then_the_users_cache(monkeypatch, tmp_path):
+    monkeypatch.setenv("NEWTON_LOSSES_DATA", str(tmp_path / "variable"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr("sys.platform", "linux")
+    assert data_root(tmp_path / "argument") == tmp_path / "argument"
+    assert data_root() == tmp_path / "variable"
+    monkeypatch.delenv("NEWTON_LOSSES_DATA")
+    assert data_root() == tmp_path / "cache" / "newton-losses"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    assert data_root() == Path.home() / ".cache" / "newton-losses"
+    assert data_root("~/x") == Path.home() / "x"
+
+
+def test_a_file_is_replaced_only_by_a_whole_one(tmp_path):
+    path = tmp_path / "file"
+    path.write_text("old")
+
+    def fail():
+        with atomic_path(path) as temporary:
+            temporary.write_text("half")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fail()
+    assert path.read_text() == "old"
+    with atomic_path(path) as temporary:
+        temporary.write_text("new")
+        assert path.read_text() == "old"
+    assert path.read_text() == "new"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_the_md5_sum(tmp_path):
+    (tmp_path / "file").write_bytes(b"")
+    assert file_md5(tmp_path / "file") == "d41d8cd98f00b204e9800998ecf8427e"
+
+
+def test_importing_the_data_reads_nothing_and_needs_no_extra(tmp_path):
+    import subprocess
+    import sys
+
+    code = (
+        "import sys\n"
+        "for name in ('pooch', 'sklearn', 'matplotlib', 'scipy', 'numba'): sys.modules[name] = None\n"
+        "import newton_losses.bench.data, newton_losses.bench.models\n"
+    )
+    source = Path(__file__).resolve().parents[3] / "src"
+    environment = {"PYTHONPATH": str(source), "HOME": str(tmp_path), "PYTHONDONTWRITEBYTECODE": "1"}
+    subprocess.run([sys.executable, "-c", code], check=True, env=environment)
+    assert list(tmp_path.iterdir()) == []
