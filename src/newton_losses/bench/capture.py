@@ -1,0 +1,58 @@
+"""Running a training step as one CUDA graph: the host launches it as a whole instead of kernel by kernel."""
+
+from collections.abc import Callable, Iterable
+
+import torch
+from torch import Tensor
+
+# Enough for the compiler, for the choice of convolution algorithms and for lazily made handles.
+WARM_UP_STEPS = 3
+
+
+class CapturedStep:
+    """`function(size)` for each of the `sizes`, captured once and replayed.
+
+    `state` are all tensors that the function changes and reads again in the next call; they and the
+    `generators` are as before when capturing is done, so that the warm-up leaves no trace in the results.
+    All tensors must keep their place in memory: change them in place only.
+    """
+
+    def __init__(
+        self,
+        function: Callable[[int], None],
+        sizes: Iterable[int],
+        state: Iterable[Tensor],
+        generators: Iterable[torch.Generator],
+    ) -> None:
+        tensors, generators = list(state), list(generators)
+        before = [tensor.detach().clone() for tensor in tensors]
+        seeds = [generator.get_state() for generator in generators]
+        pool = torch.cuda.graph_pool_handle()
+        self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
+        for size in sizes:
+            _warm_up(function, size)
+            graph = torch.cuda.CUDAGraph()
+            for generator in generators:
+                graph.register_generator_state(generator)
+            with torch.cuda.graph(graph, pool=pool):
+                function(size)
+            self._graphs[size] = graph
+        with torch.no_grad():
+            for tensor, value in zip(tensors, before, strict=True):
+                tensor.copy_(value)
+        for generator, seed in zip(generators, seeds, strict=True):
+            generator.set_state(seed)
+
+    def __call__(self, size: int) -> None:
+        self._graphs[size].replay()
+
+
+def _warm_up(function: Callable[[int], None], size: int) -> None:
+    """A few calls on a stream of their own, as capturing asks for."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(WARM_UP_STEPS):
+            function(size)
+    torch.cuda.current_stream().wait_stream(stream)
+    torch.cuda.synchronize()

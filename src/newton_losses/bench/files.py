@@ -1,0 +1,63 @@
+"""Writing files so that a crash at any moment leaves the old content or the new one, never half of one."""
+
+import contextlib
+import errno
+import os
+from pathlib import Path
+
+from ..errors import NewtonLossesError
+
+
+class RunError(NewtonLossesError, RuntimeError):
+    """A run folder cannot be used or written; the message says why and what to do."""
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Replace the file at `path` by `content`: written beside it, brought to the disk, then renamed over it."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        with open(temporary, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+        sync_folder(path.parent)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise write_error(path, error) from error
+
+
+def append_line(path: Path, line: bytes) -> None:
+    """Add one line to the end of a file and bring it to the disk. A crash can leave a torn last line."""
+    try:
+        with open(path, "ab") as file:
+            file.write(line + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise write_error(path, error) from error
+
+
+def sync_folder(folder: Path) -> None:
+    """Make a rename in this folder durable, on systems that can open a folder."""
+    with contextlib.suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def write_error(path: Path, error: OSError) -> RunError:
+    """What to tell a person whose disk said no."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        hint = "The disk or your quota is full. Free some space and give the same command again"
+    elif error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        hint = "The folder cannot be written. Change its permissions, or choose another one with --out"
+    else:
+        hint = "Look into the cause and give the same command again"
+    return RunError(
+        f"{path}: could not be written ({error.strerror or error}). {hint}: the run goes on from its last "
+        "checkpoint. Nothing that was there has been lost."
+    )

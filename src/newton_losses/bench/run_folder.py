@@ -1,0 +1,217 @@
+"""The folder of one run: its configuration, its evaluations, two checkpoints, its result, and a lock on it all.
+
+    config.json             the configuration, and the versions that it ran with
+    evaluations.jsonl       one line an evaluation
+    checkpoint.pt           everything that going on needs; checkpoint.previous.pt is the one before
+    weights.pt              the network that the result is about
+    result.json             written last: a folder that has it is finished
+
+A checkpoint holds the evaluations up to its step, and it is on the disk before their last line is. So the
+lines on the disk never know more than the checkpoint, and after a crash they are written anew from it.
+"""
+
+import contextlib
+import io
+import json
+import os
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+
+from .checkpoint import BadCheckpoint, read_checkpoint, write_checkpoint
+from .config import RunConfig, option
+from .environment import environment
+from .files import RunError, append_line, sync_folder, write_atomically, write_error
+
+Record = dict[str, Any]
+
+CONFIG, EVALUATIONS, RESULT, WEIGHTS = "config.json", "evaluations.jsonl", "result.json", "weights.pt"
+CHECKPOINT, PREVIOUS = "checkpoint.pt", "checkpoint.previous.pt"
+_OWN_FILES = (CONFIG, EVALUATIONS, RESULT, WEIGHTS, CHECKPOINT, PREVIOUS)
+_LOCK = ".lock"
+
+
+class RunFolder:
+    """The folder at `path`, opened for a run with this (resolved) configuration; use it in a `with`.
+
+    Refused with a `RunError`: a folder in use by another process, one that holds a run with another
+    configuration, one that holds something else, and one that cannot be written. `overwrite` deletes the
+    files of the run that is there and starts anew.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], config: RunConfig, *, overwrite: bool = False) -> None:
+        self.path = Path(path)
+        self.config = config
+        self.evaluations: list[Record] = []
+        self.notes: list[str] = []
+        self._overwrite = overwrite
+        self._lock: io.TextIOWrapper | None = None
+
+    def __enter__(self) -> Self:
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._lock = _take_lock(self.path / _LOCK)
+        except OSError as error:
+            raise write_error(self.path, error) from error
+        try:
+            if self._overwrite:
+                self._clear()
+            self._agree_on_configuration()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Give the lock back. The kernel does it as well when the process ends in whatever way."""
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+    @property
+    def result(self) -> Record | None:
+        """The result of a finished run, else `None`."""
+        return read_json(self.path / RESULT) if (self.path / RESULT).exists() else None
+
+    def load(self) -> Record | None:
+        """The state to go on from, or `None` for a new run. Brings `evaluations` to the state's step."""
+        state = self._newest_checkpoint()
+        if state is None:
+            if (self.path / EVALUATIONS).exists():
+                raise RunError(
+                    f"{self.path}: there are evaluations but no checkpoint to go on from. Somebody removed it. "
+                    "Nothing has been changed; choose another folder, or add --overwrite to start anew here."
+                )
+            return None
+        self.evaluations = [json.loads(line) for line in state["evaluations"]]
+        lines = "".join(line + "\n" for line in state["evaluations"]).encode()
+        target = self.path / EVALUATIONS
+        if lines != (target.read_bytes() if target.exists() else b""):
+            write_atomically(target, lines)
+        return state
+
+    def save(self, state: Record, evaluation: Record | None = None) -> None:
+        """Write a checkpoint and, if one was made at this step, add the evaluation to the others."""
+        evaluations = [*self.evaluations, evaluation] if evaluation else self.evaluations
+        state = {**state, "evaluations": [json.dumps(record) for record in evaluations]}
+        newest = self.path / CHECKPOINT
+        fresh = self.path / f".{CHECKPOINT}.new"
+        write_checkpoint(fresh, state)
+        try:
+            if newest.exists():
+                os.replace(newest, self.path / PREVIOUS)
+            os.replace(fresh, newest)
+        except OSError as error:
+            raise write_error(newest, error) from error
+        sync_folder(self.path)
+        if evaluation:
+            append_line(self.path / EVALUATIONS, json.dumps(evaluation).encode())
+            self.evaluations = evaluations
+
+    def save_weights(self, weights: dict[str, torch.Tensor]) -> None:
+        """Write a network's `state_dict`, to be read with `torch.load(..., weights_only=True)`."""
+        buffer = io.BytesIO()
+        torch.save({name: tensor.cpu() for name, tensor in weights.items()}, buffer)
+        write_atomically(self.path / WEIGHTS, buffer.getvalue())
+
+    def finish(self, result: Record) -> None:
+        """Write the result: from now on the run is finished."""
+        write_atomically(self.path / RESULT, _pretty(result))
+
+    def _newest_checkpoint(self) -> Record | None:
+        damaged: BadCheckpoint | None = None
+        for name in (CHECKPOINT, PREVIOUS):
+            if not (self.path / name).exists():
+                continue
+            try:
+                state = read_checkpoint(self.path / name)
+            except BadCheckpoint as error:
+                damaged = damaged or error
+                continue
+            if damaged:
+                self.notes.append(f"{damaged} Going on from the one before it, of step {state['step']}.")
+            return state
+        if damaged:
+            raise RunError(
+                f"{damaged} There is no older one that could be read. Nothing has been changed; restore the file, "
+                "choose another folder, or add --overwrite to start anew here."
+            )
+        return None
+
+    def _agree_on_configuration(self) -> None:
+        wanted = json.loads(json.dumps(self.config.to_dict()))
+        file = self.path / CONFIG
+        if not file.exists():
+            others = sorted(p.name for p in self.path.iterdir() if not p.name.startswith("."))
+            if others:
+                raise RunError(
+                    f"{self.path} is not a run folder and holds other files ({', '.join(others[:3])}…). "
+                    "Choose a new folder with --out."
+                )
+            write_atomically(file, _pretty({"configuration": wanted, "environment": environment()}))
+            return
+        stored = read_json(file).get("configuration", {})
+        names = [name for name in {**stored, **wanted} if stored.get(name) != wanted.get(name)]
+        # The same data may lie elsewhere today.
+        names = [name for name in names if name != "data_root"]
+        if names:
+            lines = [f"  {option(n)}: {stored.get(n)} there, {wanted.get(n)} here" for n in names]
+            raise RunError(
+                f"{self.path} holds a run with another configuration:\n" + "\n".join(lines) + "\nGive the same "
+                "settings to go on with it, choose another folder with --out, or add --overwrite to delete it."
+            )
+
+    def _clear(self) -> None:
+        if not (self.path / CONFIG).exists():
+            return
+        # The configuration goes last: until then an interrupted deletion can be repeated.
+        for name in sorted(_OWN_FILES, key=lambda name: name == CONFIG):
+            try:
+                (self.path / name).unlink(missing_ok=True)
+            except OSError as error:
+                raise write_error(self.path / name, error) from error
+
+
+def read_json(path: Path) -> Record:
+    """A JSON object from a file, with an error that names the file."""
+    try:
+        found: Record = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise RunError(f"{path}: could not be read as JSON ({error}). Restore it, or use another folder.") from error
+    return found
+
+
+def _pretty(content: Record) -> bytes:
+    return (json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode()
+
+
+def _take_lock(path: Path) -> io.TextIOWrapper:
+    """Lock a file for this process, or refuse. The lock ends with the process, however that ends."""
+    file = open(path, "a+")  # noqa: SIM115  the open file is the lock
+    try:
+        import fcntl
+    except ImportError:  # Windows: nothing to lock with, so nothing is promised
+        return file
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.seek(0)
+        owner = file.read().strip()
+        file.close()
+        who = f" (process {owner})" if owner else ""
+        raise RunError(
+            f"{path.parent} is in use by another run{who}. Wait until that has ended, or choose another folder "
+            "with --out."
+        ) from None
+    with contextlib.suppress(OSError):  # a full disk is no reason to refuse here: nothing depends on the number
+        file.truncate(0)
+        file.write(str(os.getpid()))
+        file.flush()
+    return file

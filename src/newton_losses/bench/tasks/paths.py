@@ -1,0 +1,147 @@
+"""Shortest-path supervision: learn the costs of terrain from nothing but the best paths over it."""
+
+from collections.abc import Callable
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from ... import paths as grid
+from ...perturbed import FenchelYoungLoss
+from ...smoothing import SmoothedAlgorithm, SmoothedLoss
+from ..config import PathsConfig
+from ..data import PathMaps, Splits, Terrain, Warcraft, terrain
+from ..models import MapCNN
+from ..seeds import stream
+from ._model import make_model
+from ._task import Figures, Record, training_loss
+
+_MAPS_AT_ONCE = {"cpu": 100, "cuda": 1000}
+
+
+class PathsTask:
+    """Maps, a cost for each of their cells, a loss of the best path by these costs. See `Task`."""
+
+    def __init__(self, config: PathsConfig) -> None:
+        self._config = config
+        self.generators = {name: stream(config.seed, name, config.device) for name in ("batches", "noise")}
+        splits = load_maps(config)
+        self._train = splits.train.to(config.device)
+        self._held_out = {"validation": splits.val.to(config.device), "test": splits.test.to(config.device)}
+        self.model, self._forward = make_model(lambda p: MapCNN(self._train.size, p), config)
+        self.loss_module = training_loss(path_loss(config, self.generators["noise"]), config).to(config.device)
+        self._steps_per_epoch = -(-len(self._train) // config.batch_size)
+        self.total_steps = self._steps_per_epoch * config.epochs
+        # The order of this epoch and the place in it live on the device: a captured step reads and moves them.
+        self.tensors = {
+            "order": torch.zeros(len(self._train), dtype=torch.int64, device=config.device),
+            "place": torch.zeros((), dtype=torch.int64, device=config.device),
+        }
+        last = len(self._train) - (self._steps_per_epoch - 1) * config.batch_size
+        full = min(config.batch_size, len(self._train))
+        self.batch_sizes = (full,) if last == full else (full, last)
+        self._offsets = torch.arange(full, device=config.device)
+
+    def begin_step(self, step: int) -> int:
+        place = step % self._steps_per_epoch
+        if place == 0:
+            self.tensors["order"].copy_(self._train.order(self.generators["batches"]))
+            self.tensors["place"].zero_()
+        return self.batch_sizes[-1] if place == self._steps_per_epoch - 1 else self.batch_sizes[0]
+
+    def draw_loss(self, size: int) -> Tensor:
+        place = self.tensors["place"]
+        batch = self._train.batch(self.tensors["order"].index_select(0, place + self._offsets[:size]))
+        place += size
+        return cast(Tensor, self.loss_module(self._forward(batch.images), batch.paths))
+
+    def learning_rate(self, step: int) -> float:
+        assert self._config.learning_rate is not None and self._config.drops is not None
+        epoch = step // self._steps_per_epoch
+        return self._config.learning_rate * 0.1 ** sum(epoch >= drop for drop in self._config.drops)
+
+    def is_evaluation(self, steps: int) -> bool:
+        epochs, rest = divmod(steps, self._steps_per_epoch)
+        return steps == self.total_steps or (rest == 0 and epochs % self._config.eval_every == 0)
+
+    def evaluate(self) -> Figures:
+        return {name: self._figures(maps) for name, maps in self._held_out.items()}
+
+    def reported(self, evaluations: list[Record]) -> Record:
+        """The last one: this benchmark has no model selection."""
+        return evaluations[-1]
+
+    def _figures(self, maps: PathMaps) -> dict[str, float]:
+        """Perfect match: the path is the label's. Cost match: it is as good as the label's. In per cent."""
+        perfect = torch.zeros((), dtype=torch.int64, device=self._config.device)
+        as_good = torch.zeros_like(perfect)
+        at_once = _MAPS_AT_ONCE[self._config.device.split(":")[0]]
+        for indices in torch.arange(len(maps), device=self._config.device).split(at_once):
+            batch = maps.batch(indices)
+            found = grid.shortest_path(self.model(batch.images))
+            perfect += (found == batch.paths).flatten(1).all(1).sum()
+            as_good += (tenths(batch.weights, found) == tenths(batch.weights, batch.paths)).sum()
+        return {
+            "perfect_match": 100 * perfect.item() / len(maps),
+            "cost_match": 100 * as_good.item() / len(maps),
+        }
+
+
+def tenths(weights: Tensor, path: Tensor) -> Tensor:
+    """The cost of a path in tenths, exactly: all terrains cost whole tenths, which float16 had rounded."""
+    return ((10 * weights).round().to(torch.int64) * (path > 0.5)).flatten(1).sum(1)
+
+
+def path_loss(config: PathsConfig, generator: torch.Generator) -> Callable[..., Tensor]:
+    """The loss of costs `(B, H, W)` against the wanted paths, one value a map: a sum over the cells."""
+    if config.algorithm == "bellman-ford":
+        assert config.beta is not None and config.iterations is not None
+        relaxed = grid.RelaxedBellmanFord(beta=config.beta, iterations=config.iterations, loop=config.loop)
+        return _distance(relaxed, config.norm)
+    assert config.scale is not None and config.num_samples is not None
+    settings = (config.scale, config.num_samples)
+    if config.algorithm == "smoothed-loss":
+        return SmoothedLoss(hamming, *settings, generator=generator)
+    if config.algorithm == "fenchel-young":
+        return FenchelYoungLoss(grid.shortest_path, *settings, generator=generator)
+    return _distance(SmoothedAlgorithm(grid.shortest_path, *settings, generator=generator), "l2")
+
+
+def hamming(costs: Tensor, wanted: Tensor) -> Tensor:
+    """In how many cells the best path differs from the wanted one, `(B, H, W)` twice to `(B,)`."""
+    return (grid.shortest_path(costs) != wanted).flatten(1).sum(1)
+
+
+def _distance(algorithm: Callable[[Tensor], Tensor], norm: str | None) -> Callable[..., Tensor]:
+    def loss(costs: Tensor, wanted: Tensor) -> Tensor:
+        difference = (algorithm(costs) - wanted).flatten(1)
+        return difference.abs().sum(1) if norm == "l1" else difference.square().sum(1)
+
+    return loss
+
+
+def load_maps(config: PathsConfig) -> Splits[PathMaps]:
+    """The three splits, normalised by the training maps. Look-alikes are drawn, and kept where nothing is yet."""
+    if config.data == "warcraft":
+        return Warcraft.splits(config.data_root)
+    counts = (config.train_maps, config.test_maps, config.test_maps)
+    try:
+        stored = [Terrain(config.data_root, split, config.size) for split in Splits._fields]
+    except FileNotFoundError:
+        terrain.make(config.data_root, config.size, counts, config.data_seed)
+        return Terrain.splits(config.data_root, config.size)
+    enough = all(len(files) >= count for files, count in zip(stored, counts, strict=True))
+    if enough and stored[0].settings["seed"] == config.data_seed:
+        # A longer set begins with the shorter one, so that its beginning is what was asked for.
+        parts = [
+            PathMaps.from_arrays(files.maps[:count], files.weights[:count], files.paths[:count])
+            for files, count in zip(stored, counts, strict=True)
+        ]
+    else:
+        drawn = [
+            terrain.draw(count, config.size, config.data_seed, split)
+            for split, count in zip(Splits._fields, counts, strict=True)
+        ]
+        parts = [PathMaps.from_arrays(*arrays) for arrays in drawn]
+    train = parts[0].with_statistics()
+    return Splits(train, *(part.with_statistics(train.mean, train.std) for part in parts[1:]))

@@ -1,0 +1,90 @@
+"""Ranking supervision: learn to read numbers from nothing but the order of sets of them."""
+
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from ...sorting import SortingLoss
+from ..config import SortingConfig
+from ..data import MNIST, Affine, Digits, LabeledImages, MultiDigit, Splits
+from ..models import DigitCNN
+from ..seeds import stream
+from ._model import make_model
+from ._task import Figures, Record, training_loss
+
+# How many pictures an evaluation holds in memory at once: 28×112 pixels make 1.4 MB each after the first layer.
+_PICTURES_AT_ONCE = {"cpu": 500, "cuda": 10_000}
+
+
+class SortingTask:
+    """Sets of `n` multi-digit numbers, a score for each, a sorting loss on the scores. See `Task`."""
+
+    def __init__(self, config: SortingConfig) -> None:
+        self._config = config
+        self.generators = {
+            name: stream(config.seed, name, config.device) for name in ("batches", "evaluation")
+        }
+        splits = _load(config)
+        affine = Affine() if config.augment else None
+        self._train = MultiDigit(splits.train.to(config.device), config.n, config.digits, affine)
+        self._held_out = {
+            "validation": (MultiDigit(splits.val.to(config.device), config.n, config.digits), config.validation_sets),
+            "test": (MultiDigit(splits.test.to(config.device), config.n, config.digits), config.test_sets),
+        }
+        self.model, self._forward = make_model(lambda p: DigitCNN(self._train.image_size, p), config)
+        loss = SortingLoss(
+            config.algorithm,  # type: ignore[arg-type]
+            temperature=config.temperature,
+            steepness=config.steepness,
+            numerics=config.numerics,  # type: ignore[arg-type]
+        )
+        self.loss_module = training_loss(loss, config).to(config.device)
+        self.tensors: dict[str, Tensor] = {}
+        self.total_steps = config.steps
+        self.batch_sizes = (config.batch_size,)
+
+    def begin_step(self, step: int) -> int:
+        return self._config.batch_size
+
+    def draw_loss(self, size: int) -> Tensor:
+        images, values = self._train.sample(size, self.generators["batches"])
+        return cast(Tensor, self.loss_module(self._forward(images), values))
+
+    def learning_rate(self, step: int) -> float:
+        assert self._config.learning_rate is not None
+        return self._config.learning_rate
+
+    def is_evaluation(self, steps: int) -> bool:
+        return steps % self._config.eval_every == 0 or steps == self.total_steps
+
+    def evaluate(self) -> Figures:
+        return {name: self._figures(sets, count) for name, (sets, count) in self._held_out.items()}
+
+    def reported(self, evaluations: list[Record]) -> Record:
+        """The one with the best exact match on the validation sets; the first of equals."""
+        return max(evaluations, key=lambda record: record["validation"]["exact_match"])
+
+    def _figures(self, sets: MultiDigit, count: int) -> dict[str, float]:
+        """Exact match: sets with all ranks right. Element-wise: items at their rank. In per cent."""
+        at_once = max(1, _PICTURES_AT_ONCE[self._config.device.split(":")[0]] // self._config.n)
+        exact = torch.zeros((), dtype=torch.int64, device=self._config.device)
+        right = torch.zeros_like(exact)
+        for begin in range(0, count, at_once):
+            images, values = sets.sample(min(at_once, count - begin), self.generators["evaluation"])
+            same = ranks(self.model(images)) == ranks(values)
+            exact += same.all(-1).sum()
+            right += same.sum()
+        return {
+            "exact_match": 100 * exact.item() / count,
+            "element_wise": 100 * right.item() / (count * self._config.n),
+        }
+
+
+def ranks(values: Tensor) -> Tensor:
+    """The rank of each item of a row, the smallest first; equal ones in the order they stand in."""
+    return values.argsort(dim=-1, stable=True).argsort(dim=-1)
+
+
+def _load(config: SortingConfig) -> Splits[LabeledImages]:
+    return MNIST.splits(config.data_root) if config.data == "mnist" else Digits.splits()

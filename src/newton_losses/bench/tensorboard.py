@@ -1,0 +1,35 @@
+"""Evaluations as TensorBoard curves, in the run's folder. Needs the package `tensorboard`."""
+
+from pathlib import Path
+
+from torch.utils.tensorboard import SummaryWriter
+
+from .config import RunConfig
+from .progress import Record, Silent
+
+
+class TensorBoard(Silent):
+    """Writes all figures of every evaluation. A resumed run continues the curves where its checkpoint is."""
+
+    def __init__(self, folder: str) -> None:
+        self._folder = folder
+        self._writer: SummaryWriter | None = None
+
+    def started(self, config: RunConfig, step: int, total: int, evaluations: list[Record]) -> None:
+        # The purge hides what a killed process wrote after the checkpoint that this one goes on from.
+        folder = str(Path(self._folder) / "tensorboard")
+        self._writer = SummaryWriter(folder, purge_step=step + 1)  # type: ignore[no-untyped-call]
+
+    def evaluated(self, record: Record) -> None:
+        assert self._writer is not None
+        for name, value in record.items():
+            if isinstance(value, dict):
+                for figure, per_cent in value.items():
+                    self._writer.add_scalar(f"{name}/{figure}", per_cent, record["step"])  # type: ignore[no-untyped-call]
+            elif name != "step" and value is not None:
+                self._writer.add_scalar(name, value, record["step"])  # type: ignore[no-untyped-call]
+
+    def close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()  # type: ignore[no-untyped-call]
+            self._writer = None

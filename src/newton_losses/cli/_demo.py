@@ -1,0 +1,5 @@
+"""`newton-losses demo`."""
+
+
+def demo() -> None:
+    """Placeholder."""

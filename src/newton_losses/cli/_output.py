@@ -1,0 +1,57 @@
+"""How commands speak: errors as one clear paragraph, results as text or JSON, progress as fits the reader."""
+
+import contextlib
+import json
+import shlex
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import typer
+
+from ..bench.interrupts import Interrupted
+from ..bench.progress import JsonLines, PlainLines, Progress
+from ..errors import NewtonLossesError
+
+FAILED = 2
+
+
+@contextlib.contextmanager
+def spoken_errors(as_json: bool = False) -> Iterator[None]:
+    """Turn the library's errors into a message and an exit code; a bug keeps its traceback."""
+    try:
+        yield
+    except NewtonLossesError as error:
+        _complain("error", str(error), as_json)
+        raise typer.Exit(FAILED) from None
+    except Interrupted as stop:
+        command = shlex.join(["newton-losses", *sys.argv[1:]])
+        text = f"stopped after step {stop.step}; everything is saved. The same command goes on from there:\n  {command}"
+        _complain("interrupted", text, as_json, step=stop.step)
+        raise typer.Exit(stop.exit_code) from None
+    except KeyboardInterrupt:
+        _complain("interrupted", "stopped; the last checkpoint is intact.", as_json)
+        raise typer.Exit(130) from None
+
+
+def _complain(event: str, text: str, as_json: bool, **fields: Any) -> None:
+    if as_json:
+        emit({"event": event, "message": text, **fields})
+    else:
+        typer.echo(text if event == "interrupted" else f"error: {text}", err=True)
+
+
+def emit(content: dict[str, Any]) -> None:
+    """One JSON object as a line on the standard output."""
+    print(json.dumps(content, ensure_ascii=False), flush=True)
+
+
+def choose_progress(as_json: bool) -> Progress:
+    """JSON where it was asked for, a live bar for a person at a terminal, plain lines for a pipe."""
+    if as_json:
+        return JsonLines()
+    if sys.stdout.isatty():
+        from ..bench.live import LiveBar
+
+        return LiveBar()
+    return PlainLines()

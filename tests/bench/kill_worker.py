@@ -1,0 +1,125 @@
+"""Run by `test_resume.py` in a process of its own: forks runs, kills them with SIGKILL, lets them go on.
+
+    python kill_worker.py FOLDER
+
+It imports torch once and forks from there, so that a killed run costs milliseconds instead of seconds. Each
+scenario ends in a folder with a finished run; the test compares them. Standard output is one JSON object.
+"""
+
+import json
+import os
+import random
+import signal
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+torch.set_num_threads(1)
+
+from newton_losses.bench import files, run_folder  # noqa: E402  after the number of threads is set
+from newton_losses.bench.config import PathsConfig, SortingConfig  # noqa: E402
+from newton_losses.bench.loop import run  # noqa: E402
+
+# Noise, a learning-rate step, a partial batch and a Newton step are in one or the other.
+CONFIGS = {
+    "sorting": SortingConfig(
+        algorithm="softsort", curvature="fisher", data="digits", digits=1, n=3, augment=True, steps=24,
+        eval_every=7, batch_size=4, validation_sets=20, test_sets=20, device="cpu",
+    ),
+    "paths": PathsConfig(
+        algorithm="fenchel-young", curvature="hessian", num_samples=3, size=4, train_maps=10, test_maps=5,
+        batch_size=4, epochs=5, device="cpu",
+    ),
+}  # fmt: skip
+FILE_CALLS = {"replace": (files.os, run_folder.os), "fsync": (files.os,)}
+
+
+def child(task: str, folder: Path, data_root: str, kill_at: int | None) -> int:
+    """Fork a run; where `kill_at` is given it kills itself at that call that touches the disk. Returns the pid."""
+    pid = os.fork()
+    if pid:
+        return pid
+    code = 1
+    try:
+        if kill_at is not None:
+            _kill_at_call(kill_at)
+        from dataclasses import replace
+
+        # A checkpoint every step or so, so that there are many moments to be killed at.
+        run(replace(CONFIGS[task], data_root=data_root), str(folder), checkpoint_seconds=0.01)
+        code = 0
+    finally:
+        os._exit(code)
+
+
+def _kill_at_call(number: int) -> None:
+    """Die before the `number`-th of the calls that make a file durable, in whichever file."""
+    calls = 0
+
+    def counted(function):
+        def wrapper(*arguments):
+            nonlocal calls
+            calls += 1
+            if calls == number:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return function(*arguments)
+
+        return wrapper
+
+    os.replace, os.fsync = counted(os.replace), counted(os.fsync)
+
+
+def until_done(task: str, folder: Path, data_root: str, plan) -> int:
+    """Start the run again and again, killed as the plan says, until it ends by itself. Returns the kills."""
+    kills = 0
+    while True:
+        pid = plan(task, folder, data_root, kills)
+        status = os.waitpid(pid, 0)[1]
+        if os.WIFSIGNALED(status):
+            assert os.WTERMSIG(status) == signal.SIGKILL
+            kills += 1
+            continue
+        assert os.WEXITSTATUS(status) == 0, f"{folder} failed"
+        return kills
+
+
+def at_call(number: int):
+    """Killed at this call in the first process only."""
+    return lambda task, folder, root, kills: child(task, folder, root, None if kills else number)
+
+
+def at_random(seed: int, longest: float):
+    """Killed after a random time, up to ten times."""
+    chance = random.Random(seed)
+
+    def plan(task, folder, root, kills):
+        pid = child(task, folder, root, None)
+        if kills < 10:
+            time.sleep(chance.uniform(0, longest))
+            os.kill(pid, signal.SIGKILL)
+        return pid
+
+    return plan
+
+
+def main(base: Path) -> None:
+    report: dict[str, dict[str, int]] = {}
+    for task in CONFIGS:
+        root = str(base / "data")
+        start = time.monotonic()
+        until_done(task, base / task / "whole", root, lambda t, f, r, k: child(t, f, r, None))
+        took = time.monotonic() - start
+        report[task] = {}
+        for number in (*range(1, 13), 15, 20, 30, 45):
+            name = f"call-{number}"
+            report[task][name] = until_done(task, base / task / name, root, at_call(number))
+        for seed in range(4):
+            name = f"random-{seed}"
+            report[task][name] = until_done(task, base / task / name, root, at_random(seed, took))
+    print(json.dumps(report))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,108 @@
+"""Configurations: the paper's values fill the holes, and every mistake is answered with what would do."""
+
+import pytest
+
+from newton_losses import ArgumentError
+from newton_losses.bench import defaults
+from newton_losses.bench.config import PathsConfig, SortingConfig, option, resolve_device
+
+
+def sorting(**settings):
+    return SortingConfig(**{"algorithm": "softsort", "device": "cpu", **settings}).resolved()
+
+
+def paths(**settings):
+    return PathsConfig(**{"algorithm": "fenchel-young", "device": "cpu", **settings}).resolved()
+
+
+# The table of the paper's appendix, copied a second time and in its own order, against slips in the first.
+PAPER = {
+    5: {"hessian": (0.01, 10, 0.1, 0.1), "fisher": (0.1, 10, 0.1, 0.1)},
+    10: {"hessian": (0.01, 1, 0.1, 0.1), "fisher": (100, 100, 0.1, 0.1)},
+}
+
+
+@pytest.mark.parametrize("n", [5, 10])
+@pytest.mark.parametrize("curvature", ["hessian", "fisher"])
+def test_the_damping_of_sorting_is_the_papers(n, curvature):
+    found = [sorting(algorithm=a, n=n, curvature=curvature).damping for a in defaults.SORTING_ALGORITHMS]
+    assert found == list(PAPER[n][curvature])
+
+
+def test_temperature_and_steepness_are_the_papers():
+    assert [sorting(algorithm=a).temperature for a in ("neuralsort", "softsort")] == [1.0, 0.1]
+    assert [sorting(algorithm="logistic", n=n).steepness for n in (5, 10)] == [10.0, 10.0]
+    assert [sorting(algorithm="cauchy", n=n).steepness for n in (5, 10)] == [10.0, 100.0]
+    # A length the paper does not have takes the values of the nearer one.
+    assert [sorting(algorithm="cauchy", n=n).steepness for n in (3, 7, 8, 20)] == [10.0, 10.0, 100.0, 100.0]
+
+
+def test_the_settings_of_paths_are_the_papers():
+    assert [paths(algorithm="bellman-ford", norm=m, curvature="fisher").damping for m in ("l1", "l2")] == [1000, 3000]
+    assert paths(algorithm="smoothed-loss", curvature="hessian").damping == 1000
+    assert paths(algorithm="smoothed-loss", curvature="fisher").damping == 0.1
+    assert paths(algorithm="smoothed-algorithm", curvature="fisher").damping == 1000
+    assert [paths(curvature=c).damping for c in ("hessian", "fisher")] == [1000, 1000]
+    rates = [paths(algorithm=a).learning_rate for a in ("smoothed-loss", "smoothed-algorithm", "fenchel-young")]
+    assert rates == [0.001, 0.001, 0.01]
+    relaxed = paths(algorithm="bellman-ford")
+    assert (relaxed.beta, relaxed.iterations, relaxed.loop, relaxed.norm) == (10.0, 18, "for", "l1")
+    assert (paths().scale, paths().num_samples, paths().batch_size, paths().epochs) == (0.1, 10, 70, 50)
+    assert paths().drops == (30, 40)
+    assert paths(epochs=5).drops == (3, 4)
+
+
+def test_what_was_given_stays():
+    config = sorting(curvature="fisher", damping=3.0, temperature=2.0, learning_rate=0.5)
+    assert (config.damping, config.temperature, config.learning_rate) == (3.0, 2.0, 0.5)
+    assert sorting(curvature="fisher", relative_damping=2.0).damping is None
+    assert config.resolved() == config
+
+
+def test_a_configuration_survives_json():
+    for config in (sorting(curvature="hessian"), paths(algorithm="bellman-ford")):
+        assert type(config).from_dict(config.to_dict()) == config
+
+
+@pytest.mark.parametrize(
+    ("make", "settings", "words"),
+    [
+        (sorting, {"algorithm": "softsrot"}, "did you mean softsort"),
+        (sorting, {"algorithm": "fenchel-young"}, "one of neuralsort, softsort, logistic, cauchy"),
+        (paths, {"algorithm": "bellman_ford"}, "did you mean bellman-ford"),
+        (sorting, {"curvature": "hesian"}, "did you mean hessian"),
+        (sorting, {"data": "mnits"}, "did you mean mnist"),
+        (paths, {"data": "warcaft"}, "did you mean warcraft"),
+        (sorting, {"precision": "fp16"}, "one of float32, tf32, bf16"),
+        (sorting, {"numerics": "stabel"}, "did you mean stable"),
+        (paths, {"algorithm": "bellman-ford", "loop": "whlie"}, "did you mean while"),
+        (paths, {"algorithm": "bellman-ford", "norm": "l3"}, "--norm l3"),
+        (paths, {"algorithm": "smoothed-algorithm", "curvature": "hessian"}, "no Hessian for smoothing of an algorithm"),
+        (sorting, {"damping": 1.0}, "baseline without one"),
+        (sorting, {"curvature": "fisher", "damping": -1.0}, "positive number"),
+        (sorting, {"curvature": "fisher", "damping": float("nan")}, "positive number"),
+        (sorting, {"curvature": "fisher", "damping": 1.0, "relative_damping": 1.0}, "not both"),
+        (sorting, {"curvature": "fisher", "spectrum": "clip"}, "sum of squares"),
+        (sorting, {"steepness": 10.0}, "--steepness does not go with --algorithm softsort"),
+        (sorting, {"algorithm": "logistic", "temperature": 1.0}, "has a --steepness"),
+        (paths, {"loop": "for"}, "solves exactly"),
+        (paths, {"algorithm": "bellman-ford", "num_samples": 3}, "--samples does not go with"),
+        (sorting, {"n": 1}, "at least 2"),
+        (sorting, {"steps": 0}, "at least 1"),
+        (sorting, {"device": "gpu"}, "--device gpu"),
+        (sorting, {"batch_size": 0}, "--batch-size 0"),
+    ],
+)
+def test_mistakes_speak(make, settings, words):
+    with pytest.raises(ArgumentError, match=words.replace("(", r"\(")):
+        make(**settings)
+
+
+def test_options_have_the_names_of_the_command():
+    assert option("num_samples") == "--samples"
+    assert option("relative_damping") == "--relative-damping"
+    assert resolve_device("auto") in ("cpu", "cuda")
+
+
+def test_a_graph_needs_cuda():
+    assert sorting(graph=True).graph is False

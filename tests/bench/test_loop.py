@@ -1,0 +1,211 @@
+"""Every algorithm with every curvature makes finite steps; the loop evaluates, selects and reports."""
+
+import json
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+from newton_losses.bench.config import PathsConfig, SortingConfig
+from newton_losses.bench.defaults import PATHS_ALGORITHMS, SORTING_ALGORITHMS
+from newton_losses.bench.interrupts import Interrupted, StopRequests
+from newton_losses.bench.loop import run
+from newton_losses.bench.progress import Silent
+from newton_losses.bench.tasks import make_task
+from newton_losses.bench.tasks.paths import tenths
+from newton_losses.bench.tasks.sorting import ranks
+from newton_losses.bench.trainer import Trainer
+
+SORTING = SortingConfig(
+    algorithm="softsort", data="digits", digits=1, n=4, steps=4, eval_every=2, batch_size=5,
+    validation_sets=10, test_sets=12, device="cpu",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def data_root(tmp_path_factory):
+    return str(tmp_path_factory.mktemp("data"))
+
+
+@pytest.fixture(scope="module")
+def paths_config(data_root):
+    return PathsConfig(
+        algorithm="fenchel-young", size=4, train_maps=7, test_maps=4, batch_size=3, epochs=2, num_samples=3,
+        data_root=data_root, device="cpu",
+    )  # fmt: skip
+
+
+def steps_of(config, count=3):
+    """A trainer after some steps, and the losses of these."""
+    config = config.resolved()
+    trainer = Trainer(make_task(config), config)
+    losses = []
+    for _ in range(count):
+        trainer.train_step()
+        losses.append(trainer.last_loss())
+    return trainer, losses
+
+
+@pytest.mark.parametrize("numerics", ["stable", "reference"])
+@pytest.mark.parametrize("curvature", ["none", "hessian", "fisher"])
+@pytest.mark.parametrize("algorithm", SORTING_ALGORITHMS)
+def test_sorting_steps_are_finite(algorithm, curvature, numerics):
+    config = replace(SORTING, algorithm=algorithm, curvature=curvature, numerics=numerics)
+    trainer, losses = steps_of(config)
+    assert all(loss is not None and loss > 0 for loss in losses)
+    assert trainer.skipped_samples() == 0
+    assert all(torch.isfinite(p).all() for p in trainer.task.model.parameters())
+
+
+@pytest.mark.parametrize("curvature", ["none", "hessian", "fisher"])
+@pytest.mark.parametrize("algorithm", PATHS_ALGORITHMS)
+@pytest.mark.parametrize("variant", [("for", "l1"), ("while", "l2")])
+def test_paths_steps_are_finite(paths_config, algorithm, curvature, variant):
+    if algorithm == "bellman-ford":
+        extra = {"loop": variant[0], "norm": variant[1], "iterations": 4, "num_samples": None}
+    elif variant == ("while", "l2") or (algorithm, curvature) == ("smoothed-algorithm", "hessian"):
+        pytest.skip("not a variant of this algorithm")
+    else:
+        extra = {}
+    trainer, losses = steps_of(replace(paths_config, algorithm=algorithm, curvature=curvature, **extra))
+    assert all(loss is not None and loss >= 0 for loss in losses)
+    assert trainer.skipped_samples() == 0
+    assert all(torch.isfinite(p).all() for p in trainer.task.model.parameters())
+
+
+def test_the_arms_of_a_seed_see_the_same_batches_and_start_alike():
+    arms = [replace(SORTING, curvature=c).resolved() for c in ("none", "fisher", "hessian")]
+    first = [Trainer(make_task(config), config) for config in arms]
+    for trainer in first:
+        trainer.train_step()
+    assert len({trainer.last_loss() for trainer in first}) == 1
+    states = [trainer.task.generators["batches"].get_state() for trainer in first]
+    assert all(torch.equal(state, states[0]) for state in states)
+
+
+def test_the_global_generator_is_left_alone(paths_config):
+    before = torch.get_rng_state()
+    steps_of(SORTING)
+    steps_of(paths_config)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_run_leaves_everything_in_its_folder(tmp_path):
+    result = run(SORTING, str(tmp_path / "run"))
+    files = {path.name for path in (tmp_path / "run").iterdir()}
+    assert files >= {"config.json", "evaluations.jsonl", "checkpoint.pt", "result.json", "weights.pt"}
+    lines = [json.loads(x) for x in (tmp_path / "run" / "evaluations.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [2, 4]
+    best = max(line["validation"]["exact_match"] for line in lines)
+    assert result["reported"]["validation"]["exact_match"] == best
+    assert result["test"] == result["reported"]["test"]
+    assert result["final"] == lines[-1]
+    weights = torch.load(tmp_path / "run" / "weights.pt", weights_only=True)
+    make_task(SORTING.resolved()).model.load_state_dict(weights)
+
+
+def test_a_finished_run_is_not_run_again(tmp_path):
+    first = run(SORTING, str(tmp_path / "run"))
+    told = []
+
+    class Listener(Silent):
+        def finished(self, result, *, again=False):
+            told.append(again)
+
+        def started(self, *arguments):
+            raise AssertionError("started again")
+
+    assert run(SORTING, str(tmp_path / "run"), progress=Listener()) == first
+    assert told == [True]
+
+
+def test_paths_have_a_partial_batch_and_learning_rate_drops(paths_config):
+    config = replace(paths_config, epochs=10).resolved()
+    task = make_task(config)
+    assert task.batch_sizes == (3, 1)
+    assert task.total_steps == 30
+    sizes = [task.begin_step(step) for step in range(3)]
+    assert sizes == [3, 3, 1]
+    rates = [task.learning_rate(3 * epoch) / config.learning_rate for epoch in range(10)]
+    assert rates == pytest.approx([1] * 6 + [0.1] * 2 + [0.01] * 2)
+    assert [steps for steps in range(1, 31) if task.is_evaluation(steps)] == list(range(3, 31, 3))
+
+
+def test_an_epoch_visits_every_map_once(paths_config):
+    task = make_task(paths_config.resolved())
+    task.begin_step(0)
+    assert sorted(task.tensors["order"].tolist()) == list(range(7))
+    first = task.tensors["order"].clone()
+    task.begin_step(3)
+    assert not torch.equal(task.tensors["order"], first)
+    assert task.tensors["place"] == 0
+
+
+def test_a_longer_set_of_maps_begins_with_the_shorter_one(paths_config, tmp_path):
+    from newton_losses.bench.tasks.paths import load_maps
+
+    config = replace(paths_config, data_root=str(tmp_path)).resolved()
+    long = load_maps(config)
+    for maps in (5, 9):  # a beginning of what is stored, and more than is stored
+        found = load_maps(replace(config, train_maps=maps))
+        shared = min(maps, 7)
+        assert torch.equal(found.train.maps[:shared], long.train.maps[:shared])
+        assert len(found.train) == maps
+        assert torch.equal(found.test.mean, found.train.mean)
+
+
+def test_clipping_bounds_the_step():
+    free, _ = steps_of(SORTING, 1)
+    config = replace(SORTING, clip_norm=1e-12)
+    clipped, _ = steps_of(config, 1)
+    start = make_task(SORTING.resolved()).model
+
+    def moved(trainer):
+        pairs = zip(trainer.task.model.parameters(), start.parameters(), strict=True)
+        return max((a - b).abs().max().item() for a, b in pairs)
+
+    # Adam divides by the gradient's size, so that only its ε = 1e-8 shows a gradient of 1e-12.
+    assert moved(clipped) < 0.01 * moved(free)
+
+
+def test_learning_happens(tmp_path):
+    config = replace(SORTING, n=3, steps=150, eval_every=150, batch_size=20, validation_sets=200, test_sets=200)
+    result = run(config, str(tmp_path / "run"))
+    # A sixth of the sets of three come out right by chance.
+    assert result["test"]["exact_match"] > 40
+
+
+def test_a_stop_request_saves_and_the_run_goes_on(tmp_path, monkeypatch):
+    whole = run(SORTING, str(tmp_path / "whole"))
+
+    class StopAtThree(Silent):
+        def __init__(self):
+            self.stop = StopRequests()
+
+        def evaluated(self, record):
+            self.stop.requested = 2
+
+    import contextlib
+
+    listener = StopAtThree()
+    monkeypatch.setattr("newton_losses.bench.loop.stop_requests", lambda: contextlib.nullcontext(listener.stop))
+    with pytest.raises(Interrupted) as caught:
+        run(SORTING, str(tmp_path / "run"), progress=listener)
+    assert caught.value.step == 2
+    assert caught.value.exit_code == 130
+    monkeypatch.undo()
+    again = run(SORTING, str(tmp_path / "run"))
+    assert again["final"] == whole["final"]
+
+
+def test_a_loss_that_is_not_finite_is_stored_as_null():
+    trainer, _ = steps_of(SORTING, 1)
+    trainer.tensors["last_loss"].fill_(math.nan)
+    assert trainer.last_loss() is None
+
+
+def test_ranks_and_tenths():
+    assert ranks(torch.tensor([[30, 10, 20, 10]])).tolist() == [[3, 0, 2, 1]]
+    weights = torch.tensor([[[0.8, 9.2], [5.3, 1.2]]]).half().float()
+    assert tenths(weights, torch.eye(2)[None]).tolist() == [20]
