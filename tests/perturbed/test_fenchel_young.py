@@ -211,6 +211,12 @@ def test_the_newton_step_descends():
     assert loss(y - step, target).mean() < 0.5 * expansion.value.mean()
 
 
+def test_it_shows_its_settings():
+    shown = repr(FenchelYoungLoss(cheapest_two, 0.5, 3))
+    assert "scale=0.5, num_samples=3, distribution=Gaussian()" in shown
+    assert "minimize=True, hessian='jacobian'" in shown
+
+
 def test_wrong_arguments_teach():
     y = torch.zeros(3, 4)
     with pytest.raises(ArgumentError, match="hessian is 'H1'"):
