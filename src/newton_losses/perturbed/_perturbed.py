@@ -44,6 +44,9 @@ class Perturbed(SmoothedAlgorithm):
         super().__init__(solver, scale, num_samples, **options)
         self.minimize = minimize
 
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, minimize={self.minimize}"
+
     @property
     def _signed_scale(self) -> float:
         return -self.scale if self.minimize else self.scale
