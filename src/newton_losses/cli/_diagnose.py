@@ -1,0 +1,103 @@
+"""`newton-losses diagnose`: the report on a loss of the user's own."""
+
+import importlib
+import importlib.util
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ..diagnose import diagnose as make_report
+from ..errors import ArgumentError
+from ._output import spoken_errors
+
+
+def diagnose(
+    loss: Annotated[str, typer.Argument(help="The loss, as package.module:name or file.py:name.")],
+    batch: Annotated[
+        str,
+        typer.Option(
+            "--batch",
+            "-b",
+            help="Outputs and targets, the arguments of the loss: module:name or file.py:name of a tuple, or of a "
+            "function that returns one; or a file that torch.save wrote one to.",
+        ),
+    ],
+    reduction: Annotated[str | None, typer.Option(help="How the loss was reduced: mean, sum or none.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Write a picture to this file.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
+) -> None:
+    """Say whether a Newton loss would help with a loss, and which. For example:
+
+        newton-losses diagnose my_project.losses:ranking_loss --batch batch.pt
+    """  # fmt: skip
+    with spoken_errors(as_json):
+        function = _named(loss, "loss")
+        function = function() if isinstance(function, type) else function
+        y, *targets = _arguments(batch)
+        report = make_report(function, y, *targets, reduction=_checked(reduction))
+        if plot is not None:
+            report.plot(plot)
+        typer.echo(json.dumps(report.to_dict()) if as_json else str(report))
+
+
+def _checked(reduction: str | None) -> Any:
+    if reduction not in (None, "mean", "sum", "none"):
+        raise ArgumentError(f"--reduction {reduction}: it can be mean, sum or none.")
+    return reduction
+
+
+def _arguments(batch: str) -> tuple[Any, ...]:
+    if ":" not in batch:
+        import torch
+
+        if not Path(batch).is_file():
+            raise ArgumentError(f"--batch {batch}: there is no such file. A name in a module is written module:name.")
+        found = torch.load(batch, weights_only=True)
+    else:
+        found = _named(batch, "batch")
+        found = found() if callable(found) else found
+    if not isinstance(found, tuple | list) or not found:
+        raise ArgumentError(
+            f"--batch {batch}: this is a {type(found).__name__}; it has to be a tuple: outputs, then targets."
+        )
+    return tuple(found)
+
+
+def _named(text: str, what: str) -> Any:
+    """What `module:name` or `file.py:name` stands for."""
+    place, _, name = text.rpartition(":")
+    if not place or not name:
+        raise ArgumentError(f"{what} {text}: write package.module:name or file.py:name.")
+    # As for any script: modules of the folder that the command is called in can be imported.
+    if "" not in sys.path and str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    module = _from_file(Path(place)) if place.endswith(".py") else _from_module(place, text)
+    if not hasattr(module, name):
+        raise ArgumentError(f"{what} {text}: {place} has no {name}.")
+    return getattr(module, name)
+
+
+def _from_module(place: str, text: str) -> Any:
+    try:
+        return importlib.import_module(place)
+    except ModuleNotFoundError as error:
+        raise ArgumentError(f"{text}: {error}. Is it installed, or in this folder?") from None
+
+
+def _from_file(path: Path) -> Any:
+    if not path.is_file():
+        raise ArgumentError(f"There is no file {path}.")
+    # One module for a loss and a batch of the same file, so that it runs once.
+    name = f"_diagnosed_{path.stem}"
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module

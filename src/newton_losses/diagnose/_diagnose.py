@@ -1,0 +1,180 @@
+"""`diagnose`: the measurements in their order, each on as many samples as a few seconds allow."""
+
+import time
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..curvature import CurvatureKind, Expandable, Expansion, Loss, Reduction, check_loss, flatten_outputs
+from ..curvature._call import name_of
+from ..curvature._forms import as_curvature
+from ..errors import ArgumentError, DerivativeError, SeparabilityError
+from ._cost import Cost, first_order_cost, seconds
+from ._derivatives import Derivatives, forward_mode, gradient_error, hessian_error, judged, why_missing
+from ._descent import BRIEF, THOROUGH, Descent, measure_descent
+from ._gradients import measure_gradients
+from ._noise import NOISE, measure_noise
+from ._precision import measure_precision
+from ._probe import Probe, can_be_called, thinned, undisturbed
+from ._report import Report
+from ._spectrum import Spectra, curvature_along, eigenvalues, fisher_eigenvalues, sample_convexity
+from ._verdict import Facts, judge
+
+# Seconds: for one gradient of the batch that is measured, for finite differences, second derivatives, descent.
+GRADIENT_BUDGET, FIRST_BUDGET, HESSIAN_BUDGET, DESCENT_BUDGET = 0.05, 0.4, 0.4, 1.0
+# Beyond this, one sample's Hessian is not tried.
+HESSIAN_LIMIT = 1.0
+# A sample's Hessian takes about this many times m gradients of it, by automatic differentiation in float64.
+HESSIAN_FACTOR = 4.0
+# Samples whose own Hessians are looked at.
+SAMPLES_ALONE = 24
+
+
+def diagnose(loss: Loss | Expandable, y: Tensor, *targets: Any, reduction: Reduction | None = None) -> Report:
+    """Would a Newton loss help with `loss` at these outputs, and which? A report; takes seconds.
+
+    `y` `(N, ...)` are outputs of the network as they occur in training, `targets` what the loss takes
+    besides. Measured are the paper's three criteria (non-convex, smooth, not solved by one gradient step)
+    and what goes wrong without an error: samples that are mixed, derivatives that are wrong or missing,
+    gradients that are rounding or noise. Nothing is changed: neither the loss nor any random state.
+
+    >>> squares = lambda y, target: (y - target).square().sum(1)
+    >>> report = diagnose(squares, torch.randn(20, 3), torch.randn(20, 3))
+    >>> report.verdict, report.reasons[0]
+    ('no', 'One gradient step solves it: the best one takes 100% of the decrease that is to be had.')
+    """
+    flat = flatten_outputs(y)
+    if flat.numel() == 0:
+        raise ArgumentError(f"diagnose needs samples to measure at; the outputs have shape {tuple(y.shape)}.")
+    probe = Probe(loss, flat.reshape(y.shape), targets, reduction)
+    blank = Report(name_of(loss), probe.count, probe.size, "fix", ())
+    with undisturbed(loss, y.device):
+        try:
+            probe = _affordable(probe)
+            if can_be_called(loss):
+                check_loss(loss, probe.y, *probe.targets, reduction=reduction)
+            return _measure(probe, blank)
+        except SeparabilityError as error:
+            return replace(blank, reasons=(str(error),), separable=False)
+        except DerivativeError as error:
+            return replace(blank, reasons=(str(error),))
+
+
+def _affordable(probe: Probe) -> Probe:
+    """As much of the batch as fits into the time for one gradient of it: doubled until it is all or takes half."""
+    part = probe.part(2)
+    part.gradient(part.flat)  # the first call ever imports, compiles and allocates
+    while part.count < probe.count:
+        if seconds(partial(part.gradient, part.flat), probe.y.device, budget=0.0) > GRADIENT_BUDGET / 2:
+            break
+        part = probe.part(2 * part.count)
+    return part
+
+
+def _measure(probe: Probe, blank: Report) -> Report:
+    first = probe.expand(probe.flat, None)
+    cost = first_order_cost(probe)
+    noise = measure_noise(probe, first)
+    facts = Facts(
+        reference_numerics=getattr(probe.loss, "numerics", None) == "reference",
+        gradients=measure_gradients(first.value, first.gradient),
+        noise=None if noise is None else noise[0],
+    )
+    if noise is None:
+        facts, cost = _exact(probe, facts, cost)
+    else:
+        facts = _estimated(probe, facts, noise[1], cost)
+    verdict, reasons, chosen = judge(facts)
+    return replace(
+        blank, verdict=verdict, reasons=reasons, recommendation=chosen, gradients=facts.gradients,
+        precision=facts.precision, derivatives=facts.derivatives, noise=facts.noise, spectra=facts.spectra,
+        descent=facts.descent, cost=cost,
+    )  # fmt: skip
+
+
+def _exact(probe: Probe, facts: Facts, cost: Cost) -> tuple[Facts, Cost]:
+    """A loss that gives the same answer twice: everything can be compared with float64."""
+    try:
+        precision, wide = measure_precision(probe), probe.to(torch.float64)
+        error = gradient_error(wide.part(thinned(2 * cost.value, 10, FIRST_BUDGET, probe.count)))
+        derivatives = Derivatives(judged(error), error)
+    except (RuntimeError, TypeError, NotImplementedError):  # float32 tensors inside the loss, say
+        precision, wide, derivatives = None, probe, Derivatives()
+    part = wide.part(_hessian_samples(wide, cost))
+    derivatives, hessian, cost = _second_order(part, derivatives, cost, check=precision is not None)
+    spectra = Spectra(fisher_eigenvalues(probe.gradient(probe.flat)))
+    if derivatives.second == "expensive":
+        nonconvex, negative = curvature_along(part, HESSIAN_BUDGET)
+        spectra = replace(spectra, nonconvex_samples=nonconvex, negative_share=negative, samples=part.count)
+    elif hessian is not None and derivatives.second != "wrong":
+        spectra = _with_hessian(spectra, part, hessian)
+    trusted = None if spectra.hessian is None or spectra.flat else hessian
+    descent = _descend(wide if trusted is None else part, trusted, cost)
+    return replace(facts, precision=precision, derivatives=derivatives, spectra=spectra, descent=descent), cost
+
+
+def _hessian_samples(wide: Probe, cost: Cost) -> int:
+    """How many samples' Hessians the budget allows; at least one."""
+    affordable = thinned(HESSIAN_FACTOR * wide.size * cost.gradient, 1, HESSIAN_BUDGET, wide.count, least=1)
+    return min(affordable, thinned(2 * cost.value, THOROUGH.calls, DESCENT_BUDGET, wide.count))
+
+
+def _second_order(
+    part: Probe, derivatives: Derivatives, cost: Cost, *, check: bool
+) -> tuple[Derivatives, Expansion | None, Cost]:
+    """The mean Hessian of the part, compared with finite differences of the gradient."""
+    forward, operator = forward_mode(part)
+    derivatives = replace(derivatives, forward=forward, operator=operator)
+    if part.size * cost.gradient / cost.samples > HESSIAN_LIMIT:
+        return replace(derivatives, second="expensive"), None, cost
+    began = time.perf_counter()
+    try:
+        hessian = part.expand(part.flat, "hessian")
+    except (DerivativeError, RuntimeError, NotImplementedError) as error:
+        return replace(derivatives, second="missing", obstacle=why_missing(error)), None, cost
+    taken = time.perf_counter() - began
+    if taken < HESSIAN_BUDGET / 4:  # cheap enough to be timed without its first call
+        taken = seconds(lambda: part.expand(part.flat, "hessian"), part.y.device)
+    if check:
+        assert hessian.curvature is not None
+        found = hessian_error(part, as_curvature(hessian.curvature))
+        derivatives = replace(derivatives, second=judged(found), second_error=found)
+    return derivatives, hessian, replace(cost, hessian=taken * cost.samples / part.count)
+
+
+def _with_hessian(spectra: Spectra, part: Probe, hessian: Expansion) -> Spectra:
+    assert hessian.curvature is not None
+    # Curvature is gradient per move; this share of it is rounding of float64 sums.
+    rounding = 1e-12 * float(hessian.gradient.double().norm(dim=1).nanmedian()) / part.spread
+    found = eigenvalues(as_curvature(hessian.curvature), rounding)
+    if part.count == 1:
+        nonconvex, negative = float(found.negative_share > 0), found.negative_share
+    else:
+        nonconvex, negative = sample_convexity(part.part(SAMPLES_ALONE), rounding, HESSIAN_BUDGET)
+    return replace(spectra, hessian=found, nonconvex_samples=nonconvex, negative_share=negative, samples=part.count)
+
+
+def _estimated(probe: Probe, facts: Facts, mean: Expansion, cost: Cost) -> Facts:
+    """A loss that draws noise: the mean over repeats stands for it, and nothing can be compared digit by digit."""
+    spectra = Spectra(fisher_eigenvalues(mean.gradient), samples=probe.count)
+    if mean.curvature is not None:
+        spectra = replace(spectra, hessian=eigenvalues(as_curvature(mean.curvature)))
+    assert facts.noise is not None
+    part = probe.part(thinned(cost.value, THOROUGH.calls, DESCENT_BUDGET, probe.count, least=8))
+    clear = facts.noise.hessian is not None and facts.noise.hessian < NOISE
+    descent = _descend(part, part.expand(part.flat, "hessian") if clear else None, cost)
+    return replace(facts, derivatives=Derivatives(), spectra=spectra, descent=descent)
+
+
+def _descend(probe: Probe, hessian: Expansion | None, cost: Cost) -> Descent:
+    """Along the gradient and, where there is a Hessian at just these outputs, its direction beside the Fisher's."""
+    if hessian is None:
+        probe = probe.part(thinned(2 * cost.value, THOROUGH.calls, DESCENT_BUDGET, probe.count, least=4))
+    expansions: dict[CurvatureKind, Expansion] = {"fisher": probe.expand(probe.flat, "fisher")}
+    if hessian is not None:
+        expansions["hessian"] = hessian
+    expected = 2 * cost.value * probe.count / cost.samples * THOROUGH.calls
+    return measure_descent(probe, expansions, THOROUGH if expected < 2 * DESCENT_BUDGET else BRIEF)

@@ -1,0 +1,58 @@
+"""The norms of the samples' gradients: do some vanish, do some explode?"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+# A hundredth of the typical norm adds nothing to a batch's gradient; a hundredfold leaves nothing to the others.
+EXTREME = 100.0
+
+
+@dataclass(frozen=True)
+class Gradients:
+    """Norms ‖∇ℓᵢ‖ over the batch, `norms` ascending and finite only.
+
+    `vanishing` and `exploding` are the shares of samples a hundred times below and above `typical`, the
+    median of the norms that are not zero; `ratio` is the 99th percentile over it. `nonfinite` is the
+    share of samples without a finite value or gradient.
+    """
+
+    norms: tuple[float, ...]
+    minimum: float
+    median: float
+    typical: float
+    p99: float
+    maximum: float
+    ratio: float
+    vanishing: float
+    exploding: float
+    nonfinite: float
+
+
+def measure_gradients(value: Tensor, gradient: Tensor) -> Gradients:
+    """From values `(N,)` and gradients `(N, m)`.
+
+    >>> found = measure_gradients(torch.zeros(3), torch.tensor([[3.0, 4.0], [0.0, 0.0], [6.0, 8.0]]))
+    >>> found.norms, found.typical, found.vanishing
+    ((0.0, 5.0, 10.0), 5.0, 0.3333333333333333)
+    """
+    finite = torch.isfinite(value) & torch.isfinite(gradient).all(1)
+    norms = torch.linalg.vector_norm(gradient[finite].double(), dim=1).sort().values
+    if len(norms) == 0:
+        return Gradients((), *(float("nan"),) * 6, vanishing=0.0, exploding=0.0, nonfinite=1.0)
+    nonzero = norms[norms > 0]
+    typical = float(nonzero.median()) if len(nonzero) else 0.0
+    p99 = float(norms.quantile(0.99))
+    return Gradients(
+        norms=tuple(norms.tolist()),
+        minimum=float(norms[0]),
+        median=float(norms.median()),
+        typical=typical,
+        p99=p99,
+        maximum=float(norms[-1]),
+        ratio=p99 / typical if typical else float("nan"),
+        vanishing=float((norms <= typical / EXTREME).double().mean()),
+        exploding=float((norms > typical * EXTREME).double().mean()),
+        nonfinite=float((~finite).double().mean()),
+    )

@@ -1,0 +1,147 @@
+"""A loss together with its targets, to be asked at other outputs, for fewer samples and in another precision.
+
+Asking is all that happens here; what the answers mean is in the modules of the single measurements.
+"""
+
+import contextlib
+import copy
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, TypeGuard
+
+import torch
+from torch import Tensor, nn
+
+from ..curvature import (
+    CurvatureKind,
+    Expandable,
+    Expansion,
+    Loss,
+    Reduction,
+    expand,
+    full_precision,
+    loss_values,
+    resolve_reduction,
+)
+from ..curvature._call import make_total
+
+
+@dataclass(frozen=True)
+class Probe:
+    """`loss(y, *targets)` at outputs `y` `(N, ...)`; other outputs are given flat, as `(N, m)`."""
+
+    loss: Loss | Expandable
+    y: Tensor
+    targets: tuple[Any, ...]
+    reduction: Reduction | None
+
+    @property
+    def count(self) -> int:
+        return self.y.shape[0]
+
+    @property
+    def flat(self) -> Tensor:
+        return self.y.reshape(self.count, -1)
+
+    @property
+    def size(self) -> int:
+        return self.flat.shape[1]
+
+    @property
+    def spread(self) -> float:
+        """The standard deviation of all outputs, a scale for moves; 1 where all outputs are equal."""
+        found = float(self.flat.double().std(correction=0))
+        return found if found > 0 else 1.0
+
+    def values(self, flat: Tensor) -> Tensor:
+        """ℓᵢ `(N,)`. Those of a reduced loss are its mean, as one number without storage of its own."""
+        if not can_be_called(self.loss):
+            return loss_values(self.loss, flat.reshape(self.y.shape), *self.targets, reduction=self.reduction)
+        # A loss that brings its own expansion often has cheaper values in its forward pass.
+        reduction = resolve_reduction(self.loss, self.reduction)
+        with torch.no_grad(), full_precision(flat):
+            return make_total(self.loss, self.y.shape, self.targets, reduction)(flat)[1]
+
+    def expand(self, flat: Tensor, kind: CurvatureKind | None) -> Expansion:
+        outputs = flat.reshape(self.y.shape)
+        return expand(self.loss, outputs, *self.targets, curvature=kind, reduction=self.reduction)
+
+    def gradient(self, flat: Tensor) -> Tensor:
+        return self.expand(flat, None).gradient
+
+    def part(self, samples: int) -> "Probe":
+        """The same for at most so many samples, evenly spread over the batch."""
+        if samples >= self.count:
+            return self
+        return self._picked(torch.linspace(0, self.count - 1, max(samples, 1), device=self.y.device).round().long())
+
+    def at(self, index: int) -> "Probe":
+        """One sample alone."""
+        return self._picked(torch.tensor([index], device=self.y.device))
+
+    def _picked(self, chosen: Tensor) -> "Probe":
+        def pick(target: Any) -> Any:
+            per_sample = isinstance(target, Tensor) and target.dim() > 0 and target.shape[0] == self.count
+            return target[chosen] if per_sample else target
+
+        return replace(self, y=self.y[chosen], targets=tuple(map(pick, self.targets)))
+
+    def to(self, dtype: torch.dtype) -> "Probe":
+        """The same numbers in another precision: outputs, floating targets, and what the loss stores."""
+
+        def cast(target: Any) -> Any:
+            floating = isinstance(target, Tensor) and target.is_floating_point()
+            return target.to(dtype) if floating else target
+
+        loss = self.loss
+        if isinstance(loss, nn.Module) and any(t.is_floating_point() for t in _stored(loss)):
+            loss = copy.deepcopy(loss).to(dtype)
+        return Probe(loss, self.y.to(dtype), tuple(map(cast, self.targets)), self.reduction)
+
+
+def can_be_called(loss: object) -> TypeGuard[Loss]:
+    """Whether it is a function of the outputs, and not just a holder of an `expand`."""
+    return callable(loss) and not (isinstance(loss, nn.Module) and type(loss).forward is nn.Module.forward)
+
+
+def is_reduced(values: Tensor) -> bool:
+    """Whether these values are one mean, spread over the samples."""
+    return len(values) > 1 and values.stride() == (0,)
+
+
+@contextlib.contextmanager
+def undisturbed(loss: object, device: torch.device) -> Iterator[None]:
+    """Leave the global random state, and the generators that the loss owns, as they were."""
+    parts = loss.modules() if isinstance(loss, nn.Module) else [loss]
+    owned = [own for part in parts if isinstance(own := getattr(part, "generator", None), torch.Generator)]
+    states = [generator.get_state() for generator in owned]
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        torch.manual_seed(0)
+        try:
+            yield
+        finally:
+            for generator, state in zip(owned, states, strict=True):
+                generator.set_state(state)
+
+
+def _stored(module: nn.Module) -> Iterator[Tensor]:
+    yield from module.parameters()
+    yield from module.buffers()
+
+
+def clock(budget: float) -> Callable[[], bool]:
+    """A function that tells whether `budget` seconds are over, counted from now."""
+    end = time.perf_counter() + budget
+    return lambda: time.perf_counter() > end
+
+
+def thinned(seconds: float, calls: int, budget: float, count: int, least: int = 2) -> int:
+    """How many of `count` samples to take so that `calls` calls, of `seconds` for all, stay within the budget."""
+    affordable = int(count * budget / max(seconds * calls, 1e-9))
+    return min(count, max(least, affordable))
+
+
+def mean_finite(values: Tensor) -> float:
+    kept = values[torch.isfinite(values)]
+    return float(kept.double().mean()) if len(kept) else float("nan")

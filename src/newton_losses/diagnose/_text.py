@@ -1,0 +1,98 @@
+"""A report as text."""
+
+import textwrap
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ._report import Report
+
+HEADLINES = {
+    "yes": "Worth trying: a Newton loss.",
+    "no": "No: a Newton loss has nothing to repair here.",
+    "fix": "Mend the loss first.",
+}
+WIDTH = 100
+
+
+def as_text(report: "Report") -> str:
+    title = f"{report.loss} at {report.samples} samples of {report.outputs} outputs"
+    reasons = [
+        textwrap.fill(reason, WIDTH, initial_indent="  - ", subsequent_indent="    ") for reason in report.reasons
+    ]
+    lines = [title, HEADLINES[report.verdict], *reasons]
+    if report.recommendation is not None:
+        lines += [f"  {report.recommendation}", f"  (λ = {report.recommendation.damping_here:.3g} at these outputs)"]
+    facts = list(_facts(report))
+    if facts:
+        lines += ["Measured", *(f"  {name:20} {text}" for name, text in facts)]
+    return "\n".join(lines)
+
+
+def _facts(report: "Report") -> Iterator[tuple[str, str]]:
+    yield "samples apart", "yes" if report.separable else "no"
+    yield from _gradient_facts(report)
+    yield from _derivative_facts(report)
+    yield from _curvature_facts(report)
+    cost = report.cost
+    if cost is not None:
+        hessian = "–" if cost.hessian is None else f"{cost.hessian / cost.value:.0f}"
+        yield (
+            "cost",
+            (
+                f"loss {1e3 * cost.value:.2g} ms; with gradient {cost.gradient / cost.value:.1f} times that, "
+                f"with Fisher {cost.fisher / cost.value:.1f}, with Hessian {hessian}"
+            ),
+        )
+
+
+def _gradient_facts(report: "Report") -> Iterator[tuple[str, str]]:
+    gradients, precision, noise = report.gradients, report.precision, report.noise
+    if gradients is not None:
+        yield (
+            "gradient norms",
+            (
+                f"min {gradients.minimum:.2g}, median {gradients.median:.2g}, p99 {gradients.p99:.2g}, "
+                f"max {gradients.maximum:.2g}; vanishing {gradients.vanishing:.0%}, exploding {gradients.exploding:.0%}"
+            ),
+        )
+    if precision is not None:
+        yield "float32", f"gradient off by {precision.error:.1e} (median) from float64; {precision.wrong:.0%} wrong"
+    if noise is not None:
+        hessian = "–" if noise.hessian is None else f"{noise.hessian:.2g}"
+        yield "noise over signal", f"gradient of a sample {noise.gradient:.2g}, mean Hessian {hessian}"
+
+
+def _derivative_facts(report: "Report") -> Iterator[tuple[str, str]]:
+    found = report.derivatives
+    if found is None:
+        return
+
+    def checked(state: str, error: float | None) -> str:
+        return state if error is None else f"{state} (off by {max(error, 1e-9):.0e} or less from finite differences)"
+
+    yield "first derivative", checked(found.first, found.first_error)
+    yield "second derivative", checked(found.second, found.second_error)
+    if found.forward is not None:
+        yield "forward mode", "works" if found.forward else f"stopped by {found.operator or 'an operator'}"
+
+
+def _curvature_facts(report: "Report") -> Iterator[tuple[str, str]]:
+    if report.spectra is not None:
+        for name, found in (("mean Hessian", report.spectra.hessian), ("empirical Fisher", report.spectra.fisher)):
+            if found is not None:
+                yield (
+                    name,
+                    (
+                        f"eigenvalues {found.smallest:.2g} to {found.largest:.2g}, rank {found.rank}, "
+                        f"condition {found.condition:.2g}, negative {found.negative_share:.0%}"
+                    ),
+                )
+    if report.descent is not None:
+        yield (
+            "mean loss",
+            (
+                f"{report.descent.start:.4g}; after one gradient step {report.descent.gradient.best:.4g}, "
+                f"after several {report.descent.best:.4g}"
+            ),
+        )

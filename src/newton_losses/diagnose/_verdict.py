@@ -1,0 +1,192 @@
+"""From measurements to a verdict in plain words, a variant and a damping. Only judging happens here."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from ..curvature import CurvatureKind, RelativeDamping, Spectrum
+from ._derivatives import Derivatives
+from ._descent import Candidate, Descent
+from ._gradients import Gradients
+from ._noise import NOISE, Noise
+from ._precision import Precision
+from ._spectrum import Spectra
+
+Verdict = Literal["yes", "no", "fix"]
+
+# One gradient step counts as solving the loss when it takes this share of the decrease that is to be had.
+SOLVED = 0.95
+# Directions whose decrease differs by less than this are equal; the simpler then is recommended.
+TIE = 0.05
+
+
+@dataclass(frozen=True)
+class Recommendation:
+    """Arguments for `NewtonLoss`; `damping_here` is the λ that the rule gives at the diagnosed outputs."""
+
+    curvature: CurvatureKind
+    damping: RelativeDamping
+    damping_here: float
+    spectrum: Spectrum = "raw"
+
+    def __str__(self) -> str:
+        spectrum = "" if self.spectrum == "raw" else f', spectrum="{self.spectrum}"'
+        rule = f"nl.RelativeDamping({self.damping.factor:g})"
+        return f'nl.NewtonLoss(loss, curvature="{self.curvature}", damping={rule}{spectrum})'
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Everything measured, or `None` where it could not be."""
+
+    separability: str | None = None
+    dependence: str | None = None
+    reference_numerics: bool = False
+    gradients: Gradients | None = None
+    precision: Precision | None = None
+    derivatives: Derivatives | None = None
+    noise: Noise | None = None
+    spectra: Spectra | None = None
+    descent: Descent | None = None
+
+
+def judge(facts: Facts) -> tuple[Verdict, tuple[str, ...], Recommendation | None]:
+    """(verdict, reasons, recommendation); the first reason is the one that decided."""
+    faults = tuple(_faults(facts))
+    if faults:
+        return "fix", faults, None
+    solved = facts.descent is not None and facts.descent.solved >= SOLVED
+    chosen = None if solved else recommend(facts)
+    return "no" if solved else "yes", (*_criteria(facts), *_remarks(facts, chosen)), chosen
+
+
+def _faults(facts: Facts) -> Iterator[str]:
+    """What has to be mended before anything else means something."""
+    if facts.dependence:
+        yield facts.dependence
+    if facts.separability:
+        yield facts.separability
+    if facts.precision is not None and facts.precision.broken:
+        yield _broken_numerics(facts.precision, facts.reference_numerics)
+    elif facts.derivatives is not None and facts.derivatives.first == "wrong":
+        yield (
+            f"The gradient is wrong: it differs from finite differences of the loss by "
+            f"{facts.derivatives.first_error:.0%} in float64. Nothing raises an error; a custom backward usually is to "
+            "blame. Check it with torch.autograd.gradcheck."
+        )
+    if facts.gradients is not None and facts.gradients.nonfinite > 0.01:
+        yield (
+            f"{facts.gradients.nonfinite:.0%} of the samples have no finite loss or gradient. A Newton loss leaves "
+            "them out, so they teach nothing; look for a logarithm or a division at zero."
+        )
+    if facts.noise is not None and facts.noise.gradient >= NOISE:
+        yield (
+            f"The estimate is noise: between two calls a sample's gradient differs by {facts.noise.gradient:.1f} times "
+            f"its own size. {_more(facts.noise.gradient)} would bring that to a half."
+        )
+
+
+def _more(ratio: float) -> str:
+    return f"About {max(Noise.more_samples(ratio), 2):.0f} times the samples" if ratio < 1e4 else "Many more samples"
+
+
+def _broken_numerics(precision: Precision, reference: bool) -> str:
+    cure = (
+        'Use numerics="stable", the same loss in log space.'
+        if reference
+        else "Compute it in log space (log_softmax, logsigmoid, logaddexp; cross-entropy on logits), or in float64."
+    )
+    return (
+        f"The numerics are broken: in float32 {precision.wrong:.0%} of the samples have a gradient that is off by more "
+        f"than a tenth (99th percentile of the norms: {precision.p99_float32:.2g} in float32, "
+        f"{precision.p99_float64:.2g} in float64). What looks like a hard loss is rounding. {cure}"
+    )
+
+
+def _criteria(facts: Facts) -> Iterator[str]:
+    """The paper's three, the deciding one first."""
+    assert facts.spectra is not None
+    if facts.descent is not None:
+        yield _one_step(facts.descent)
+    spectra = facts.spectra
+    if spectra.hessian is None and spectra.convex is None:
+        yield "Whether it is convex is not known: there is no Hessian that could be trusted."
+    elif spectra.convex is None:
+        assert spectra.hessian is not None
+        yield f"Of the curvature of its mean Hessian, {spectra.hessian.negative_share:.0%} is negative."
+    elif spectra.flat:
+        yield "It is not smooth: piecewise linear, its Hessian is zero wherever there is one."
+    elif spectra.convex:
+        yield "It is convex at these outputs: no sample's loss curves downwards."
+    else:
+        yield (
+            f"It is non-convex: {spectra.nonconvex_samples:.0%} of the samples' losses curve downwards in some "
+            f"direction, with {spectra.negative_share:.0%} of all their curvature."
+        )
+
+
+def _one_step(descent: Descent) -> str:
+    if descent.solved >= SOLVED:
+        return (
+            f"One gradient step solves it: the best one takes {descent.solved:.0%} of the decrease that is to be had."
+        )
+    return (
+        f"One gradient step does not solve it: the best takes {descent.solved:.0%} of the decrease that is to be had."
+    )
+
+
+def _remarks(facts: Facts, chosen: Recommendation | None) -> Iterator[str]:
+    gradients, derivatives, noise = facts.gradients, facts.derivatives, facts.noise
+    if gradients is not None and gradients.vanishing + gradients.exploding > 0.05:
+        yield (
+            f"The gradients are uneven: {gradients.vanishing:.0%} of the samples are a hundred times below the typical "
+            f"norm, {gradients.exploding:.0%} a hundred times above."
+        )
+    if derivatives is not None and derivatives.second == "wrong":
+        yield (
+            f"The second derivative is silently wrong: it differs from finite differences of the gradient by "
+            f"{derivatives.second_error:.0%}. curvature='fisher' does without it."
+        )
+    if derivatives is not None and derivatives.second == "missing":
+        yield f"There is no second derivative. {derivatives.obstacle}"
+    if derivatives is not None and derivatives.second == "expensive":
+        yield "A Hessian would cost more than a second a sample, so only curvature='fisher' was looked at."
+    if noise is not None and noise.hessian is not None and noise.hessian >= NOISE:
+        yield (
+            f"The Hessian estimate is noise: {noise.hessian:.1f} times its own size from call to call. "
+            f"{_more(noise.hessian)} would bring that to a half."
+        )
+    if chosen is not None and facts.descent is not None:
+        yield _gain(facts.descent, chosen)
+
+
+def _gain(descent: Descent, chosen: Recommendation) -> str:
+    candidate = next(
+        c for c in descent.candidates if (c.curvature, c.factor) == (chosen.curvature, chosen.damping.factor)
+    )
+    newton, plain = descent.start - candidate.line.best, descent.start - descent.gradient.best
+    measured = (
+        f"lowers the loss by up to {newton:.3g} in one step, the plain gradient by {plain:.3g} (mean over "
+        f"{descent.samples} samples, starting from {descent.start:.3g})"
+    )
+    if newton > plain * (1 + TIE):
+        return f"The recommended direction {measured}."
+    return (
+        f"The recommended direction {measured}: here it is no better than the gradient's. What a Newton loss brings "
+        "then is the scale, each batch by its own curvature; compare it with gradient clipping."
+    )
+
+
+def recommend(facts: Facts) -> Recommendation | None:
+    """The candidate with the lowest point on its line; among equals the default factor and the Fisher."""
+    if facts.descent is None or not facts.descent.candidates:
+        return None
+    descent = facts.descent
+    lowest = min(c.line.best for c in descent.candidates)
+    equal = [c for c in descent.candidates if c.line.best - lowest <= TIE * (descent.start - lowest)]
+
+    def simplicity(candidate: Candidate) -> tuple[bool, bool, float]:
+        return candidate.factor != 1.0, candidate.curvature != "fisher", -candidate.factor
+
+    best = min(equal or descent.candidates, key=simplicity)
+    return Recommendation(best.curvature, RelativeDamping(best.factor), best.damping, best.spectrum)

@@ -1,0 +1,63 @@
+"""Every loss of the catalogue is recognised."""
+
+import json
+
+import pytest
+import torch
+from catalogue import Known, catalogue, cross_entropy, draw, squares, steep_ranks
+
+from newton_losses import RelativeDamping
+from newton_losses.diagnose import diagnose
+
+KNOWN = catalogue()
+
+
+@pytest.mark.parametrize("known", KNOWN, ids=lambda known: known.name)
+def test_the_answer(known: Known) -> None:
+    report = diagnose(known.loss, known.y, *known.targets)
+    assert report.verdict == known.verdict, str(report)
+    assert report.verdict != "yes" or report.recommendation is not None
+    text = " ".join(report.reasons)
+    for words in known.words:
+        assert words in text
+    assert all(reason.split()[0] in str(report) for reason in report.reasons)
+    json.dumps(report.to_dict(), allow_nan=False)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("scale", [0.1, 1.0, 5.0])
+def test_convex_losses_at_other_outputs(seed: int, scale: float) -> None:
+    y, labels = draw(64, 4, seed=seed, scale=scale), draw(64, 4, seed=seed + 100).argmax(1)
+    for report in (
+        diagnose(squares, y, draw(64, 4, seed=seed + 200)),
+        diagnose(torch.nn.functional.mse_loss, y, draw(64, 4, seed=seed + 200), reduction="mean"),
+        diagnose(cross_entropy, y, labels),
+    ):
+        assert report.verdict == "no", str(report)
+        assert report.spectra is not None
+        assert report.spectra.convex
+
+
+def test_a_recommendation_can_be_used() -> None:
+    scores = draw(30, 5, seed=0).requires_grad_()
+    ranks = draw(30, 5, seed=1).argsort(1).argsort(1).float()
+    chosen = diagnose(steep_ranks, scores, ranks).recommendation
+    assert chosen is not None
+    assert isinstance(chosen.damping, RelativeDamping)
+    import newton_losses as nl
+
+    newton = eval(str(chosen), {"nl": nl, "loss": steep_ranks})
+    newton(scores, ranks).backward()
+    assert torch.isfinite(scores.grad).all()
+
+
+def test_scaling_the_loss_changes_no_answer() -> None:
+    """All judgements are ratios; a power of two leaves every digit as it was."""
+    y, ranks = draw(40, 5, seed=0), draw(40, 5, seed=1).argsort(1).argsort(1).float()
+    plain = diagnose(steep_ranks, y, ranks)
+    for factor in (2.0**-20, 2.0**20):
+        scaled = diagnose(lambda y, r, factor=factor: factor * steep_ranks(y, r), y, ranks)
+        assert scaled.verdict == plain.verdict
+        assert scaled.descent.solved == pytest.approx(plain.descent.solved, rel=1e-9)
+        assert scaled.spectra.negative_share == pytest.approx(plain.spectra.negative_share, rel=1e-9)
+        assert scaled.derivatives.first == scaled.derivatives.second == "right"

@@ -1,0 +1,63 @@
+"""`newton-losses diagnose`."""
+
+import json
+
+import pytest
+
+typer = pytest.importorskip("typer")
+
+import torch  # noqa: E402
+from typer.testing import CliRunner  # noqa: E402
+
+from newton_losses.cli._diagnose import diagnose  # noqa: E402
+
+FILE = """
+import torch
+
+class Squares(torch.nn.Module):
+    def forward(self, y, target):
+        return (y - target).square().sum(1)
+
+def batch():
+    return torch.randn(20, 3), torch.zeros(20, 3)
+
+nothing = 3
+"""
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my_losses.py").write_text(FILE)
+    app = typer.Typer()
+    app.command()(diagnose)
+    return lambda *arguments: CliRunner().invoke(app, list(arguments))
+
+
+def test_a_file_and_a_module(run, tmp_path) -> None:
+    text = run("my_losses.py:Squares", "--batch", "my_losses.py:batch")
+    assert text.exit_code == 0, text.output
+    assert "One gradient step solves it" in text.output
+    torch.save((torch.randn(8, 2), torch.zeros(8, 2)), tmp_path / "batch.pt")
+    found = run("my_losses:Squares", "--batch", "batch.pt", "--json", "--plot", "picture.png")
+    assert found.exit_code == 0, found.output
+    assert json.loads(found.output)["verdict"] == "no"
+    assert (tmp_path / "picture.png").is_file()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("my_losses.py:Square", "-b", "my_losses.py:batch"), "has no Square"),
+        (("Squares", "-b", "my_losses.py:batch"), "file.py:name"),
+        (("nowhere.py:Squares", "-b", "my_losses.py:batch"), "no file nowhere.py"),
+        (("nowhere:Squares", "-b", "my_losses.py:batch"), "No module named"),
+        (("my_losses.py:Squares", "-b", "batch.pt"), "no such file"),
+        (("my_losses.py:Squares", "-b", "my_losses.py:nothing"), "has to be a tuple"),
+        (("my_losses.py:Squares", "-b", "my_losses.py:batch", "--reduction", "men"), "mean, sum or none"),
+    ],
+)
+def test_mistakes_are_told_in_a_sentence(run, arguments: tuple[str, ...], words: str) -> None:
+    found = run(*arguments)
+    assert found.exit_code == 2
+    assert words in " ".join(found.output.split())
