@@ -11,7 +11,7 @@ from torch.nn.functional import pad
 from ._arguments import check_positive
 from ._order import average_ties, sort_evenly
 from ._relaxation import Relaxation, places, sort_jacobian, to_items, to_ranks
-from ._rows import finite_samples, row_derivatives, row_hessian
+from ._rows import row_derivatives, row_hessian
 
 
 def gap_weights(ascending: Tensor) -> Tensor:
@@ -59,9 +59,8 @@ class NeuralSort(Relaxation):
         gradient = (jacobian * by_sorted.unsqueeze(-1)).sum(-2)
         if not hessian:
             return rows.value, gradient, None
-        finite = finite_samples(gradient)
-        second = row_hessian(rows, tangents @ jacobian.unsqueeze(1), finite)
-        return rows.value, gradient, second / finite.sum().clamp(min=1)
+        second = row_hessian(rows, tangents @ jacobian.unsqueeze(1))
+        return rows.value, gradient, second
 
     def _tangents(self, scores: Tensor) -> Tensor:
         """∂(log-weight of place j at rank i)/∂(sorted score k), `(n, n, n)`: the same for every sample."""

@@ -31,7 +31,7 @@ class Relaxation(nn.Module):
     def derivatives(
         self, scores: Tensor, target: Tensor, cells: Tensor, hessian: bool
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Values `(N,)`, gradients `(N, n)` and, if wanted, the mean Hessian `(n, n)` of the cross-entropy."""
+        """Values `(N,)`, gradients `(N, n)` and, if wanted, the sum of the Hessians, `(n, n)`, of the cross-entropies."""
 
     def matrix(self, scores: Tensor, dim: int = -1, descending: bool = False) -> Tensor:
         """P, of the shape of `scores` without `dim`, then `(n, n)`."""

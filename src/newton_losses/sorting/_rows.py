@@ -82,7 +82,8 @@ def row_derivatives(weights: Tensor, target: Tensor, cells: Tensor) -> RowDeriva
     """
     rows = log_odds(weights)
     entropy = target * softplus(-rows.odds) + (1 - target) * softplus(rows.odds)
-    likely, unlikely = rows.odds.sigmoid(), (-rows.odds).sigmoid()
+    # Cut where the result counts for nothing: numbers that underflow are slow on a CPU.
+    likely, unlikely = rows.odds.clamp(-80, 80).sigmoid(), (-rows.odds).clamp(-80, 80).sigmoid()
     # Not likely − target: that difference loses the small gradients of a matrix that is nearly right.
     first = cells * ((1 - target) * likely - target * unlikely)
     is_other = 1 - rows.is_top
@@ -96,16 +97,11 @@ def row_derivatives(weights: Tensor, target: Tensor, cells: Tensor) -> RowDeriva
     return RowDerivatives(value, first - pull, first, cells * likely * unlikely, pull, rows)
 
 
-def finite_samples(gradient: Tensor) -> Tensor:
-    """Which samples count in a curvature, `(N,)`: those whose gradient `(N, m)` is finite."""
-    return gradient.isfinite().all(-1)
-
-
-def row_hessian(derivatives: RowDerivatives, tangents: Tensor, finite: Tensor) -> Tensor:
-    """Σ Tᵀ (∂²ℓ/∂w²) T over the rows of the finite samples, `(m, m)`.
+def row_hessian(derivatives: RowDerivatives, tangents: Tensor) -> Tensor:
+    """Σ Tᵀ (∂²ℓ/∂w²) T over all rows of all samples, `(m, m)`.
 
     T are the derivatives of the log-weights, `(N, n, n, m)`. With U = π T this is
-    Σ_j φ''_j (T_j−U_j)(T_j−U_j)ᵀ + φ'_j U_j U_jᵀ − pull_j T_j T_jᵀ: one product of tall matrices, and no
+    Σ_j φ''_j (T_j−U_j)(T_j−U_j)ᵀ + φ'_j U_j U_jᵀ − pull_j T_j T_jᵀ: products of tall matrices, and no
     Hessian by the weights is stored.
     """
     odds = derivatives.rows
@@ -116,8 +112,10 @@ def row_hessian(derivatives: RowDerivatives, tangents: Tensor, finite: Tensor) -
     # The item j itself may exceed the rest of its row by any factor, so it is cut before it is masked.
     others = decay((odds.relative.unsqueeze(-2) - odds.rest.unsqueeze(-1)).clamp(max=0)) * other
     mean = others @ tangents
-    factors = torch.cat((tangents - mean, mean, tangents), -2)
-    weights = torch.cat((derivatives.second, derivatives.first, -derivatives.pull), -1)
-    factors = torch.where(finite[:, None, None, None], factors, 0.0).flatten(0, 2)
-    weights = torch.where(finite[:, None, None], weights, 0.0).flatten()
-    return (factors * weights.unsqueeze(-1)).mT @ factors
+    spread = weighted_square(tangents - mean, derivatives.second)
+    return spread + weighted_square(mean, derivatives.first) - weighted_square(tangents, derivatives.pull)
+
+
+def weighted_square(factors: Tensor, weights: Tensor) -> Tensor:
+    """Σ weights · f fᵀ over all vectors f of `(..., m)`, `(m, m)`."""
+    return (factors * weights.unsqueeze(-1)).flatten(0, -2).mT @ factors.flatten(0, -2)

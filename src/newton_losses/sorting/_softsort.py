@@ -7,7 +7,7 @@ from ..errors import ArgumentError
 from ._arguments import check_positive
 from ._order import average_ties, sort_evenly
 from ._relaxation import Relaxation, sort_jacobian, to_items, to_ranks
-from ._rows import finite_samples, row_derivatives, row_hessian
+from ._rows import row_derivatives, row_hessian
 
 
 class SoftSort(Relaxation):
@@ -52,19 +52,18 @@ class SoftSort(Relaxation):
         gradient = (jacobian * by_sorted.unsqueeze(-1)).sum(-2)
         if not hessian:
             return rows.value, gradient, None
-        finite = finite_samples(gradient)
         # [i, j, :]: the weight of place j at rank i depends on s_j − s_i alone.
         steps = jacobian.unsqueeze(1) - jacobian.unsqueeze(2)
-        second = row_hessian(rows, slope.unsqueeze(-1) * steps, finite)
+        second = row_hessian(rows, slope.unsqueeze(-1) * steps)
         if self.p == 2:
-            second = second + self._bend(rows.gradient, jacobian, finite)
-        return rows.value, gradient, second / finite.sum().clamp(min=1)
+            second = second + self._bend(rows.gradient, jacobian)
+        return rows.value, gradient, second
 
-    def _bend(self, gradient: Tensor, jacobian: Tensor, finite: Tensor) -> Tensor:
+    def _bend(self, gradient: Tensor, jacobian: Tensor) -> Tensor:
         """Σ_ij (∂ℓ/∂w_ij) ∂²w_ij for p = 2: a Laplacian with the weights −2/τ ∂ℓ/∂w."""
         both = (gradient + gradient.mT) * (-2 / self.temperature)
         laplacian = torch.diag_embed(both.sum(-1)) - both
-        return torch.where(finite[:, None, None], jacobian.mT @ laplacian @ jacobian, 0.0).sum(0)
+        return (jacobian.mT @ laplacian @ jacobian).sum(0)
 
     def extra_repr(self) -> str:
         return f"temperature={self.temperature}, p={self.p}"
