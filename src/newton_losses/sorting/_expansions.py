@@ -34,9 +34,7 @@ def expand_stable(
     return Expansion(value, gradient, None if total is None else total / usable.sum().clamp(min=1))
 
 
-def reference_cross_entropy(
-    relaxation: Relaxation, scores: Tensor, target: Tensor, cells: Tensor
-) -> Tensor:
+def reference_cross_entropy(relaxation: Relaxation, scores: Tensor, target: Tensor, cells: Tensor) -> Tensor:
     """torch's binary cross-entropy on probabilities, `(..., n)` → `(...)`."""
     # A softmax may round to just above 1, which torch's function refuses.
     matrix = relaxation.probabilities(scores).clamp(max=1)

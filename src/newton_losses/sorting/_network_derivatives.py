@@ -46,14 +46,14 @@ def network_derivatives(
     steepness: float,
     hessian: bool,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Losses `(N,)`, gradients `(N, n)` and, if wanted, the sum of their Hessians `(n, n)`, for `(n, N)` values.
+    """Losses `(N,)`, gradients `(N, n)` and, if wanted, the sum of their Hessians `(n, n)`.
 
-    The matrix is carried in the dtype of `target`, `(N, n, n)`, the values in their own.
+    Values `(n, N)` and log-matrix are carried in the dtype of the values, all else in that of `target`.
     """
     layers, signs = partners.unbind(0), signs.unsqueeze(-1).to(values.dtype)
     differences = _differences(values, layers, signs, law, steepness)
     comparators = _comparators(differences, signs, law, steepness)
-    shares, weights = _matrix(comparators, layers, impossible_but_diagonal(values, target.dtype))
+    shares, weights = _matrix(comparators, layers, impossible_but_diagonal(values), target.dtype)
     rows = row_derivatives(weights.movedim(-1, 0).contiguous(), target, cells)
     adjoints = _matrix_adjoints(rows.gradient.movedim(0, -1).contiguous(), shares, layers)
     through = adjoints * shares
@@ -74,9 +74,9 @@ def network_derivatives(
     return rows.value, gradient, by_value.sum(0).to(target.dtype) + by_matrix + by_rows
 
 
-def impossible_but_diagonal(values: Tensor, dtype: torch.dtype) -> Tensor:
+def impossible_but_diagonal(values: Tensor) -> Tensor:
     """The logarithm of the identity, `(n, n, N)`, with −FAR for log 0."""
-    identity = torch.eye(values.shape[0], dtype=dtype, device=values.device)
+    identity = torch.eye(values.shape[0], dtype=values.dtype, device=values.device)
     return ((identity - 1) * FAR).unsqueeze(-1).expand(-1, -1, values.shape[-1])
 
 
@@ -130,15 +130,16 @@ def _bend(
     return by_keep * kept + by_swap * swapped - (2 * density + density_slope * difference) * moved
 
 
-def _matrix(comparators: Comparators, layers: tuple[Tensor, ...], state: Tensor) -> tuple[Tensor, Tensor]:
+def _matrix(
+    comparators: Comparators, layers: tuple[Tensor, ...], state: Tensor, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
     """Sweep 2, forward: the shares r of the kept path, `(layers, n, n, N)`, and the final log-matrix."""
-    keep = comparators.keep.to(state.dtype).unsqueeze(2)
-    swap = comparators.swap.to(state.dtype).unsqueeze(2)
+    keep, swap = comparators.keep.unsqueeze(2), comparators.swap.unsqueeze(2)
     shares = []
     for layer, partner in enumerate(layers):
         kept, swapped = state + keep[layer], state.index_select(0, partner) + swap[layer]
         # Cut where a share no longer counts: numbers that underflow are slow on a CPU.
-        share = hardshrink((kept - swapped).clamp(-60, 60).sigmoid(), 1e-18)
+        share = hardshrink((kept - swapped).to(dtype).clamp(-60, 60).sigmoid(), 1e-18)
         state = torch.maximum(kept, swapped) - torch.maximum(share, 1 - share).log()
         shares.append(share)
     return torch.stack(shares), state
@@ -154,9 +155,7 @@ def _matrix_adjoints(adjoint: Tensor, shares: Tensor, layers: tuple[Tensor, ...]
     return torch.stack(adjoints[::-1])
 
 
-def _value_adjoints(
-    push: Tensor, move_first: Tensor, layers: tuple[Tensor, ...]
-) -> tuple[Tensor, Tensor]:
+def _value_adjoints(push: Tensor, move_first: Tensor, layers: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
     """Sweep 3 for the values: the gradient by the scores, `(n, N)`, and by each layer's new values."""
     adjoint = torch.zeros_like(push[0])
     adjoints = []

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from ..errors import ArgumentError
-from ._arguments import check_positive
+from ._arguments import as_wide, check_positive
 from ._order import average_ties, sort_evenly
 from ._relaxation import Relaxation, sort_jacobian, to_items, to_ranks
 from ._rows import row_derivatives, row_hessian
@@ -30,7 +30,7 @@ class SoftSort(Relaxation):
         self.p = p
 
     def log_weights(self, scores: Tensor) -> Tensor:
-        ascending, order = sort_evenly(scores)
+        ascending, order = sort_evenly(as_wide(scores))
         return to_items(order, self._by_distance(ascending.unsqueeze(-2) - ascending.unsqueeze(-1)))
 
     def _by_distance(self, difference: Tensor) -> Tensor:
@@ -40,12 +40,10 @@ class SoftSort(Relaxation):
     def derivatives(
         self, scores: Tensor, target: Tensor, cells: Tensor, hessian: bool
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        ascending, order = sort_evenly(scores)
+        ascending, order = sort_evenly(as_wide(scores))
         difference = ascending.unsqueeze(-2) - ascending.unsqueeze(-1)
-        rows = row_derivatives(
-            self._by_distance(difference), to_ranks(order, target), to_ranks(order, cells)
-        )
-        slope = (difference.sign() if self.p == 1 else 2 * difference) / -self.temperature
+        rows = row_derivatives(self._by_distance(difference), to_ranks(order, target), to_ranks(order, cells))
+        slope = ((difference.sign() if self.p == 1 else 2 * difference) / -self.temperature).to(scores.dtype)
         pulled = rows.gradient * slope
         by_sorted = pulled.sum(-2) - pulled.sum(-1)
         jacobian = sort_jacobian(order, average_ties(scores))
@@ -81,8 +79,8 @@ def softsort(
 
     The shape is that of `scores` without `dim`, then `(n, n)`.
 
-    >>> softsort(torch.tensor([2.0, 0.0, 1.0])).sum(-1)
-    tensor([1., 1., 1.])
+    >>> softsort(torch.tensor([2.0, 0.0, 1.0])).argmax(-1)
+    tensor([1, 2, 0])
     """
     relaxation = SoftSort(temperature, p)
     return (relaxation.log_matrix if log else relaxation.matrix)(scores, dim, descending)
