@@ -5,10 +5,10 @@ target, and the algorithm with its temperature or steepness. Value, gradient (of
 expansion) and Hessian are computed in float32 and must be finite; they are compared with float64 on the same
 inputs. Relative errors are those of a whole sample: of its value, in the norm of its gradient vector, in the
 Frobenius norm of its batch's mean Hessian. A derivative may be the sum of large terms that cancel, exactly so
-where all scores are equal; then no float32 sum can be right relative to the result. So a gradient below 1 % of
-(sharpness · loss), a Hessian below 1 % of (sharpness² · loss), is compared with that 1 %; the sharpness is the
-slope of the log-odds: the steepness or the inverse temperature, and where the exponent is not linear in the
-scores what its derivative makes of it.
+where all scores are equal; then no float32 sum can be right relative to the result. So a gradient below 1 %
+of (sharpness · loss), a Hessian below 1 % of (sharpness² · loss), is compared with that 1 %. The sharpness is
+the slope of the log-odds: the steepness or the inverse temperature, and where the exponent is not linear in
+the scores what its derivative makes of it.
 """
 
 import argparse

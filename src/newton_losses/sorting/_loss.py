@@ -60,7 +60,8 @@ class SortingLoss(nn.Module):
         scores, target, cells = self._prepare(scores, values, ranks)
         with full_precision(scores):
             if self.numerics == "stable":
-                flat = (tensor.flatten(0, -count) for tensor, count in ((scores, 2), (target, 3), (cells, 3)))
+                n = scores.shape[-1]
+                flat = scores.reshape(-1, n), target.reshape(-1, n, n), cells.reshape(-1, n, n)
                 return sorting_cross_entropy(self.relaxation, *flat).reshape(scores.shape[:-1])
             return reference_cross_entropy(self.relaxation, scores, target, cells)
 
