@@ -27,8 +27,8 @@ class CountOperators(TorchDispatchMode):
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         result = function(*args, **(kwargs or {}))
-        is_view = isinstance(result, torch.Tensor) and result._is_view()
-        self.count += not is_view and "detach" not in str(function)
+        aliases = [returned.alias_info for returned in function._schema.returns]
+        self.count += not any(alias is not None and not alias.is_write for alias in aliases)
         return result
 
 
