@@ -5,8 +5,6 @@ iteration; the eight weights of each vertex are computed again on the way back, 
 to keep them.
 """
 
-from functools import cache
-
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -16,7 +14,6 @@ from ._accelerated import Accelerated
 from ._relaxation import FAINT, FAR, OFFSETS, cut, faintest, incoming
 
 
-@cache
 def predecessors(iterations: int) -> Accelerated:
     """`_relaxation.predecessors`, accelerated."""
     return Accelerated(
@@ -26,7 +23,6 @@ def predecessors(iterations: int) -> Accelerated:
     )
 
 
-@cache
 def positions(iterations: int) -> Accelerated:
     """`_relaxation.positions`, accelerated."""
     return Accelerated(

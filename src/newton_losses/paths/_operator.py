@@ -53,7 +53,7 @@ def shortest_path_operator(
     """Path in the costs' dtype, cost in float64, unique and reachable, of floating maps `(..., H, W)`."""
     shape, leading = costs.shape, costs.shape[:-2]
     # Not -1: the number of maps cannot be inferred where there are none.
-    maps = costs.detach().reshape(prod(leading), *shape[-2:])
+    maps = costs.detach().reshape(prod(leading), *shape[-2:]).contiguous()
     path, cost, unique, reachable = _solve(maps, neighbors, start, goal, backend)
     if (check_nan or check_reachable) and not _is_capturing(costs.device):
         _check(maps, cost, leading, check_nan, check_reachable)
@@ -82,9 +82,10 @@ def _solve(maps: Tensor, neighbors: int, start: int, goal: int, backend: str) ->
     if maps.shape[0] == 0:
         flags = maps.new_empty(0, dtype=torch.bool)
         return maps.clone(), maps.new_empty(0, dtype=torch.float64), flags, flags.clone()
-    if backend == "numba":
+    chosen = choose(backend, maps.device)
+    if chosen == "numba":
         from ._numba import solve
-    elif backend == "triton":
+    elif chosen == "triton":
         from ._triton import solve
     else:
         from ._torch import solve

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ..errors import ArgumentError, ShapeError
 from ._grid import OFFSETS, Neighbors
-from ._operator import choose, shortest_path_operator
+from ._operator import shortest_path_operator
 
 Backend = Literal["auto", "numba", "triton", "torch"]
 Vertex = tuple[int, int]
@@ -99,7 +99,7 @@ def solve(
     check_nan = on_cpu if strict is None else strict
     floating = costs.detach() if costs.is_floating_point() else costs.double()
     path, cost, unique, reachable = shortest_path_operator(
-        floating, neighbors, first, last, choose(backend, costs.device), check_nan, bool(strict)
+        floating, neighbors, first, last, backend, check_nan, bool(strict)
     )
     return PathSolution(path.to(costs.dtype), cost, unique, reachable)
 

@@ -12,7 +12,7 @@ from ._grid import OFFSETS, longest_path
 
 
 def solve(costs: Tensor, neighbors: int, start: int, goal: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Path (bool), cost (float64), unique and reachable of maps `(B, H, W)`; start and goal are flat indices."""
+    """Path (bool), cost (float64), unique and reachable of contiguous maps `(B, H, W)`."""
     batch, height, width = costs.shape
     invalid = costs.isnan().flatten(1).any(1)
     # NaN compares as false, so that it becomes a 0 that harms no other map; its own map is overruled below.
