@@ -1,4 +1,4 @@
-"""Speed of shortest paths and of the relaxed Bellman-Ford algorithm against their peers, side by side in one run.
+"""Speed of shortest paths and of the relaxed Bellman-Ford algorithm against their peers, in one run.
 
     python benchmarks/paths.py            # everything
     python benchmarks/paths.py exact      # shortest_path against scipy and a pure-Python heap, on one core
@@ -50,7 +50,7 @@ def report(title: str, seconds: dict[str, list[float]]) -> None:
 
 
 def heap_path(costs: np.ndarray) -> np.ndarray:
-    """Dijkstra with Python's own heap, dictionaries and tuples, as programs for this task are often written."""
+    """Dijkstra with Python's own heap, dictionaries and tuples, as it is often written for this task."""
     height, width = costs.shape
     best = {(0, 0): float(costs[0, 0])}
     previous: dict[tuple[int, int], tuple[int, int]] = {}

@@ -41,7 +41,7 @@ def make_maps(kind: str, count: int, height: int, width: int, seed: int) -> torc
 
 
 def snakes(uniform: np.ndarray) -> np.ndarray:
-    """Corridors that turn back at alternate ends, along the rows on even maps and along the columns on odd ones."""
+    """Corridors that turn back at alternate ends: along rows on even maps, along columns on odd ones."""
     costs = uniform.copy()
     for index in range(costs.shape[0]):
         grid = costs[index] if index % 2 == 0 else costs[index].T
@@ -54,7 +54,7 @@ def snakes(uniform: np.ndarray) -> np.ndarray:
 
 
 def scipy_cost(costs: np.ndarray, neighbors: int, start: tuple[int, int], goal: tuple[int, int]) -> float:
-    """The cost by scipy's Dijkstra in float64, from a source before the start so that its cost counts as well."""
+    """The cost by scipy's Dijkstra in float64, from a source before the start so that this counts as well."""
     height, width = costs.shape
     clean = np.maximum(costs.astype(np.float64), 0.0)
     number = np.arange(height * width).reshape(height, width)
@@ -72,7 +72,7 @@ def scipy_cost(costs: np.ndarray, neighbors: int, start: tuple[int, int], goal: 
 
 
 def is_valid_path(path: np.ndarray, neighbors: int, start: tuple[int, int], goal: tuple[int, int]) -> bool:
-    """One connected chain without a chord from start to goal: the ends touch one vertex of it, the others two."""
+    """One chain without a chord from start to goal: the ends touch one vertex of it, the others two."""
     structure = np.ones((3, 3)) if neighbors == 8 else ndimage.generate_binary_structure(2, 1)
     on_path = path.astype(bool)
     touching = ndimage.convolve(on_path.astype(int), structure.astype(int), mode="constant") - 1
@@ -86,7 +86,7 @@ def is_valid_path(path: np.ndarray, neighbors: int, start: tuple[int, int], goal
 def reference(
     costs: np.ndarray, neighbors: int, start: tuple[int, int], goal: tuple[int, int]
 ) -> tuple[list[tuple[int, int]], float, bool]:
-    """The path by its rule, word for word: float64 sums, fewest vertices, first predecessor in reading order."""
+    """The path by its rule: float64 sums, fewest vertices, first predecessor in reading order."""
     height, width = costs.shape
     cost = {(i, j): max(float(costs[i, j]), 0.0) for i in range(height) for j in range(width)}
 

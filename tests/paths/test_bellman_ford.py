@@ -29,9 +29,7 @@ def relax(distance, cost, beta):
 def move(position, weights):
     height, width = position.shape[1:]
     moved = functional.pad(position[..., None] * weights, (0, 0, 1, 1, 1, 1))
-    return sum(
-        moved[:, 1 - i : 1 - i + height, 1 - j : 1 - j + width, k] for k, (i, j) in enumerate(STEPS)
-    )
+    return sum(moved[:, 1 - i : 1 - i + height, 1 - j : 1 - j + width, k] for k, (i, j) in enumerate(STEPS))
 
 
 def algovision_path(beta, iterations, loop, conorm="probabilistic"):
@@ -75,7 +73,10 @@ def algovision_path(beta, iterations, loop, conorm="probabilistic"):
 def test_values_and_gradients_equal_algovisions(kind, shape, iterations, loop, conorm):
     costs = path_maps.make_maps(kind, 8, *shape, seed=1).double().requires_grad_()
     label = solve(costs).path
-    ours, theirs = RelaxedBellmanFord(10.0, iterations, loop, conorm), algovision_path(10.0, iterations, loop, conorm)
+    ours, theirs = (
+        RelaxedBellmanFord(10.0, iterations, loop, conorm),
+        algovision_path(10.0, iterations, loop, conorm),
+    )
     expected = theirs(costs)
     path = ours(costs)
     # Both in float64; what is left is the weights below exp(−72) that ours drops.
@@ -121,7 +122,9 @@ def test_by_hand_equals_plain():
     plain, pullback = torch.func.vjp(lambda w: _relaxation.positions(w, 9), weights)
     torch.testing.assert_close(visited, plain, rtol=1e-13, atol=1e-15)
     gradient = torch.rand(visited.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    torch.testing.assert_close(_buffered._positions_pullback(weights, padded, gradient), pullback(gradient)[0])
+    torch.testing.assert_close(
+        _buffered._positions_pullback(weights, padded, gradient), pullback(gradient)[0]
+    )
 
 
 def test_hessian_by_forward_over_reverse_under_vmap():

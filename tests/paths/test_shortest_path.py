@@ -14,7 +14,20 @@ from newton_losses.paths import _operator, path_cost, shortest_path, solve
 
 INFINITY = float("inf")
 BACKENDS = ("torch", "numba")
-SHAPES = ((2, 2), (2, 5), (5, 2), (1, 7), (3, 3), (7, 4), (12, 12), (10, 17), (33, 6), (24, 24), (64, 9), (64, 64))
+SHAPES = (
+    (2, 2),
+    (2, 5),
+    (5, 2),
+    (1, 7),
+    (3, 3),
+    (7, 4),
+    (12, 12),
+    (10, 17),
+    (33, 6),
+    (24, 24),
+    (64, 9),
+    (64, 64),
+)
 
 
 def check_against_scipy(seed: int, per_case: int) -> int:
@@ -170,7 +183,9 @@ class TestEdges:
         assert torch.equal(shortest_path(costs[0], backend=backend), expected.path[0])
         assert solve(costs[:0], backend=backend).path.shape == (0, 5, 7)
 
-    @pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.uint8])
+    @pytest.mark.parametrize(
+        "dtype", [torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.uint8]
+    )
     def test_every_dtype_gives_its_own_mask(self, backend, dtype):
         costs = path_maps.make_maps("integer", 5, 6, 6, seed=8)
         best = solve(costs.to(dtype), backend=backend)
@@ -194,7 +209,9 @@ class TestEdges:
         expected = shortest_path(costs, backend=backend)
         mapped = torch.vmap(lambda c: shortest_path(c, backend=backend), in_dims=1, out_dims=1)
         assert torch.equal(mapped(costs.view(2, 3, 5, 5)), expected.view(2, 3, 5, 5))
-        graph = torch.compile(lambda c: shortest_path(c, backend=backend) + 0, fullgraph=True, backend="aot_eager")
+        graph = torch.compile(
+            lambda c: shortest_path(c, backend=backend) + 0, fullgraph=True, backend="aot_eager"
+        )
         assert torch.equal(graph(costs), expected)
 
 

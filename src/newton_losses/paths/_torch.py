@@ -62,7 +62,7 @@ def _shifted(values: Tensor, neighbors: int, outside: float) -> Tensor:
 
 
 def _tight(distance: Tensor, costs: Tensor, neighbors: int, start: int) -> Tensor:
-    """Which neighbours u of v are a best predecessor, d[u] + c[v] == d[v]: `(K, B, H, W)`, none for the start."""
+    """Which neighbours u of v have d[u] + c[v] == d[v]: `(K, B, H, W)`, none for the start."""
     tight = (_shifted(distance, neighbors, torch.inf) + costs == distance) & distance.isfinite()
     tight.flatten(2)[:, :, start] = False
     return tight
@@ -95,7 +95,7 @@ def _parents(tight: Tensor, hops: Tensor, neighbors: int) -> Tensor:
 
 
 def _walk(parent: Tensor, goal: int, rounds: int) -> Tensor:
-    """Follow the predecessors from the goal until they stand still at the start; `(B, H·W)`, true on the path."""
+    """Follow the predecessors from the goal until they stand still at the start: `(B, H·W)`."""
     path = torch.zeros_like(parent, dtype=torch.bool)
     position = torch.full_like(parent[:, :1], goal)
     path[:, goal] = True
