@@ -104,8 +104,8 @@ def _check(maps: Tensor, cost: Tensor, leading: torch.Size, check_nan: bool, che
         index = torch.unravel_index(maps.isnan().flatten().nonzero()[0, 0], (*leading, *maps.shape[1:]))
         place = tuple(int(i) for i in index)
         raise ArgumentError(
-            f"shortest_path: costs of shape {(*leading, *maps.shape[1:])} are NaN at {place}. A wall "
-            "is +inf; with strict=False a map with a NaN comes back flagged (cost NaN, reachable False, empty path)."
+            f"shortest_path: costs of shape {(*leading, *maps.shape[1:])} are NaN at {place}. A wall is "
+            "+inf. With strict=False such a map comes back flagged (cost NaN, reachable False, empty path)."
         )
     if check_reachable and cost.isinf().any():
         index = torch.unravel_index(cost.isinf().nonzero()[0, 0], leading or (1,))
