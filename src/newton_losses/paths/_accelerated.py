@@ -30,7 +30,8 @@ class Accelerated:
         # A compiler fuses the plain version better than hands do.
         if torch.compiler.is_compiling():
             return self.plain(x)
-        result: Tensor = _Value.apply(x, self)[0]
+        apply: Any = _Value.apply
+        result: Tensor = apply(x, self)[0]
         return result
 
     def plain_pullback(self, x: Tensor, gradient: Tensor) -> Tensor:
@@ -43,7 +44,7 @@ def _pushforward(
 ) -> Tensor:
     """J·t of a function by two pullbacks, v ↦ Jᵀv being linear: torch cannot nest forward mode in itself."""
     along = tuple(torch.zeros_like(x) if t is None else t for x, t in zip(inputs, tangents, strict=True))
-    output, pullback = torch.func.vjp(function, *inputs)
+    output, pullback = torch.func.vjp(function, *inputs)[:2]
     result: Tensor = torch.func.vjp(pullback, torch.zeros_like(output))[1](along)[0]
     return result
 
@@ -63,7 +64,8 @@ class _Value(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
         x, kept = ctx.saved_tensors
-        return _Pullback.apply(x, kept, gradients[0], ctx.function), None
+        apply: Any = _Pullback.apply
+        return apply(x, kept, gradients[0], ctx.function), None
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> tuple[Tensor, None]:
@@ -99,6 +101,11 @@ class _Pullback(torch.autograd.Function):
 
     @staticmethod
     def vmap(
-        info: Any, in_dims: tuple[int | None, ...], x: Tensor, kept: Tensor, gradient: Tensor, function: Accelerated
+        info: Any,
+        in_dims: tuple[int | None, ...],
+        x: Tensor,
+        kept: Tensor,
+        gradient: Tensor,
+        function: Accelerated,
     ) -> tuple[Tensor, int]:
         return torch.vmap(function.plain_pullback, in_dims=(in_dims[0], in_dims[2]))(x, gradient), 0
