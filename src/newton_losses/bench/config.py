@@ -93,8 +93,10 @@ class RunConfig:
     def from_dict(cls, stored: dict[str, Any]) -> Self:
         """The inverse of `to_dict`; lists become tuples again."""
         known = {field.name for field in fields(cls)}
-        values = {name: value for name, value in stored.items() if name in known}
-        return cls(**{name: tuple(v) if isinstance(v, list) else v for name, v in values.items()})
+        values: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value for name, value in stored.items() if name in known
+        }
+        return cls(**values)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,11 +136,7 @@ class SortingConfig(RunConfig):
             found = defaults.TEMPERATURE[self.algorithm] if self.temperature is None else self.temperature
             return replace(config, temperature=found)
         refuse(self, ("temperature",), "is a sorting network, which has a --steepness")
-        found = (
-            defaults.STEEPNESS[self.algorithm, self._paper_length()]
-            if self.steepness is None
-            else self.steepness
-        )
+        found = defaults.STEEPNESS[self.algorithm, self._paper_length()] if self.steepness is None else self.steepness
         return replace(config, steepness=found)
 
     def _paper_length(self) -> int:
@@ -235,9 +233,7 @@ def option(name: str) -> str:
     >>> option("clip_norm")
     '--clip-norm'
     """
-    return {"num_samples": "--samples", "validation_sets": "--validation-sets"}.get(
-        name, "--" + name.replace("_", "-")
-    )
+    return {"num_samples": "--samples", "validation_sets": "--validation-sets"}.get(name, "--" + name.replace("_", "-"))
 
 
 def check_choice(name: str, value: str, choices: Iterable[str]) -> None:

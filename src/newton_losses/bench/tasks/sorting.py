@@ -22,9 +22,7 @@ class SortingTask:
 
     def __init__(self, config: SortingConfig) -> None:
         self._config = config
-        self.generators = {
-            name: stream(config.seed, name, config.device) for name in ("batches", "evaluation")
-        }
+        self.generators = {name: stream(config.seed, name, config.device) for name in ("batches", "evaluation")}
         splits = _load(config)
         affine = Affine() if config.augment else None
         self._train = MultiDigit(splits.train.to(config.device), config.n, config.digits, affine)
@@ -42,7 +40,7 @@ class SortingTask:
         self.loss_module = training_loss(loss, config).to(config.device)
         self.tensors: dict[str, Tensor] = {}
         self.total_steps = config.steps
-        self.batch_sizes = (config.batch_size,)
+        self.batch_sizes: tuple[int, ...] = (config.batch_size,)
 
     def begin_step(self, step: int) -> int:
         return self._config.batch_size
