@@ -125,7 +125,7 @@ def test_back_ends_agree_to_the_bit(backend):
 
 
 def test_ties_at_the_distance_of_the_goal_itself():
-    # Mazes of free vertices: ways of no cost lead on to the goal after it has been reached, and count as ties.
+    # Mazes of free vertices: ways of no cost lead to the goal after it has been reached, and count as ties.
     uniform = path_maps.make_maps("uniform", 2000, 9, 9, seed=12)
     costs = torch.where(uniform < 0.4, INFINITY, torch.where(uniform < 0.9, 0.0, 1.0))
     costs[:, 0, 0] = costs[:, 8, 8] = 0.0
