@@ -111,7 +111,7 @@ def test_derivatives_of_both_orders_in_both_modes(shape, loop):
 
 
 def test_by_hand_equals_plain():
-    costs = path_maps.make_maps("uniform", 5, 6, 7, seed=3).double().permute(1, 2, 0).contiguous().mul_(5.0)
+    costs = path_maps.make_maps("uniform", 5, 6, 7, seed=3).double().permute(1, 2, 0).contiguous().mul_(60.0)
     weights, history = _buffered._predecessors(costs, 9)
     plain, pullback = torch.func.vjp(lambda c: _relaxation.predecessors(c, 9), costs)
     torch.testing.assert_close(weights, plain, rtol=1e-13, atol=1e-15)
@@ -138,6 +138,9 @@ def test_hessian_by_forward_over_reverse_under_vmap():
     forward_over_reverse = torch.func.hessian(value)(costs)
     reverse_over_reverse = torch.autograd.functional.hessian(value, costs)
     torch.testing.assert_close(forward_over_reverse, reverse_over_reverse)
+    # All rows of second derivatives in one batched backward.
+    batched = torch.autograd.functional.hessian(value, costs, vectorize=True)
+    torch.testing.assert_close(batched, reverse_over_reverse)
     torch.testing.assert_close(forward_over_reverse, forward_over_reverse.permute(2, 3, 0, 1))
     step = 1e-5 * torch.rand(4, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     gradient = torch.func.grad(value)

@@ -124,6 +124,16 @@ def test_back_ends_agree_to_the_bit(backend):
                     assert torch.equal(getattr(best, name), getattr(expected, name)), (kind, shape, name)
 
 
+def test_ties_at_the_distance_of_the_goal_itself():
+    # Mazes of free vertices: ways of no cost lead to the goal after it has been reached, and count as ties.
+    uniform = path_maps.make_maps("uniform", 2000, 9, 9, seed=12)
+    costs = torch.where(uniform < 0.4, INFINITY, torch.where(uniform < 0.9, 0.0, 1.0))
+    costs[:, 0, 0] = costs[:, 8, 8] = 0.0
+    for neighbors in (4, 8):
+        expected, best = (solve(costs, neighbors, backend=backend) for backend in BACKENDS)
+        assert all(torch.equal(a, b) for a, b in zip(best, expected, strict=True))
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 class TestEdges:
     def test_zero_costs_take_the_fewest_vertices(self, backend):
