@@ -27,12 +27,21 @@ from ._stable import FAR
 
 @dataclass(frozen=True)
 class Comparators:
-    """What each comparator does, `(layers, n, N)`: log-probabilities and derivatives by its difference d."""
+    """What each comparator does, `(layers, n, N)`, with derivatives by its difference d.
 
+    `both` is (u, −u), `slope` is u' and `relative_bend` u''/u'; then the log-probabilities to keep and to
+    swap, the density F' u', and the move q.
+    """
+
+    difference: Tensor
+    both: Tensor
+    slope: Tensor
+    relative_bend: Tensor
     keep: Tensor
     swap: Tensor
     keep_first: Tensor
     swap_first: Tensor
+    density: Tensor
     move_first: Tensor
 
 
@@ -64,7 +73,7 @@ def network_derivatives(
     gradient = by_score.mT.to(target.dtype)
     if not hessian:
         return rows.value, gradient, None
-    bend = _bend(differences, signs, law, steepness, kept, swapped, value_adjoints)
+    bend = _bend(comparators, law, kept, swapped, value_adjoints)
     steps = _value_tangents(comparators.move_first, layers)
     by_value = (bend.unsqueeze(2) * steps).flatten(0, 1) @ steps.flatten(0, 1).mT
     # Products that underflow are slow on a CPU, and nothing beside the others.
@@ -96,38 +105,38 @@ def _differences(
 def _comparators(difference: Tensor, sign: Tensor, law: Distribution, steepness: float) -> Comparators:
     """All comparators of all layers at once. With u = a(±d) and F symmetric, d/dd F(−u) = −F'(u) u'."""
     u = law.argument(difference * sign, steepness)
-    slope = law.argument_derivatives(difference * sign, steepness)[0] * sign
+    slope, bend = law.argument_derivatives(difference * sign, steepness)
+    slope = slope * sign
     both = torch.stack((u, -u))
     keep, swap = law.log_cdf(both)
-    first = law.log_slope(both) * slope
+    cdf, first = law.cdf(both), law.log_slope(both) * slope
+    density = cdf[0] * first[0]
     return Comparators(
+        difference=difference,
+        both=both,
+        slope=slope,
+        relative_bend=bend / slope,
         keep=keep,
         swap=swap,
         keep_first=first[0],
         swap_first=-first[1],
-        move_first=law.cdf(-u) - law.cdf(u) * first[0] * difference,
+        density=density,
+        move_first=cdf[1] - density * difference,
     )
 
 
 def _bend(
-    difference: Tensor,
-    sign: Tensor,
-    law: Distribution,
-    steepness: float,
-    kept: Tensor,
-    swapped: Tensor,
-    moved: Tensor,
+    comparators: Comparators, law: Distribution, kept: Tensor, swapped: Tensor, moved: Tensor
 ) -> Tensor:
     """Σ (adjoint) · (second derivative by d) of what a comparator computes: k, s and the move q."""
-    u = law.argument(difference * sign, steepness)
-    slope, bend = law.argument_derivatives(difference * sign, steepness)
-    both = torch.stack((u, -u))
-    first, second, keep = law.log_slope(both), law.log_bend(both), law.cdf(u)
-    by_keep = second[0] * slope.square() + first[0] * bend
-    by_swap = second[1] * slope.square() - first[1] * bend
-    density = keep * first[0] * slope * sign
-    density_slope = keep * (by_keep + (first[0] * slope).square())
-    return by_keep * kept + by_swap * swapped - (2 * density + density_slope * difference) * moved
+    second = law.log_bend(comparators.both) * comparators.slope.square()
+    by_keep = second[0] + comparators.keep_first * comparators.relative_bend
+    by_swap = second[1] + comparators.swap_first * comparators.relative_bend
+    density = comparators.density
+    # F'' = F (log F)'' + F (log F)'², and F (log F)' is the density.
+    density_slope = comparators.keep.exp() * by_keep + density * comparators.keep_first
+    by_move = -2 * density - density_slope * comparators.difference
+    return by_keep * kept + by_swap * swapped + by_move * moved
 
 
 def _matrix(
@@ -192,15 +201,16 @@ def _matrix_tangents(
     odds = ((comparators.keep_first - comparators.swap_first).unsqueeze(2) * steps).to(shares.dtype)
     shares, bent = shares.unsqueeze(2), bent.unsqueeze(2)
     size = steps.shape[2]
-    tangents = torch.zeros_like(shares[0]).expand(-1, size, -1, -1)
+    tangents = torch.zeros_like(shares[0]).repeat(1, size, 1, 1)
     # The part of a wire's tangents that all its items share is carried apart, and in the end left out:
     # it is a constant of the row, to which the loss is indifferent.
     shared = torch.zeros_like(odds[0])
     total = shares.new_zeros(size, size, size)
     for layer, partner in enumerate(layers):
         other, other_shared = tangents.index_select(0, partner), shared.index_select(0, partner)
-        gap = (tangents - other).add_((shared - other_shared + odds[layer]).unsqueeze(2))
+        # In place: these tensors are m times as large as all others, and time goes with memory.
+        gap = tangents.sub_(other).add_((shared - other_shared + odds[layer]).unsqueeze(2))
         total = torch.baddbmm(total, (gap * bent[layer]).flatten(2), gap.flatten(2).mT)
-        tangents = torch.addcmul(other, shares[layer], gap)
+        tangents = other.addcmul_(shares[layer], gap)
         shared = other_shared + swaps[layer]
     return total.sum(0), tangents
