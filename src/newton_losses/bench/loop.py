@@ -38,7 +38,7 @@ def run(
         if (result := folder.result) is not None:
             progress.finished(result, again=True)
             return result
-        with stop_requests() as stop, _precision(config.precision):
+        with stop_requests() as stop, precision_flags(config.precision):
             task = make_task(config)
             trainer = Trainer(task, config)
             clock = _Clock(checkpoint_seconds)
@@ -135,7 +135,7 @@ class _Clock:
 
 
 @contextlib.contextmanager
-def _precision(precision: str) -> Iterator[None]:
+def precision_flags(precision: str) -> Iterator[None]:
     """float32 means float32: torch would use TF32 in convolutions by itself. Put back afterwards."""
     allow = precision != "float32"
     before = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.benchmark

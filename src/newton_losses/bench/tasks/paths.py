@@ -20,12 +20,15 @@ _MAPS_AT_ONCE = {"cpu": 100, "cuda": 1000}
 
 
 class PathsTask:
-    """Maps, a cost for each of their cells, a loss of the best path by these costs. See `Task`."""
+    """Maps, a cost for each of their cells, a loss of the best path by these costs. See `Task`.
 
-    def __init__(self, config: PathsConfig) -> None:
+    `splits` are the maps to use instead of those that the configuration names.
+    """
+
+    def __init__(self, config: PathsConfig, splits: Splits[PathMaps] | None = None) -> None:
         self._config = config
         self.generators = {name: stream(config.seed, name, config.device) for name in ("batches", "noise")}
-        splits = load_maps(config)
+        splits = splits or load_maps(config)
         self._train = splits.train.to(config.device)
         self._held_out = {"validation": splits.val.to(config.device), "test": splits.test.to(config.device)}
         self.model, self._forward = make_model(lambda p: MapCNN(self._train.size, p), config)

@@ -18,12 +18,15 @@ _PICTURES_AT_ONCE = {"cpu": 500, "cuda": 10_000}
 
 
 class SortingTask:
-    """Sets of `n` multi-digit numbers, a score for each, a sorting loss on the scores. See `Task`."""
+    """Sets of `n` multi-digit numbers, a score for each, a sorting loss on the scores. See `Task`.
 
-    def __init__(self, config: SortingConfig) -> None:
+    `splits` are the digits to use instead of those that the configuration names.
+    """
+
+    def __init__(self, config: SortingConfig, splits: Splits[LabeledImages] | None = None) -> None:
         self._config = config
         self.generators = {name: stream(config.seed, name, config.device) for name in ("batches", "evaluation")}
-        splits = _load(config)
+        splits = splits or _load(config)
         affine = Affine() if config.augment else None
         self._train = MultiDigit(splits.train.to(config.device), config.n, config.digits, affine)
         self._held_out = {
