@@ -79,7 +79,7 @@ class SortingLoss(nn.Module):
             raise ShapeError(f"SortingLoss.expand: scores have shape {tuple(y.shape)}, not (N, n).")
         if curvature not in ("hessian", "fisher", None):
             raise ArgumentError(
-                f"SortingLoss.expand: curvature={curvature!r} is not known. Choose 'hessian', 'fisher' or None."
+                f"SortingLoss.expand: curvature={curvature!r} is unknown. Choose 'hessian', 'fisher' or None."
             )
         with torch.no_grad():
             scores, target, cells = self._prepare(y.detach(), *targets)
