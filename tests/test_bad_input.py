@@ -74,6 +74,12 @@ def test_separable_losses_pass_the_check(count: int) -> None:
     NewtonLoss(lambda y: (y + torch.randn(4)).square().sum(1))(y)
 
 
+def test_a_loss_with_noise_of_its_own_cannot_be_checked_and_passes() -> None:
+    generator = torch.Generator().manual_seed(0)
+    y = torch.ones(4, 3)
+    NewtonLoss(lambda y: (y + torch.randn(3, generator=generator)).square().sum(1))(y)
+
+
 def test_a_loss_that_does_not_depend_on_the_outputs() -> None:
     y = torch.ones(3, 2)
     for loss in (lambda y: y.detach().sum(1), lambda y: y.round().sum(1) * 0 + torch.ones(3)):

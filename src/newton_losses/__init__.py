@@ -1,5 +1,9 @@
 """Newton losses for PyTorch: train networks on losses that are hard to optimise."""
 
+from . import paths as paths
+from . import perturbed as perturbed
+from . import smoothing as smoothing
+from . import sorting as sorting
 from .curvature import Damping as Damping
 from .curvature import Expandable as Expandable
 from .curvature import Expansion as Expansion

@@ -211,6 +211,12 @@ def test_the_newton_step_descends():
     assert loss(y - step, target).mean() < 0.5 * expansion.value.mean()
 
 
+def test_it_shows_its_settings():
+    shown = repr(FenchelYoungLoss(cheapest_two, 0.5, 3))
+    assert "scale=0.5, num_samples=3, distribution=Gaussian()" in shown
+    assert "minimize=True, hessian='jacobian'" in shown
+
+
 def test_wrong_arguments_teach():
     y = torch.zeros(3, 4)
     with pytest.raises(ArgumentError, match="hessian is 'H1'"):
@@ -223,3 +229,40 @@ def test_wrong_arguments_teach():
         FenchelYoungLoss(lambda costs: costs.argmin(-1))(y, y)
     with pytest.raises(DerivativeError, match="FenchelYoungLoss"):
         torch.autograd.functional.hessian(lambda y: FenchelYoungLoss(cheapest_two)(y, y.detach()).sum(), y)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("hessian", ESTIMATORS)
+def test_an_expansion_is_captured_in_a_cuda_graph(hessian):
+    noise = torch.Generator(device="cuda").manual_seed(0)
+    loss = FenchelYoungLoss(cheapest_two, 0.5, 8, hessian=hessian, generator=noise)
+    y = torch.randn(64, 5, device="cuda")
+    target = cheapest_two(torch.randn(64, 5, device="cuda"))
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        loss.expand(y, target)
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    graph.register_generator_state(noise)
+    with torch.cuda.graph(graph):
+        expansion = loss.expand(y, target)
+    graph.replay()
+    first = expansion.curvature.clone()
+    graph.replay()
+    assert first.isfinite().all()
+    assert not torch.equal(first, expansion.curvature)
+
+
+@pytest.mark.gpu
+def test_cuda_agrees_with_the_cpu():
+    """Not the same draws, so in the mean: the cross-entropy of a softmax."""
+    scale, y = 0.7, torch.tensor([0.3, -0.5, 0.8])
+    noise = torch.Generator(device="cuda").manual_seed(0)
+    loss = FenchelYoungLoss(argmin, scale, 8, distribution=Gumbel(), quasi=True, generator=noise)
+    target = torch.tensor([0, 1, 0]).expand(40_000, 3).cuda()
+    expansion = loss.expand(y.expand(40_000, 3).cuda(), target)
+    softmin = torch.softmax(-y / scale, -1)
+    assert_unbiased(expansion.gradient.cpu(), torch.tensor([0.0, 1.0, 0.0]) - softmin, 0.01)
+    hessian = (torch.diag(softmin) - torch.outer(softmin, softmin)) / scale
+    torch.testing.assert_close(expansion.curvature.cpu(), hessian, rtol=0, atol=0.01)

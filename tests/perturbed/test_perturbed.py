@@ -55,7 +55,7 @@ def test_gumbel_noise_gives_the_softmax_and_its_jacobian(reduction, minimize, an
 def test_backward_through_a_perturbed_argmax():
     """The gradient of ⟨softmax(y), v⟩, in the mean of many samples."""
     scale, direction = 0.6, torch.tensor([1.0, 0.0, -2.0, 0.5], dtype=torch.float64)
-    layer = Perturbed(argmax, scale, 8, distribution=Gumbel(), generator=generator(2))
+    layer = Perturbed(argmax, scale, 8, minimize=False, distribution=Gumbel(), generator=generator(2))
     y = SCORES.repeat(40_000, 1).requires_grad_()
     (layer(y) @ direction).sum().backward()
     expected = torch.func.grad(lambda y: torch.softmax(y / scale, -1) @ direction)(SCORES)

@@ -65,10 +65,11 @@ def test_the_generator_alone_decides(quasi):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("quasi", [False, True])
-def test_uniforms_stay_inside_the_open_interval(dtype, quasi):
-    sampler = Sampler(64, antithetic=True, quasi=quasi, leave_one_out=False)
-    uniform = sampler.uniform(torch.zeros(5000, 1, dtype=dtype), 1, generator())
+@pytest.mark.parametrize("edge", [0.0, 1.0])
+def test_uniforms_stay_inside_the_open_interval(dtype, edge, monkeypatch):
+    """torch.rand gives 0 once in 16 million; the 1 stands for a rounding."""
+    monkeypatch.setattr(torch, "rand", lambda shape, dtype, **_: torch.full(shape, edge, dtype=dtype))
+    uniform = Sampler(4, True, False, False).uniform(Y.to(dtype), 1, generator())
     assert uniform.dtype == dtype
     assert uniform.min() > 0
     assert uniform.max() < 1
@@ -95,8 +96,9 @@ def test_impossible_numbers_of_samples(settings, says):
 
 
 def test_sobol_points_have_all_their_bits():
-    digits = _sobol_digits(4, 50, torch.device("cpu"))
-    assert (digits % 64).any(1).all()
+    digits = _sobol_digits(4, 500, torch.device("cpu"))
+    # Of a point kept in float32, half the coordinates would have lost their last six bits.
+    assert ((digits % 64 == 0).float().mean(1) < 0.2).all()
     assert digits.max() < 2**30
 
 

@@ -91,6 +91,17 @@ def test_it_composes_with_a_differentiable_loss_and_the_empirical_fisher():
     torch.testing.assert_close(gradient, chain)
 
 
+def test_the_scale_of_a_backward_is_that_of_its_forward():
+    y = torch.zeros(2, 3, dtype=torch.float64, requires_grad=True)
+    algorithm = SmoothedAlgorithm(lambda y: y > 0, 0.5, 4, generator=generator(12))
+    (expected,) = torch.autograd.grad(algorithm(y).sum(), y)
+    algorithm.generator.manual_seed(12)
+    output = algorithm(y)
+    algorithm.scale = 0.1
+    output.sum().backward()
+    torch.testing.assert_close(y.grad, expected)
+
+
 def test_the_backward_stores_no_jacobian():
     """300 inputs and outputs, 40 samples: its Jacobians are 3.6 million numbers, its draws 48,000."""
     algorithm = SmoothedAlgorithm(lambda y: y > 0, 0.5, 4, generator=generator(10))
@@ -139,6 +150,7 @@ def test_a_training_step_is_captured_in_a_cuda_graph(quasi):
         return gradient
 
     side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
         for _ in range(3):
             step()

@@ -50,7 +50,8 @@ def widen(tensor: Tensor) -> Tensor:
 def resolve_reduction(loss: object, reduction: Reduction | None) -> Reduction | None:
     """What the caller said, else what the loss says of itself (`torch.nn` losses do), else nothing."""
     if reduction is None:
-        reduction = getattr(loss, "reduction", None)
+        own = getattr(loss, "reduction", None)
+        reduction = "mean" if own == "batchmean" else own  # torch's word for a sum per sample, then a mean
     if reduction not in (None, "mean", "sum", "none"):
         raise ArgumentError(f"reduction={reduction!r}; it can be 'mean', 'sum' or 'none'.")
     return reduction

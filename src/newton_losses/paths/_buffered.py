@@ -5,18 +5,16 @@ iteration; the eight weights of each vertex are computed again on the way back, 
 to keep them.
 """
 
-from functools import cache
+from itertools import pairwise
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from . import _relaxation
 from ._accelerated import Accelerated
 from ._relaxation import FAINT, FAR, OFFSETS, cut, faintest, incoming
 
 
-@cache
 def predecessors(iterations: int) -> Accelerated:
     """`_relaxation.predecessors`, accelerated."""
     return Accelerated(
@@ -26,7 +24,6 @@ def predecessors(iterations: int) -> Accelerated:
     )
 
 
-@cache
 def positions(iterations: int) -> Accelerated:
     """`_relaxation.positions`, accelerated."""
     return Accelerated(
@@ -71,7 +68,7 @@ class _Workspace:
         torch.amin(around, 0, out=self.nearest)
         torch.sub(self.nearest, around, out=around).clamp_(min=-cut(padded.dtype))
         torch.exp(around, out=self.weights)
-        functional.threshold_(self.weights, faintest(padded.dtype), 0.0)
+        torch.threshold_(self.weights, faintest(padded.dtype), 0.0)
         torch.sum(self.weights, 0, out=self.total)
 
 
@@ -85,7 +82,7 @@ def _predecessors(costs: Tensor, iterations: int) -> tuple[Tensor, Tensor]:
     work = _Workspace(costs)
     history = costs.new_full((iterations, height + 2, width + 2, batch), FAR)
     history[:, 1, 1] = 0.0
-    for before, after in zip(history[:-1], history[1:], strict=True):
+    for before, after in pairwise(history):
         work.softmin(before)
         torch.sum(work.around.mul_(work.weights), 0, out=work.mean)
         torch.sub(work.nearest.add_(costs), work.mean.div_(work.total), out=_inside(after))
@@ -98,22 +95,22 @@ def _predecessors_pullback(history: Tensor, gradient: Tensor) -> Tensor:
     padded = torch.empty_like(history[0])
     work = _Workspace(_inside(padded))
     by_costs = torch.zeros_like(work.nearest)
-    scratch = torch.empty_like(work.around)
     # The last iteration gives the weights s themselves: ∂/∂around = s (Σ s g − g).
     work.softmin(history[-1])
     work.weights.div_(work.total)
-    torch.sum(torch.mul(work.weights, gradient, out=scratch), 0, out=work.mean)
-    torch.sub(work.mean, gradient, out=work.around).mul_(work.weights)
+    torch.sum(torch.mul(work.weights, gradient, out=work.around), 0, out=work.mean)
+    torch.sub(work.weights.mul_(work.mean), work.around, out=work.around)
     for before in reversed(history[:-1].unbind()):
         work.scatter(padded)
         padded[1, 1] = 0.0
-        by_distance = _inside(padded)
+        # Gradients fade by products of weights into denormal numbers as well.
+        by_distance = torch.hardshrink(_inside(padded), FAINT)
         by_costs.add_(by_distance)
         # The others give the distance d = Σ s·around: ∂d/∂around = s (1 + lead − Σ s lead).
         work.softmin(before)
-        torch.sum(torch.mul(work.weights, work.around, out=scratch), 0, out=work.mean)
-        work.around.add_(1.0 - work.mean.div_(work.total))
-        work.around.mul_(work.weights).mul_(torch.div(by_distance, work.total, out=work.total))
+        torch.sum(work.around.mul_(work.weights), 0, out=work.mean)
+        work.around.addcmul_(work.weights, 1.0 - work.mean.div_(work.total))
+        work.around.mul_(torch.div(by_distance, work.total, out=work.total))
     return by_costs
 
 
@@ -124,9 +121,9 @@ def _positions(weights: Tensor, iterations: int) -> tuple[Tensor, Tensor]:
     arriving = incoming(weights)
     padded = weights.new_zeros(iterations, height + 2, width + 2, batch)
     padded[0, height, width] = 1.0
-    for before, after in zip(padded[:-1], padded[1:], strict=True):
+    for before, after in pairwise(padded):
         torch.sum(work.gather(before).mul_(arriving), 0, out=work.total)
-        _inside(after).copy_(functional.threshold_(work.total, FAINT, 0.0))
+        _inside(after).copy_(torch.threshold_(work.total, FAINT, 0.0))
     return _inside(padded).contiguous(), padded
 
 

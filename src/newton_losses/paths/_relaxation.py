@@ -15,12 +15,13 @@ FAR = 1e12
 OFFSETS = ((-1, -1), (-1, 0), (-1, 1), (1, -1), (1, 0), (1, 1), (0, -1), (0, 1))
 # Where the neighbour on the opposite side is in OFFSETS.
 OPPOSITE = (5, 4, 3, 2, 1, 0, 7, 6)
-# Shares of the position below this are dropped: denormal numbers are slow, and these do not show in any sum.
-FAINT = 1e-25
+# Shares of the position below this are dropped: no sum shows them, and their products with each other or with
+# a weight would be denormal numbers, a hundred times slower than others.
+FAINT = 1e-18
 
 
 def predecessors(costs: Tensor, iterations: int) -> Tensor:
-    """Costs times β `(H, W, B)` to the weights of each vertex's neighbours as its predecessor, `(8, H, W, B)`."""
+    """Costs times β `(H, W, B)` to the weight of each neighbour as a vertex's predecessor, `(8, H, W, B)`."""
     start = first_vertex(costs)
     distance = torch.where(start, 0.0, torch.full_like(costs, FAR))
     for _ in range(iterations - 1):

@@ -75,6 +75,9 @@ class FenchelYoungLoss(EstimatedLoss):
         self.minimize = minimize
         self.hessian = hessian
 
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, minimize={self.minimize}, hessian={self.hessian!r}"
+
     @property
     def _signed_scale(self) -> float:
         return -self.scale if self.minimize else self.scale

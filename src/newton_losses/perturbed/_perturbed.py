@@ -10,10 +10,10 @@ from ..smoothing._smoothed import BlackBox
 
 
 class Perturbed(SmoothedAlgorithm):
-    """A solver of max_w ⟨y, w⟩ (or min_w with `minimize=True`), made differentiable by noise on its costs.
+    """A solver of min_w ⟨y, w⟩ (or max_w with `minimize=False`), made differentiable by noise on its costs.
 
-        maximising   w_σ(y) = E[argmax_w ⟨y + σz, w⟩]
         minimising   w_σ(y) = E[argmin_w ⟨y − σz, w⟩]
+        maximising   w_σ(y) = E[argmax_w ⟨y + σz, w⟩]
 
     estimated from `num_samples` draws of z, with the Jacobian of `SmoothedAlgorithm`. The minus is that
     of argmax_w ⟨θ + σz, w⟩ at θ = −y, so that Gumbel noise gives the softmin of y; for a symmetric
@@ -23,12 +23,12 @@ class Perturbed(SmoothedAlgorithm):
 
     >>> import torch
     >>> from newton_losses.smoothing import Gumbel
-    >>> def argmax(scores):
-    ...     return torch.nn.functional.one_hot(scores.argmax(-1), scores.shape[-1])
+    >>> def cheapest(costs):
+    ...     return torch.nn.functional.one_hot(costs.argmin(-1), costs.shape[-1])
     >>> generator = torch.Generator().manual_seed(0)
-    >>> softmax = Perturbed(argmax, scale=1.0, num_samples=20_000, distribution=Gumbel(), generator=generator)
-    >>> scores = torch.tensor([[0.0, 1.0, 2.0]])
-    >>> bool((softmax(scores) - scores.softmax(-1)).abs().max() < 0.01)
+    >>> layer = Perturbed(cheapest, scale=1.0, num_samples=20_000, distribution=Gumbel(), generator=generator)
+    >>> costs = torch.tensor([[0.0, 1.0, 2.0]])
+    >>> bool((layer(costs) - (-costs).softmax(-1)).abs().max() < 0.01)
     True
     """
 
@@ -38,11 +38,14 @@ class Perturbed(SmoothedAlgorithm):
         scale: float = 0.1,
         num_samples: int = 10,
         *,
-        minimize: bool = False,
+        minimize: bool = True,
         **options: Unpack[SmoothingOptions],
     ) -> None:
         super().__init__(solver, scale, num_samples, **options)
         self.minimize = minimize
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, minimize={self.minimize}"
 
     @property
     def _signed_scale(self) -> float:

@@ -42,6 +42,7 @@ class SmoothedAlgorithm(Smoothed):
     def forward(self, y: Tensor) -> Tensor:
         """The estimated E[fn(y + ε)], `(N, *outputs)`, in float32 at least."""
         self._check(y)
+        scale = self._signed_scale  # that of this forward, even if it is changed before the backward
 
         def evaluate(y: Tensor) -> tuple[Tensor, ...]:
             with full_precision(y):
@@ -51,18 +52,20 @@ class SmoothedAlgorithm(Smoothed):
                 mean = outputs[-self.sampler.num_samples :].to(y.dtype).mean(0)
             return mean, outputs, noise.standard
 
-        reason = _NO_SECOND.format(owner=type(self).__name__)
-        return estimated(y, evaluate, self._pull_back, reason)
+        def pull_back(outer: Tensor, outputs: Tensor, standard: Tensor) -> Tensor:
+            return self._pull_back(outer, outputs, Noise(standard, scale, self.distribution))
 
-    def _pull_back(self, outer: Tensor, outputs: Tensor, standard: Tensor) -> Tensor:
+        reason = _NO_SECOND.format(owner=type(self).__name__)
+        return estimated(y, evaluate, pull_back, reason)
+
+    def _pull_back(self, outer: Tensor, outputs: Tensor, noise: Noise) -> Tensor:
         with full_precision(outer):
             # Project first: then every draw is one number, and the Jacobian is never formed.
             projected = torch.einsum(
                 "snk,nk->sn",
-                flatten_from(outputs, 2).to(standard.dtype),
-                flatten_from(outer, 1).to(standard.dtype),
+                flatten_from(outputs, 2).to(noise.standard.dtype),
+                flatten_from(outer, 1).to(noise.standard.dtype),
             )
-            noise = Noise(standard, self._signed_scale, self.distribution)
             return estimators.gradient(self._weights(projected, self._needs_centre), noise.score())
 
     @torch.no_grad()

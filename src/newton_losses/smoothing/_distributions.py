@@ -132,7 +132,7 @@ class Cauchy:
 
 @dataclass(frozen=True)
 class StudentT:
-    """Student's t with any number of degrees of freedom d > 0: ν = (d+1)/2 · log(1 + z²/d) + const.
+    """Student's t with any number of degrees of freedom d ≥ ½: ν = (d+1)/2 · log(1 + z²/d) + const.
 
     ν′ = (d+1)z/(d + z²), ν″ = (d+1)(d − z²)/(d + z²)². The smoothed function exists where it grows
     slower than |z|ᵈ.
@@ -145,9 +145,10 @@ class StudentT:
     num_uniforms: ClassVar[int] = 2
 
     def __post_init__(self) -> None:
-        if not 0 < self.degrees_of_freedom < math.inf:
+        if not 0.5 <= self.degrees_of_freedom < math.inf:
             raise ArgumentError(
-                f"StudentT: degrees_of_freedom is {self.degrees_of_freedom}; it has to be positive, finite."
+                f"StudentT: degrees_of_freedom is {self.degrees_of_freedom}; it has to be finite and at "
+                f"least 0.5, below which float32 is too short for the tails."
             )
 
     def sample(self, uniform: Tensor, /) -> Tensor:

@@ -44,9 +44,9 @@ class Smoothed(nn.Module):
       touched. It belongs to the caller: its state is not part of the module's `state_dict`.
 
     `fn` is called once, under `no_grad`, with all draws in one batch `(B, *shape)`: draws and samples are
-    flattened together, and every tensor among the targets is repeated to match, so that any function of
-    a batch works as it is. It may return integers or booleans, and NumPy arrays. Its own parameters get
-    no gradient.
+    flattened together, and every tensor among the targets, `(N, ...)`, is repeated to match, so that any
+    function of a batch works as it is. It may return integers or booleans, and NumPy arrays. Its own
+    parameters get no gradient.
     """
 
     def __init__(
@@ -114,6 +114,12 @@ class Smoothed(nn.Module):
                 f"{owner}: a target requires a gradient, and a black box gives one to y alone. "
                 f"Pass target.detach(), or make it a part of y."
             )
+        for target in targets:
+            if isinstance(target, Tensor) and target.dim() > 0 and target.shape[0] != y.shape[0]:
+                raise ShapeError(
+                    f"{owner}: a target has shape {tuple(target.shape)} for {y.shape[0]} samples. Targets "
+                    f"have one entry a sample; bind what all samples share to fn, as by functools.partial."
+                )
 
     def _draw(self, y: Tensor) -> Noise:
         """Noise for the flattened batch y, `(N, m)`."""

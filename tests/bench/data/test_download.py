@@ -114,6 +114,21 @@ def test_a_damaged_file_is_fetched_again(server, tmp_path):
     assert fetch(tmp_path, "data", MD5, [server.mirror("good")]).read_bytes() == CONTENT
 
 
+def test_runs_that_start_together_fetch_once(server, tmp_path):
+    found = []
+
+    def run():
+        found.append(fetch(tmp_path, "data", MD5, [server.mirror("good")]).read_bytes())
+
+    threads = [threading.Thread(target=run) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [CONTENT] * 4
+    assert len(server.requests) == 1
+
+
 def test_trouble_with_the_own_disk_is_not_blamed_on_the_mirror(server, tmp_path):
     (tmp_path / "data.part").mkdir()
     with pytest.raises(IsADirectoryError):
@@ -138,3 +153,8 @@ def test_mnist_downloads_its_files_where_torchvision_keeps_them(server, tmp_path
     count = len(server.requests)
     MNIST(tmp_path, download=True, check=False, mirrors=mirrors)
     assert len(server.requests) == count
+    path = tmp_path / "MNIST" / "raw" / images
+    path.write_bytes(path.read_bytes()[:-9])
+    with pytest.raises(DataError, match="truncated or damaged"):
+        MNIST(tmp_path, check=False)
+    assert len(MNIST(tmp_path, download=True, check=False, mirrors=mirrors)) == 3

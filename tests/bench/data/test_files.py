@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from newton_losses.bench.data import data_root
-from newton_losses.bench.data._files import atomic_path, file_md5
+from newton_losses.bench.data._files import atomic_folder, atomic_path, file_md5
 
 
 def test_the_root_is_the_argument_then_the_variable_then_the_users_cache(monkeypatch, tmp_path):
@@ -37,6 +37,32 @@ def test_a_file_is_replaced_only_by_a_whole_one(tmp_path):
         temporary.write_text("new")
         assert path.read_text() == "old"
     assert path.read_text() == "new"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_folder_is_put_back_when_the_new_one_cannot_take_its_place(tmp_path, monkeypatch):
+    path = tmp_path / "set"
+    path.mkdir()
+    (path / "file").write_text("old")
+    rename = Path.rename
+
+    def refuse_new(self, target):
+        if self.suffix == ".part":
+            raise OSError("no")
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", refuse_new)
+
+    def swap():
+        with atomic_folder(path) as temporary:
+            (temporary / "file").write_text("new")
+
+    with pytest.raises(OSError, match="no"):
+        swap()
+    assert (path / "file").read_text() == "old"
+    monkeypatch.setattr(Path, "rename", rename)
+    swap()
+    assert (path / "file").read_text() == "new"
     assert list(tmp_path.iterdir()) == [path]
 
 

@@ -6,7 +6,8 @@ right. A part that an interrupted download left is continued where the mirror ca
 
 import errno
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +25,15 @@ def fetch(
 
     `progress(name, done, total)` counts bytes. When no mirror gives the file, the error lists what each did.
     """
+    folder.mkdir(parents=True, exist_ok=True)
+    with _one_process_at_a_time(folder):
+        return _fetch(folder, name, md5, mirrors, progress)
+
+
+def _fetch(folder: Path, name: str, md5: str, mirrors: Sequence[str], progress: Progress | None) -> Path:
     target = folder / name
     if target.exists() and file_md5(target) == md5:
         return target
-    folder.mkdir(parents=True, exist_ok=True)
     part = folder / f"{name}.part"
     failures = []
     for mirror in mirrors:
@@ -40,6 +46,25 @@ def fetch(
                 return target
             failures.append(f"{url}: {failure}")
     raise DataError(f"{name} could not be downloaded to {folder}. " + "; ".join(failures) + ".")
+
+
+@contextmanager
+def _one_process_at_a_time(folder: Path) -> Iterator[None]:
+    """Runs that start together must not write to one part; the second finds what the first one fetched."""
+    try:
+        import fcntl
+    except ImportError:  # on Windows, where the sums alone have to keep damage out
+        yield
+        return
+    # The folder itself is locked, so that no lock file is left behind.
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        # Some network file systems have no locks: there too, only the sums keep damage out.
+        with suppress(OSError):
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
 
 
 def _attempt(url: str, part: Path, md5: str, resume: bool, progress: Progress | None) -> str | None:

@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import secrets
+import shutil
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -66,6 +67,27 @@ def known_split(split: str) -> str:
 
 
 @contextmanager
+def atomic_folder(path: Path) -> Iterator[Path]:
+    """A folder beside `path` to fill; at the end it takes the place of `path`, on an error it vanishes."""
+    beside = f"{path.name}.{secrets.token_hex(4)}"
+    temporary, replaced = path.with_name(f"{beside}.part"), path.with_name(f"{beside}.old")
+    temporary.mkdir(parents=True)
+    try:
+        yield temporary
+        if path.exists():
+            path.rename(replaced)
+        try:
+            temporary.rename(path)
+        except OSError:
+            if replaced.exists():
+                replaced.rename(path)
+            raise
+        shutil.rmtree(replaced, ignore_errors=True)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+@contextmanager
 def atomic_path(path: Path) -> Iterator[Path]:
     """A temporary name beside `path` to write to; it becomes `path` at the end, and vanishes on an error."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -87,10 +109,11 @@ def file_md5(path: Path) -> str:
         return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
 
 
-def verify_files(folder: Path, sums: Mapping[str, str], advice: str) -> None:
+def verify_files(folder: Path, sums: Mapping[str, str], advice: str, again: bool = False) -> None:
     """Compare the md5 sums of files in `folder`; those that passed and did not change are not read again.
 
-    What passed is remembered in a hidden file beside them, where the folder can be written to.
+    What passed is remembered in a hidden file beside them, where the folder can be written to. With `again`,
+    all files are read whatever is remembered.
     """
     try:
         passed = dict(json.loads((folder / _STAMP).read_text()))
@@ -100,7 +123,7 @@ def verify_files(folder: Path, sums: Mapping[str, str], advice: str) -> None:
         path = folder / name
         facts = path.stat()
         stamp = [md5, facts.st_size, facts.st_mtime_ns]
-        if passed.get(name) == stamp:
+        if passed.get(name) == stamp and not again:
             continue
         found = file_md5(path)
         if found != md5:

@@ -3,6 +3,7 @@
 Reading and checking the format lives here; folders and sums are in `_warcraft.py` and `terrain.py`.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from numpy.typing import NDArray
 
-from ._files import DataError, DataNotFoundError, Splits, known_split
+from ._files import DataError, DataNotFoundError, Splits, known_split, verify_files
 from ._path_maps import PathMaps
 
 PARTS: dict[str, npt.DTypeLike] = {"maps": np.uint8, "vertex_weights": np.float16, "shortest_paths": np.uint8}
@@ -28,8 +29,11 @@ class MapFiles:
     `maps` is `(N, 8k, 8k, 3)` uint8, `weights` `(N, k, k)` float16, `paths` `(N, k, k)` uint8 of 0 and 1.
     """
 
-    def __init__(self, folder: Path, split: str, size: int, advice: str) -> None:
+    def __init__(
+        self, folder: Path, split: str, size: int, sums: Mapping[str, str], advice: str, check: bool
+    ) -> None:
         self.folder, self.split, self.size = folder, known_split(split), size
+        self._sums, self._advice = sums, advice
         arrays = [_open(folder / file_name(split, part), dtype, advice) for part, dtype in PARTS.items()]
         self.maps, self.weights, self.paths = arrays
         count = len(self.weights)
@@ -40,12 +44,19 @@ class MapFiles:
                     f"{folder / file_name(split, part)} holds an array of shape {array.shape}; maps of size "
                     f"{size}×{size} have {shape} here. {advice}"
                 )
+        if check:
+            self.verify()
 
     def __len__(self) -> int:
         return len(self.weights)
 
     def __getitem__(self, index: int) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
         return self.maps[index], self.weights[index], self.paths[index]
+
+    def verify(self, again: bool = False) -> None:
+        """Compare the md5 sums of the three files, once for as long as they do not change, or `again`."""
+        names = [file_name(self.split, part) for part in PARTS]
+        verify_files(self.folder, {name: self._sums[name] for name in names}, self._advice, again)
 
     def path_maps(self) -> PathMaps:
         """The whole split as tensors in memory."""

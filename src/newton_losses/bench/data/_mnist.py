@@ -57,11 +57,10 @@ class MNIST(LabeledImages):
     ) -> None:
         base = data_root(root)
         part = "train" if train else "t10k"
-        arrays = _read(base, part)
-        if arrays is None and download:
+        if download and not _is_there(base, part):
             for name in (name for name in FILE_SUMS if name.startswith(part)):
                 fetch(base / "MNIST" / "raw", name, FILE_SUMS[name], mirrors, progress)
-            arrays = _read(base, part)
+        arrays = _read(base, part)
         if arrays is None:
             raise DataNotFoundError(
                 f"MNIST is not there. Looked for {part}-images-idx3-ubyte and {part}-labels-idx1-ubyte, "
@@ -87,16 +86,29 @@ class MNIST(LabeledImages):
         )
 
 
+def _idx_files(base: Path, part: str, suffix: str) -> list[Path]:
+    return [
+        base / "MNIST" / "raw" / f"{part}-{name}-ubyte{suffix}" for name in ("images-idx3", "labels-idx1")
+    ]
+
+
+def _npz_files(base: Path) -> list[Path]:
+    return [path for path in (base / "MNIST" / "mnist.npz", base / "mnist.npz") if path.exists()]
+
+
+def _is_there(base: Path, part: str) -> bool:
+    """Is there anything but packed files? Those the download itself looks at: it replaces damaged ones."""
+    return bool(_npz_files(base)) or all(path.exists() for path in _idx_files(base, part, ""))
+
+
 def _read(base: Path, part: str) -> Arrays | None:
     """Images and labels from the first place where there are any, else None."""
-    raw = base / "MNIST" / "raw"
     for suffix in ("", ".gz"):
-        images, labels = raw / f"{part}-images-idx3-ubyte{suffix}", raw / f"{part}-labels-idx1-ubyte{suffix}"
+        images, labels = _idx_files(base, part, suffix)
         if images.exists() and labels.exists():
             return read_idx(images), read_idx(labels)
-    for path in (base / "MNIST" / "mnist.npz", base / "mnist.npz"):
-        if path.exists():
-            return _read_npz(path, part)
+    for path in _npz_files(base):
+        return _read_npz(path, part)
     return None
 
 

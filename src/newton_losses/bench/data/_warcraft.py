@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from ._files import DataNotFoundError, Splits, data_root, verify_files
+from ._files import DataNotFoundError, Splits, data_root
 from ._map_files import MapFiles, normalized_splits
 from ._path_maps import PathMaps
 
@@ -38,10 +38,7 @@ class Warcraft(MapFiles):
     def __init__(
         self, root: str | os.PathLike[str] | None = None, split: str = "train", check: bool = True
     ) -> None:
-        folder = _folder(data_root(root))
-        super().__init__(folder, split, SIZE, _ADVICE)
-        if check:
-            verify_files(folder, {name: SUMS[name] for name in SUMS if name.startswith(split)}, _ADVICE)
+        super().__init__(_folder(data_root(root)), split, SIZE, SUMS, _ADVICE, check)
 
     @staticmethod
     def splits(root: str | os.PathLike[str] | None = None, check: bool = True) -> Splits[PathMaps]:

@@ -21,11 +21,10 @@ from ._files import (
     DataError,
     DataNotFoundError,
     Splits,
-    atomic_path,
+    atomic_folder,
     data_root,
     file_md5,
     known_split,
-    verify_files,
 )
 from ._map_files import PARTS, MapFiles, file_name, normalized_splits
 from ._path_maps import PathMaps
@@ -82,7 +81,7 @@ def make(
 
     A set that is already there with the same settings is left as it is; one with other settings is only
     replaced with `overwrite`. `progress(done, total)` is called after every few maps. An interrupted call
-    leaves no half files behind, and a set counts as there once all of it is.
+    leaves everything as it was: the set appears, or takes the place of the old one, once all of it is there.
     """
     if len(counts) != 3:
         raise ArgumentError(
@@ -100,8 +99,6 @@ def make(
             f"terrain.make: {folder} already holds a set with other settings, {there['settings']}; asked for "
             f"{settings}. Choose another root, or replace it with overwrite=True."
         )
-    # Without its facts the set counts as absent: no reader may meet files of two settings.
-    (folder / _FACTS).unlink(missing_ok=True)
     done = 0
 
     def advance(more: int) -> None:
@@ -110,12 +107,12 @@ def make(
         if progress is not None:
             progress(done, sum(counts))
 
-    for split, count in zip(Splits._fields, counts, strict=True):
-        _write_split(folder, split, count, size, seed, advance)
-    names = [file_name(split, part) for split in Splits._fields for part in PARTS]
-    facts = {"settings": settings, "md5": {name: file_md5(folder / name) for name in names}}
-    with atomic_path(folder / _FACTS) as temporary:
-        temporary.write_text(json.dumps(facts, indent=1) + "\n")
+    with atomic_folder(folder) as temporary:
+        for split, count in zip(Splits._fields, counts, strict=True):
+            _write_split(temporary, split, count, size, seed, advance)
+        sums = {path.name: file_md5(path) for path in sorted(temporary.iterdir())}
+        facts = {"settings": settings, "md5": sums}
+        (temporary / _FACTS).write_text(json.dumps(facts, indent=1) + "\n")
     return folder
 
 
@@ -138,10 +135,7 @@ class Terrain(MapFiles):
         if facts is None:
             raise DataNotFoundError(f"There is no finished set of look-alike maps in {folder}. {advice}")
         self.settings: dict[str, object] = facts["settings"]
-        super().__init__(folder, split, size, advice)
-        if check:
-            names = [file_name(split, part) for part in PARTS]
-            verify_files(folder, {name: facts["md5"][name] for name in names}, advice)
+        super().__init__(folder, split, size, facts["md5"], advice, check)
 
     @staticmethod
     def splits(
@@ -160,14 +154,13 @@ def _draw_chunk(seed: int, set_number: int, first: int, count: int, size: int) -
 def _write_split(
     folder: Path, split: str, count: int, size: int, seed: int, progress: Callable[[int], None]
 ) -> None:
-    """Write the three files of a split, a chunk of maps at a time; they appear together, complete."""
+    """Write the three files of a split, a chunk of maps at a time."""
     shapes = ((count, TILE * size, TILE * size, 3), (count, size, size), (count, size, size))
     set_number = Splits._fields.index(split)
     with ExitStack() as stack:
         files = []
         for (part, dtype), shape in zip(PARTS.items(), shapes, strict=True):
-            temporary = stack.enter_context(atomic_path(folder / file_name(split, part)))
-            files.append(stack.enter_context(temporary.open("wb")))
+            files.append(stack.enter_context((folder / file_name(split, part)).open("wb")))
             # Written through, not mapped into memory: on a full disk a write raises, a mapped file kills.
             header = {"descr": _little_endian(dtype).str, "fortran_order": False, "shape": shape}
             np.lib.format.write_array_header_1_0(files[-1], header)
@@ -188,15 +181,14 @@ def _folder(root: Path, size: int) -> Path:
 
 def _facts(folder: Path) -> dict[str, Any] | None:
     """What `make` wrote down last about the set in a folder; None if there is no finished set."""
+    path = folder / _FACTS
     try:
-        facts = json.loads((folder / _FACTS).read_text())
+        facts = json.loads(path.read_text())
+        return {"settings": dict(facts["settings"]), "md5": dict(facts["md5"])}
     except FileNotFoundError:
         return None
-    except ValueError as error:
-        raise DataError(
-            f"{folder / _FACTS} is damaged ({error}). Remove it and draw the maps again."
-        ) from error
-    return dict(facts)
+    except (ValueError, TypeError, KeyError) as error:
+        raise DataError(f"{path} is damaged ({error!r}). Remove it and draw the maps again.") from error
 
 
 def _check_numbers(count: int, size: int, seed: int) -> None:

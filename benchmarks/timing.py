@@ -1,0 +1,36 @@
+"""Timing several functions side by side: interleaved, so that a noisy machine disturbs all of them alike."""
+
+import statistics
+import time
+from collections.abc import Callable
+
+Functions = dict[str, Callable[[], object]]
+
+
+def rounds_of(functions: Functions, rounds: int, warm_up: int) -> dict[str, list[float]]:
+    """The seconds of each function in each round. All run in every round, each time another one first."""
+    names = list(functions)
+    taken: dict[str, list[float]] = {name: [] for name in names}
+    for index in range(rounds + warm_up):
+        first = index % len(names)
+        for name in names[first:] + names[:first]:
+            start = time.perf_counter()
+            functions[name]()
+            if index >= warm_up:
+                taken[name].append(time.perf_counter() - start)
+    return taken
+
+
+def interleaved(functions: Functions, rounds: int = 30, warm_up: int = 3) -> dict[str, float]:
+    """The median seconds of each function."""
+    return {name: statistics.median(times) for name, times in rounds_of(functions, rounds, warm_up).items()}
+
+
+def ratios(functions: Functions, rounds: int = 30, warm_up: int = 3) -> dict[str, float]:
+    """The median over the rounds of each function's time divided by the first one's in the same round.
+
+    A slow spell of the machine lasts longer than a round, so it cancels in the quotient.
+    """
+    taken = rounds_of(functions, rounds, warm_up)
+    base = taken[next(iter(functions))]
+    return {name: statistics.median(a / b for a, b in zip(times, base, strict=True)) for name, times in taken.items()}
