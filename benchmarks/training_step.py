@@ -74,7 +74,9 @@ def compare(title: str, arms: dict[str, Trainer], steps: int, repeats: int) -> N
         print(f"{title:28} {name:8} {1000 * seconds:9.4f} ms/step  {ratio:6.3f} × baseline", flush=True)
 
 
-def trainers(make: type[SortingTask] | type[PathsTask], configs: dict[str, RunConfig], data: object) -> dict[str, Trainer]:
+def trainers(
+    make: type[SortingTask] | type[PathsTask], configs: dict[str, RunConfig], data: object
+) -> dict[str, Trainer]:
     """A trainer an arm; the data is handed over instead of being read from files."""
     return {name: Trainer(make(config, data), config) for name, config in configs.items()}  # type: ignore[arg-type]
 

@@ -26,6 +26,7 @@ class RunConfig:
 
     task: ClassVar[str]
     algorithms: ClassVar[tuple[str, ...]]
+    sources: ClassVar[tuple[str, ...]]
 
     algorithm: str
     curvature: str = "none"
@@ -47,6 +48,7 @@ class RunConfig:
     def resolved(self) -> Self:
         """This configuration with the paper's values in its holes, checked."""
         check_choice("algorithm", self.algorithm, self.algorithms)
+        check_choice("data", self.data, self.sources)
         check_choice("curvature", self.curvature, defaults.CURVATURES)
         check_choice("spectrum", self.spectrum, defaults.SPECTRA)
         check_choice("precision", self.precision, defaults.PRECISIONS)
@@ -110,6 +112,7 @@ class SortingConfig(RunConfig):
 
     task: ClassVar[str] = "sorting"
     algorithms: ClassVar[tuple[str, ...]] = defaults.SORTING_ALGORITHMS
+    sources: ClassVar[tuple[str, ...]] = defaults.SORTING_DATA
 
     data: str = "mnist"
     n: int = 5
@@ -124,7 +127,6 @@ class SortingConfig(RunConfig):
 
     def resolved(self) -> Self:
         config = super().resolved()
-        check_choice("data", self.data, ("mnist", "digits"))
         check_choice("numerics", self.numerics, defaults.NUMERICS)
         check_at_least("n", self.n, 2)
         for name in ("digits", "steps", "validation_sets", "test_sets"):
@@ -159,6 +161,7 @@ class PathsConfig(RunConfig):
 
     task: ClassVar[str] = "paths"
     algorithms: ClassVar[tuple[str, ...]] = defaults.PATHS_ALGORITHMS
+    sources: ClassVar[tuple[str, ...]] = defaults.PATHS_DATA
 
     data: str = "terrain"
     batch_size: int = 70
@@ -178,7 +181,6 @@ class PathsConfig(RunConfig):
 
     def resolved(self) -> Self:
         config = super().resolved()
-        check_choice("data", self.data, ("terrain", "warcraft"))
         for name in ("epochs", "train_maps", "test_maps"):
             check_at_least(name, getattr(self, name), 1)
         check_at_least("size", self.size, 2)
