@@ -65,6 +65,7 @@ def _draw_lines(report: "Report", axes: Any) -> None:
         axes.plot(line.moves, line.losses, label=line.name)
     # Far along a line a loss may be astronomical; what matters is below the start.
     height = descent.start - descent.best
-    axes.set_ylim(descent.best - 0.1 * height, descent.start + height or None)
+    if height > 0:
+        axes.set_ylim(descent.best - 0.1 * height, descent.start + 0.3 * height)
     axes.axhline(descent.start, color="0.8", linewidth=1)
     axes.legend()

@@ -69,7 +69,11 @@ def _derivative_facts(report: "Report") -> Iterator[tuple[str, str]]:
         return
 
     def checked(state: str, error: float | None) -> str:
-        return state if error is None else f"{state} (off by {max(error, 1e-9):.0e} or less from finite differences)"
+        if error is None:
+            return state
+        if state == "wrong":
+            return f"wrong, off by {error:.0%} from finite differences"
+        return f"{state}, agrees with finite differences to {max(error, 1e-9):.0e}"
 
     yield "first derivative", checked(found.first, found.first_error)
     yield "second derivative", checked(found.second, found.second_error)

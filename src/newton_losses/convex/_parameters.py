@@ -1,0 +1,41 @@
+"""Parameters repeated over the batch, with the empirical Fisher of their per-sample gradients behind them.
+
+An optimisation layer, as of `cvxpylayers`, is handed its parameters once a sample. That is where per-sample
+gradients of weights appear, and so where a Newton loss can act on them. Nothing here needs cvxpy.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ..curvature import Damping, Reduction
+from ..errors import ArgumentError
+from ..inject import inject_fisher
+
+
+def repeat_with_fisher(
+    parameters: Sequence[Tensor], count: int, damping: Damping = 0.1, *, reduction: Reduction = "mean"
+) -> tuple[Tensor, ...]:
+    """Each parameter `(...)` as `(count, ...)`, one copy a sample, with Newton gradients on the way back.
+
+    All parameters together are one vector θ of size m, repeated to `(count, m)` and passed through
+    `inject_fisher`. With gᵢ = ∂ℓᵢ/∂θ, sample i's own gradient, what arrives at θ is
+
+        (1/N) Σᵢ (F + λI)⁻¹ gᵢ,   F = (1/N) Σᵢ gᵢgᵢᵀ
+
+    for a loss that is a mean over the batch; behind a sum (`reduction="sum"`) the first 1/N is left out.
+
+    >>> weight, bias = torch.ones(2, 3, requires_grad=True), torch.zeros(2, requires_grad=True)
+    >>> weights, biases = repeat_with_fisher((weight, bias), count=5, damping=0.1)
+    >>> weights.shape, biases.shape
+    (torch.Size([5, 2, 3]), torch.Size([5, 2]))
+    """
+    if not parameters:
+        raise ArgumentError("repeat_with_fisher: there are no parameters to repeat.")
+    if count < 1:
+        raise ArgumentError(f"repeat_with_fisher: count is {count}; it is the number of samples, at least 1.")
+    together = torch.cat([parameter.flatten() for parameter in parameters])
+    repeated = inject_fisher(together.expand(count, -1), damping, reduction=reduction)
+    parts = torch.split(repeated, [parameter.numel() for parameter in parameters], dim=1)
+    return tuple(part.reshape(count, *parameter.shape) for part, parameter in zip(parts, parameters, strict=True))

@@ -1,0 +1,65 @@
+"""Every Python block of the documentation runs, page by page, and every link between pages leads somewhere."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+ROOT = Path(__file__).parent.parent
+PAGES = sorted([*(ROOT / "docs").rglob("*.md"), *ROOT.glob("README.md")])
+BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+# Files that are not in the repository, and a device that a test machine may lack.
+NEEDS_FILES = re.compile(r"MNIST\.splits|Warcraft\.splits|terrain\.make")
+
+
+def names_of_the_reader(page: str) -> dict[str, object]:
+    """What a page may take for granted because every reader has it: a model, a batch, an optimizer."""
+    generator = torch.Generator().manual_seed(0)
+    if page == "perturbed/index.md":
+        model: torch.nn.Module = torch.nn.Linear(4, 6)
+        return {
+            "model": model,
+            "x": torch.randn(3, 6, 4, generator=generator),
+            "wanted_matching": torch.eye(6).expand(3, 6, 6),
+        }
+    x, labels = torch.randn(8, 4, generator=generator), torch.arange(8) % 3
+    model = torch.nn.Linear(4, 3)
+    return {
+        "model": model,
+        "x": x,
+        "labels": labels,
+        "loader": [(x, torch.zeros(8, 3))],
+        "optimizer": torch.optim.Adam(model.parameters()),
+        "my_loss": lambda y, target: (torch.sin(3 * y) - target).square().sum(1),
+    }
+
+
+def relative(page: Path) -> str:
+    return str(page.relative_to(ROOT)).removeprefix("docs/")
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if BLOCK.search(page.read_text())], ids=relative)
+def test_blocks_run(page: Path) -> None:
+    torch.manual_seed(0)
+    names: dict[str, object] = {"__name__": "docs", **names_of_the_reader(relative(page))}
+    text = page.read_text()
+    for block in BLOCK.finditer(text):
+        # Padded, so that a traceback has the line of the page.
+        line = text[: block.start(1)].count("\n")
+        code = compile("\n" * line + block.group(1), str(page), "exec")
+        if not NEEDS_FILES.search(block.group(1)):
+            exec(code, names)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=relative)
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#\s]+)", page.read_text()):
+        if "://" not in target:
+            assert (page.parent / target).exists(), f"{page.name} links to {target}, which is not there"
+
+
+def test_every_page_is_in_the_navigation() -> None:
+    navigation = (ROOT / "mkdocs.yml").read_text().split("\nnav:\n")[1]
+    for page in (ROOT / "docs").rglob("*.md"):
+        assert f": {page.relative_to(ROOT / 'docs')}\n" in navigation

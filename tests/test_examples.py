@@ -1,0 +1,77 @@
+"""The examples run, in less than 100 lines each. Here with a few steps; what they reach is printed when run in full."""
+
+import runpy
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+
+SHORT = {
+    "quickstart": ("--steps", "2", "--seeds", "1"),
+    "black_box_solver": (),
+    "third_party_loss": ("--steps", "2"),
+    "learning_to_rank": ("--steps", "2", "--seeds", "1"),
+    "lightning_module": ("--epochs", "1", "--sets", "100"),
+    "convex_layers": ("--steps", "1", "--seeds", "1", "--samples", "10"),
+}
+NEEDS = {
+    "black_box_solver": "scipy",
+    "third_party_loss": "diffsort",
+    "learning_to_rank": "sklearn",
+    "lightning_module": "lightning",
+    "convex_layers": "cvxpylayers",
+}
+
+
+def run(name: str, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> dict[str, object]:
+    import torch
+
+    path = EXAMPLES / f"{name}.py"
+    monkeypatch.setattr(sys, "argv", [str(path), *arguments])
+    dtype = torch.get_default_dtype()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # other packages' own
+            if name in NEEDS:
+                pytest.importorskip(NEEDS[name])
+            return runpy.run_path(str(path), run_name="__main__")
+    finally:
+        torch.set_default_dtype(dtype)
+
+
+def test_all_are_listed() -> None:
+    assert {path.stem for path in EXAMPLES.glob("*.py")} == set(SHORT)
+
+
+@pytest.mark.parametrize("name", SHORT)
+def test_is_short(name: str) -> None:
+    assert len((EXAMPLES / f"{name}.py").read_text().splitlines()) < 100
+
+
+@pytest.mark.parametrize("name", SHORT)
+def test_runs(name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    run(name, monkeypatch, *SHORT[name])
+    assert capsys.readouterr().out
+
+
+def test_the_third_party_loss_is_found_out(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    run("third_party_loss", monkeypatch, "--steps", "0")
+    printed = capsys.readouterr().out
+    assert "The numerics are broken" in printed
+    assert printed.count("first derivative     wrong") == printed.count("second derivative    wrong") == 1
+    assert printed.count("first derivative     right") == printed.count("second derivative    right") == 1
+
+
+@pytest.mark.slow
+def test_fisher_leads_on_convex_layers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    import json
+
+    # Fewer samples than in the results, to take less than a minute.
+    arguments = ("--seeds", "1", "--steps", "30", "--samples", "60", "--out", str(tmp_path / "relu.json"))
+    run("convex_layers", monkeypatch, *arguments)
+    (found,) = json.loads((tmp_path / "relu.json").read_text())["runs"]
+    assert found["fisher"][0] == pytest.approx(found["baseline"][0], rel=1e-6)  # the same weights and data
+    assert found["fisher"][-1] < found["baseline"][-1]
