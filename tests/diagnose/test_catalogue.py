@@ -1,13 +1,15 @@
 """Every loss of the catalogue is recognised."""
 
 import json
+import time
 
 import pytest
 import torch
-from catalogue import Known, catalogue, cross_entropy, draw, squares, steep_ranks
+from catalogue import Known, catalogue, cross_entropy, draw, smoothed, squares, steep_ranks
 
 from newton_losses import RelativeDamping
 from newton_losses.diagnose import diagnose
+from newton_losses.sorting import SortingLoss
 
 KNOWN = catalogue()
 
@@ -61,3 +63,18 @@ def test_scaling_the_loss_changes_no_answer() -> None:
         assert scaled.descent.solved == pytest.approx(plain.descent.solved, rel=1e-9)
         assert scaled.spectra.negative_share == pytest.approx(plain.spectra.negative_share, rel=1e-9)
         assert scaled.derivatives.first == scaled.derivatives.second == "right"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "loss",
+    [steep_ranks, SortingLoss("softsort", temperature=0.1), SortingLoss("neuralsort", temperature=1.0), smoothed(100)],
+    ids=lambda loss: getattr(loss, "__name__", str(loss)),
+)
+def test_takes_less_than_five_seconds(loss) -> None:
+    """200 outputs and 100 samples. Seconds of this process on one core: a busy machine is not the loss's fault."""
+    scores, ranks = draw(100, 200, seed=0), draw(100, 200, seed=1).argsort(1).argsort(1).float()
+    diagnose(squares, scores[:2], ranks[:2])  # the first call of all imports torch.func
+    start = time.process_time()
+    diagnose(loss, scores, ranks)
+    assert time.process_time() - start < 5

@@ -20,7 +20,7 @@ from ._noise import NOISE, measure_noise
 from ._precision import measure_precision
 from ._probe import Probe, can_be_called, thinned, undisturbed
 from ._report import Report
-from ._spectrum import Spectra, curvature_along, eigenvalues, fisher_eigenvalues, sample_convexity
+from ._spectrum import Eigenvalues, Spectra, curvature_along, eigenvalues, fisher_eigenvalues, sample_convexity
 from ._verdict import Facts, judge
 
 # Seconds: for one gradient of the batch that is measured, for finite differences, second derivatives, descent.
@@ -84,7 +84,7 @@ def _measure(probe: Probe, blank: Report) -> Report:
         noise=None if noise is None else noise[0],
     )
     if noise is None:
-        facts, cost = _exact(probe, facts, cost)
+        facts, cost = _exact(probe, facts, cost, fisher_eigenvalues(first.gradient))
     else:
         facts = _estimated(probe, facts, noise[1], cost)
     verdict, reasons, chosen = judge(facts)
@@ -95,7 +95,7 @@ def _measure(probe: Probe, blank: Report) -> Report:
     )  # fmt: skip
 
 
-def _exact(probe: Probe, facts: Facts, cost: Cost) -> tuple[Facts, Cost]:
+def _exact(probe: Probe, facts: Facts, cost: Cost, fisher: Eigenvalues) -> tuple[Facts, Cost]:
     """A loss that gives the same answer twice: everything can be compared with float64."""
     try:
         precision, wide = measure_precision(probe), probe.to(torch.float64)
@@ -105,7 +105,7 @@ def _exact(probe: Probe, facts: Facts, cost: Cost) -> tuple[Facts, Cost]:
         precision, wide, derivatives = None, probe, Derivatives()
     part = wide.part(_hessian_samples(wide, cost))
     derivatives, hessian, cost = _second_order(part, derivatives, cost, check=precision is not None)
-    spectra = Spectra(fisher_eigenvalues(probe.gradient(probe.flat)))
+    spectra = Spectra(fisher)
     if derivatives.second == "expensive":
         nonconvex, negative = curvature_along(part, HESSIAN_BUDGET)
         spectra = replace(spectra, nonconvex_samples=nonconvex, negative_share=negative, samples=part.count)
