@@ -4,7 +4,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
 
 from .config import RunConfig
-from .progress import Pace, Record, Silent, describe, duration, figures, number, outcome
+from .progress import Pace, Record, Silent, delay, describe, duration, figures, number, outcome
 
 
 class LiveBar(Silent):
@@ -16,6 +16,10 @@ class LiveBar(Silent):
         self._task = TaskID(0)
         self._pace = Pace()
         self._total = 0
+
+    def preparing(self, config: RunConfig) -> None:
+        if patience := delay(config):
+            self._console.print(patience, style="dim", markup=False, highlight=False)
 
     def started(self, config: RunConfig, step: int, total: int, evaluations: list[Record]) -> None:
         self.close()
