@@ -25,7 +25,6 @@ from newton_losses.paths import RelaxedBellmanFord, shortest_path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "paths"))
 import path_maps
-from test_bellman_ford import algovision_path
 
 
 def race(entries: dict[str, tuple[Callable[[], object], int]], turns: int) -> dict[str, list[float]]:
@@ -117,6 +116,8 @@ def scipy_cost(grid: np.ndarray) -> float:
 
 def relaxed() -> None:
     """Forward and backward at the batch of the experiments."""
+    from algovision_program import algovision_path  # not everywhere where the other sections run
+
     warnings.filterwarnings("ignore", "Using a non-tuple sequence", UserWarning)
     torch.set_num_threads(1)
     costs = path_maps.make_maps("uniform", 70, 12, 12, seed=0).requires_grad_()

@@ -3,7 +3,6 @@
 import copy
 from itertools import pairwise
 
-import diffsort
 import pytest
 import torch
 from sorting_cases import NAMES, make, scores_and_values
@@ -26,6 +25,7 @@ from newton_losses.sorting import (
 
 @pytest.mark.parametrize("numerics", ["stable", "reference"])
 def test_sorting_loss_is_the_peers_network_under_torchs_cross_entropy(numerics):
+    diffsort = pytest.importorskip("diffsort")
     scores, values = scores_and_values(20, 5)
     matrix = diffsort.DiffSortNet("odd_even", 5, steepness=3.0, distribution="cauchy")(scores)[1].mT
     goal = torch.nn.functional.one_hot(values.argsort(-1), 5).double()
@@ -78,6 +78,8 @@ def test_leading_shapes_and_the_protocol_of_an_expansion():
     torch.testing.assert_close(loss(scores[0], values[0]), loss(scores, values)[0])
     with pytest.raises(ShapeError, match="not \\(N, n\\)"):
         loss.expand(scores[0], values[0], curvature=None)
+    with pytest.raises(ArgumentError, match="'fisher' or None"):
+        loss.expand(scores, values, curvature="gauss")
     with pytest.raises(ShapeError, match="values have shape"):
         loss(scores, values[:, :3])
 

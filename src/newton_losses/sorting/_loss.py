@@ -77,6 +77,10 @@ class SortingLoss(nn.Module):
         """
         if y.ndim != 2:
             raise ShapeError(f"SortingLoss.expand: scores have shape {tuple(y.shape)}, not (N, n).")
+        if curvature not in ("hessian", "fisher", None):
+            raise ArgumentError(
+                f"SortingLoss.expand: curvature={curvature!r} is unknown. Choose 'hessian', 'fisher' or None."
+            )
         with torch.no_grad():
             scores, target, cells = self._prepare(y.detach(), *targets)
             with full_precision(scores):

@@ -15,8 +15,8 @@ class Relaxation(nn.Module):
     """A differentiable stand-in for the permutation matrix that sorts n scores.
 
     P[..., i, j] is the weight of item j at rank i: rows sum to 1, `sorted = P @ x`, ascending unless
-    `descending=True`. A subclass gives `log_weights`, and `curvature` if it knows its own second
-    derivatives.
+    `descending=True`. A subclass gives `log_weights`, and `derivatives` for the gradients of
+    `SortingLoss`.
     """
 
     @abstractmethod
