@@ -164,7 +164,24 @@ def test_the_picture(tmp_path) -> None:
         assert path.stat().st_size > 10_000
 
 
+@pytest.mark.parametrize("y", [torch.zeros(5, 2), torch.full((5, 2), 40.0)], ids=["minimum", "plateau"])
+def test_where_no_step_leads_down(y: Tensor) -> None:
+    report = diagnose(lambda y: -torch.exp(-y.square()).sum(1), y)
+    assert report.verdict == "fix"
+    assert "minimum or on a plateau" in report.reasons[0]
+
+
+@pytest.mark.gpu
+def test_on_a_device() -> None:
+    y, ranks = draw(40, 5, seed=0), draw(40, 5, seed=1).argsort(1).argsort(1).float()
+    here, there = diagnose(steep_ranks, y, ranks), diagnose(steep_ranks, y.cuda(), ranks.cuda())
+    assert here.verdict == there.verdict == "yes"
+    assert there.descent.solved == pytest.approx(here.descent.solved, rel=1e-6)
+
+
 def test_large_outputs_are_not_decomposed() -> None:
     report = diagnose(cross_entropy, draw(4, 3000, seed=0), draw(4, 3000, seed=1).argmax(1))
     assert report.verdict == "no"
+    assert report.derivatives.second == "expensive"
+    assert report.spectra.convex
     assert report.spectra.fisher.rank == 4

@@ -31,8 +31,8 @@ TOLERANCE = 1e-3
 class Derivatives:
     """What is known of both orders.
 
-    `first` and `second` are "right", "wrong", "missing", "expensive" (one sample's Hessian would take more than a
-    second) or "unchecked" (no float64, or noise); the errors are relative to finite differences. `forward` says
+    `first` and `second` are "right", "wrong", "missing", "expensive" (one sample's Hessian would take
+    seconds) or "unchecked" (no float64, or noise); the errors are relative to finite differences. `forward` says
     whether forward mode works, `None` for a loss that brings its own expansion, and `operator` what stops it.
     `obstacle` says why there is no second derivative.
     """

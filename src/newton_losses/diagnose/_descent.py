@@ -66,7 +66,8 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Descent:
-    """`solved` is the share of the decrease start − best that the best single gradient step reaches.
+    """`solved` is the share of the decrease start − best that the best single gradient step reaches; not a number
+    where there is no decrease.
 
     `best` is the lowest mean loss that several steps, each sample with its own lengths, came to; `samples` is
     how many all this is from.
@@ -90,7 +91,7 @@ def measure_descent(probe: Probe, expansions: dict[CurvatureKind, Expansion], pl
     return Descent(
         start=start,
         best=best,
-        solved=(start - gradient.best) / decrease if decrease > 1e-12 * abs(start) else 1.0,
+        solved=(start - gradient.best) / decrease if decrease > 1e-12 * abs(start) else float("nan"),
         gradient=gradient,
         candidates=tuple(
             _candidate(probe, kind, expansion, plan, factor)
@@ -122,7 +123,9 @@ def _candidate(probe: Probe, kind: CurvatureKind, expansion: Expansion, plan: Pl
     damping = float(rule(expansion))
     # Raw negative eigenvalues beyond the damping would turn the step uphill.
     spectrum: Spectrum = "raw" if kind == "fisher" or _definite(expansion, damping) else "absolute"
-    step = newton_step(replace(expansion, curvature=_dense(expansion)), rule, spectrum)
+    if kind == "hessian":  # products cannot tell the sign of eigenvalues
+        expansion = replace(expansion, curvature=_dense(expansion))
+    step = newton_step(expansion, rule, spectrum)
     line = follow(probe, step.rows, plan, f"{kind}, factor {factor:g}")
     return Candidate(kind, factor, damping, spectrum, line)
 

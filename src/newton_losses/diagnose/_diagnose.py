@@ -20,12 +20,20 @@ from ._noise import NOISE, measure_noise
 from ._precision import measure_precision
 from ._probe import Probe, can_be_called, thinned, undisturbed
 from ._report import Report
-from ._spectrum import Eigenvalues, Spectra, curvature_along, eigenvalues, fisher_eigenvalues, sample_convexity
+from ._spectrum import (
+    DENSE_SIZE,
+    Eigenvalues,
+    Spectra,
+    curvature_along,
+    eigenvalues,
+    fisher_eigenvalues,
+    sample_convexity,
+)
 from ._verdict import Facts, judge
 
 # Seconds: for one gradient of the batch that is measured, for finite differences, second derivatives, descent.
 GRADIENT_BUDGET, FIRST_BUDGET, HESSIAN_BUDGET, DESCENT_BUDGET = 0.05, 0.4, 0.4, 1.0
-# Beyond this, one sample's Hessian is not tried.
+# Beyond this, or beyond the size of matrices that are decomposed, one sample's Hessian is not tried.
 HESSIAN_LIMIT = 1.0
 # A sample's Hessian takes about this many times m gradients of it, by automatic differentiation in float64.
 HESSIAN_FACTOR = 4.0
@@ -128,7 +136,7 @@ def _second_order(
     """The mean Hessian of the part, compared with finite differences of the gradient."""
     forward, operator = forward_mode(part)
     derivatives = replace(derivatives, forward=forward, operator=operator)
-    if part.size * cost.gradient / cost.samples > HESSIAN_LIMIT:
+    if part.size > DENSE_SIZE or part.size * cost.gradient / cost.samples > HESSIAN_LIMIT:
         return replace(derivatives, second="expensive"), None, cost
     began = time.perf_counter()
     try:

@@ -1,5 +1,6 @@
 """From measurements to a verdict in plain words, a variant and a damping. Only judging happens here."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
@@ -84,6 +85,11 @@ def _faults(facts: Facts) -> Iterator[str]:
             f"The estimate is noise: between two calls a sample's gradient differs by {facts.noise.gradient:.1f} times "
             f"its own size. {_more(facts.noise.gradient)} would bring that to a half."
         )
+    if facts.descent is not None and math.isnan(facts.descent.solved):
+        yield (
+            "No step lowers the loss: these outputs are at a minimum or on a plateau where all gradients vanish. "
+            "Diagnose at other outputs, early in training say; a higher temperature or wider noise shrinks a plateau."
+        )
 
 
 def _more(ratio: float) -> str:
@@ -150,7 +156,7 @@ def _remarks(facts: Facts, chosen: Recommendation | None) -> Iterator[str]:
     if derivatives is not None and derivatives.second == "missing":
         yield f"There is no second derivative. {derivatives.obstacle}"
     if derivatives is not None and derivatives.second == "expensive":
-        yield "A Hessian would cost more than a second a sample, so only curvature='fisher' was looked at."
+        yield "One sample's Hessian would take seconds, so only curvature='fisher' was looked at."
     if noise is not None and noise.hessian is not None and noise.hessian >= NOISE:
         yield (
             f"The Hessian estimate is noise: {noise.hessian:.1f} times its own size from call to call. "
