@@ -59,6 +59,11 @@ def saturated_entropy(y: Tensor, labels: Tensor) -> Tensor:
     return torch.nn.functional.binary_cross_entropy(torch.softmax(y, 1), wanted, reduction="none").sum(1)
 
 
+def vanishing(y: Tensor, labels: Tensor) -> Tensor:
+    """Gradients over thirty orders of magnitude; the smallest lose all their digits in float32, and it is no harm."""
+    return 1 - torch.softmax(20 * y, 1).gather(1, labels[:, None])[:, 0]
+
+
 class _WrongSine(torch.autograd.Function):
     """sin, whose backward has lost a factor."""
 
@@ -139,6 +144,7 @@ def catalogue() -> list[Known]:
         Known("steep ranks", steep_ranks, scores, (ranks,), "yes", ("does not solve it", "non-convex")),
         Known("waves", honest_waves, y, (target,), "yes", ("does not solve it", "non-convex")),
         Known("saturated entropy", saturated_entropy, 30 * y, (labels,), "fix", ("log space",)),
+        Known("vanishing", vanishing, y, (labels,), "yes", ("does not solve it", "uneven")),
         Known("mixed batch", centred, y, (target,), "fix", ("mixes the samples",)),
         Known("no gradient", stepped, y, (target,), "fix", ("does not depend on the outputs", "smoothing")),
         Known("wrong gradient", wrong_gradient, y, (target,), "fix", ("The gradient is wrong",)),

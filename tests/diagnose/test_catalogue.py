@@ -8,7 +8,7 @@ import torch
 from catalogue import Known, catalogue, cross_entropy, draw, smoothed, squares, steep_ranks
 
 from newton_losses import RelativeDamping
-from newton_losses.diagnose import diagnose
+from newton_losses.diagnose import _diagnose, diagnose
 from newton_losses.sorting import SortingLoss
 
 KNOWN = catalogue()
@@ -26,8 +26,8 @@ def test_the_answer(known: Known) -> None:
     json.dumps(report.to_dict(), allow_nan=False)
 
 
-@pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("scale", [0.1, 1.0, 5.0])
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("scale", [0.1, 5.0])
 def test_convex_losses_at_other_outputs(seed: int, scale: float) -> None:
     y, labels = draw(64, 4, seed=seed, scale=scale), draw(64, 4, seed=seed + 100).argmax(1)
     for report in (
@@ -53,8 +53,10 @@ def test_a_recommendation_can_be_used() -> None:
     assert torch.isfinite(scores.grad).all()
 
 
-def test_scaling_the_loss_changes_no_answer() -> None:
+def test_scaling_the_loss_changes_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     """All judgements are ratios; a power of two leaves every digit as it was."""
+    for budget in ("GRADIENT_BUDGET", "FIRST_BUDGET", "HESSIAN_BUDGET", "DESCENT_BUDGET"):
+        monkeypatch.setattr(_diagnose, budget, 1e6)  # how many samples there is time for would differ
     y, ranks = draw(40, 5, seed=0), draw(40, 5, seed=1).argsort(1).argsort(1).float()
     plain = diagnose(steep_ranks, y, ranks)
     for factor in (2.0**-20, 2.0**20):

@@ -19,7 +19,8 @@ SHARE = 0.01
 class Precision:
     """The loss on the same numbers in float32 and in float64.
 
-    `error` is the median over samples of ‖g₃₂ − g₆₄‖ / ‖g₆₄‖, `wrong` the share of samples where it is
+    `error` is the median over samples of ‖g₃₂ − g₆₄‖ / ‖g₆₄‖, with norms below a thousandth of the batch's root mean
+    square taken as that, `wrong` the share of samples where it is
     above a tenth, `p99_float32` and `p99_float64` the 99th percentiles of the norms. `broken` where more
     than a hundredth of the samples is wrong.
     """
@@ -37,9 +38,10 @@ def measure_precision(probe: Probe) -> Precision:
     low = single.gradient(single.flat).double()
     high = double.gradient(single.flat.double()).double()
     low_norm, high_norm = (torch.linalg.vector_norm(g, dim=1) for g in (low, high))
-    # Where nothing flows, relative errors say nothing: below a millionth of the typical norm is zero.
-    floor = 1e-6 * float(high_norm[torch.isfinite(high_norm)].median()) if torch.isfinite(high_norm).any() else 0.0
-    error = torch.linalg.vector_norm(low - high, dim=1) / high_norm.clamp(min=max(floor, 1e-30))
+    # A vanished gradient may lose all its digits without harm: below a thousandth of the batch's root mean square,
+    # errors are relative to that.
+    batch = high_norm[torch.isfinite(high_norm)].square().mean().nan_to_num().sqrt()
+    error = torch.linalg.vector_norm(low - high, dim=1) / high_norm.clamp(min=max(1e-3 * float(batch), 1e-300))
     # Non-finite in float32 alone is wrong; in both, it is the loss and not the precision.
     error = torch.where(torch.isfinite(high_norm), error.nan_to_num(nan=torch.inf), 0.0)
     wrong = float((error > WRONG).double().mean())

@@ -1,5 +1,6 @@
 """A report as text."""
 
+import math
 import textwrap
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -89,7 +90,7 @@ def _curvature_facts(report: "Report") -> Iterator[tuple[str, str]]:
                     name,
                     (
                         f"eigenvalues {found.smallest:.2g} to {found.largest:.2g}, rank {found.rank}, "
-                        f"condition {found.condition:.2g}, negative {found.negative_share:.0%}"
+                        f"condition {_number(found.condition)}, negative {found.negative_share:.0%}"
                     ),
                 )
     if report.descent is not None:
@@ -100,3 +101,7 @@ def _curvature_facts(report: "Report") -> Iterator[tuple[str, str]]:
                 f"after several {report.descent.best:.4g}"
             ),
         )
+
+
+def _number(value: float) -> str:
+    return f"{value:.2g}" if math.isfinite(value) else "–"
