@@ -49,8 +49,8 @@ def exact_layers(path: Path) -> str:
     found = json.loads(path.read_text())
     return "\n".join(
         [
-            "Five seeds are few. With the known solution max(Wx + b, 0) in place of the solver, which is the same "
-            f"function, {_comparison(found['runs'])}",
+            "Five seeds are few, and the solver is inexact. With the known solution max(Wx + b, 0) in its place, and "
+            f"so without its errors, {_comparison(found['runs'])}",
             "",
             f"    {found['facts']['command']}",
             "",
