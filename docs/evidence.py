@@ -67,14 +67,13 @@ def _comparison(runs: list[dict[str, Any]]) -> str:
     )
 
 
-def main() -> None:
-    folder = ROOT / "results" / "cvxpy"
-    parts = [INTRODUCTION]
-    parts += [write(folder / name) for name, write in FILES.items() if (folder / name).is_file()]
-    (ROOT / "docs" / "evidence.md").write_text("\n".join(parts))
-
-
 FILES = {"relu.json": convex_layers, "relu-exact.json": exact_layers}
 
+
+def page() -> str:
+    folder = ROOT / "results" / "cvxpy"
+    return "\n".join([INTRODUCTION, *(write(folder / n) for n, write in FILES.items() if (folder / n).is_file())])
+
+
 if __name__ == "__main__":
-    main()
+    (ROOT / "docs" / "evidence.md").write_text(page())

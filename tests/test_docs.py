@@ -1,6 +1,7 @@
 """Every Python block of the documentation runs, page by page, and every link between pages leads somewhere."""
 
 import re
+import runpy
 from pathlib import Path
 
 import pytest
@@ -68,3 +69,8 @@ def test_every_page_is_in_the_navigation() -> None:
     navigation = (ROOT / "mkdocs.yml").read_text().split("\nnav:\n")[1]
     for page in (ROOT / "docs").rglob("*.md"):
         assert f": {page.relative_to(ROOT / 'docs')}\n" in navigation
+
+
+def test_the_evidence_is_that_of_the_results() -> None:
+    page = runpy.run_path(str(ROOT / "docs" / "evidence.py"))["page"]
+    assert (ROOT / "docs" / "evidence.md").read_text() == page(), "run python docs/evidence.py"
