@@ -74,9 +74,7 @@ def test_gumbel_noise_gives_the_cross_entropy(hessian, minimize, reduction, anti
 
     found = [loss.expand(y.expand(1000, 3), target.expand(1000, 3)) for _ in range(50)]
     assert_unbiased(torch.cat([e.value for e in found]), cross_entropy(y), 0.02, "value")
-    assert_unbiased(
-        torch.cat([e.gradient for e in found]), torch.func.grad(cross_entropy)(y), 0.01, "gradient"
-    )
+    assert_unbiased(torch.cat([e.gradient for e in found]), torch.func.grad(cross_entropy)(y), 0.01, "gradient")
     expected = torch.func.hessian(cross_entropy)(y)
     assert_unbiased(torch.stack([e.curvature for e in found]), expected, 0.08, "hessian")
 
@@ -119,8 +117,7 @@ def test_against_finite_differences_with_common_random_numbers(distribution, min
     columns = []
     for direction in torch.eye(4, dtype=torch.float64):
         halves = [
-            expand(s * step * direction, draws=400_000, seed=3).gradient.reshape(20, -1, 4).mean(1)
-            for s in (1, -1)
+            expand(s * step * direction, draws=400_000, seed=3).gradient.reshape(20, -1, 4).mean(1) for s in (1, -1)
         ]
         columns.append((halves[0] - halves[1]) / (2 * step))
     difference = torch.stack(columns, -1)

@@ -239,9 +239,7 @@ def test_an_empty_batch_has_no_curvature():
 @pytest.mark.parametrize("distribution", [Gaussian(), Gumbel(), Cauchy(), StudentT()], ids=repr)
 def test_an_expansion_is_captured_in_a_cuda_graph(distribution, curvature):
     noise = torch.Generator(device="cuda").manual_seed(0)
-    loss = SmoothedLoss(
-        both_positive, 0.8, 8, distribution=distribution, antithetic=True, quasi=True, generator=noise
-    )
+    loss = SmoothedLoss(both_positive, 0.8, 8, distribution=distribution, antithetic=True, quasi=True, generator=noise)
     y = torch.randn(64, 5, device="cuda")
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())

@@ -52,15 +52,11 @@ class RelaxedBellmanFord(nn.Module):
         if not beta > 0:
             raise ArgumentError(f"RelaxedBellmanFord: beta is {beta}. It is an inverse temperature, above 0.")
         if iterations < 1:
-            raise ArgumentError(
-                f"RelaxedBellmanFord: iterations is {iterations}. There has to be at least 1."
-            )
+            raise ArgumentError(f"RelaxedBellmanFord: iterations is {iterations}. There has to be at least 1.")
         if loop not in ("for", "while"):
             raise ArgumentError(f"RelaxedBellmanFord: loop is {loop!r}. It can be 'for' or 'while'.")
         if conorm not in ("probabilistic", "yager"):
-            raise ArgumentError(
-                f"RelaxedBellmanFord: conorm is {conorm!r}. It can be 'probabilistic' or 'yager'."
-            )
+            raise ArgumentError(f"RelaxedBellmanFord: conorm is {conorm!r}. It can be 'probabilistic' or 'yager'.")
         self.beta = float(beta)
         self.iterations = iterations
         self.loop: Loop = loop

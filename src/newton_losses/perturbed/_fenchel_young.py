@@ -69,9 +69,7 @@ class FenchelYoungLoss(EstimatedLoss):
     ) -> None:
         super().__init__(solver, scale, num_samples, **options)
         if hessian not in get_args(HessianEstimator):
-            raise ArgumentError(
-                f"FenchelYoungLoss: hessian is {hessian!r}; it is one of 'jacobian', 'optimal_value'."
-            )
+            raise ArgumentError(f"FenchelYoungLoss: hessian is {hessian!r}; it is one of 'jacobian', 'optimal_value'.")
         self.minimize = minimize
         self.hessian = hessian
 
@@ -104,9 +102,7 @@ class FenchelYoungLoss(EstimatedLoss):
             costs = torch.cat([flat.unsqueeze(0), costs])
         return value, gradient, sign * self._mean_hessian(solutions, costs, noise, centred, keep)
 
-    def _mean_hessian(
-        self, solutions: Tensor, costs: Tensor, noise: Noise, centred: bool, keep: Tensor
-    ) -> Tensor:
+    def _mean_hessian(self, solutions: Tensor, costs: Tensor, noise: Noise, centred: bool, keep: Tensor) -> Tensor:
         """The mean Hessian of the smoothed optimum E⟨c, w(c)⟩ from solutions and costs `(S or 1+S, N, m)`."""
         if self.hessian == "jacobian":
             weights = self._weights(solutions, centred)
@@ -116,9 +112,7 @@ class FenchelYoungLoss(EstimatedLoss):
 
     def _flat_target(self, y: Tensor, targets: tuple[Any, ...]) -> Tensor:
         if len(targets) != 1:
-            raise ArgumentError(
-                f"FenchelYoungLoss: got {len(targets)} targets; it takes one, the wanted solutions."
-            )
+            raise ArgumentError(f"FenchelYoungLoss: got {len(targets)} targets; it takes one, the wanted solutions.")
         target = torch.as_tensor(targets[0], device=y.device)
         if target.shape != y.shape:
             raise ShapeError(

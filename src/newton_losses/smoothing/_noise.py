@@ -84,9 +84,7 @@ class Sampler:
             uniform = torch.stack([uniform, 1 - uniform], dim=2)
         return uniform.reshape(self.num_samples, y.shape[0], size)
 
-    def draw(
-        self, y: Tensor, scale: float, distribution: Distribution, generator: torch.Generator | None
-    ) -> Noise:
+    def draw(self, y: Tensor, scale: float, distribution: Distribution, generator: torch.Generator | None) -> Noise:
         """Noise for a batch y of shape `(N, m)`, in its dtype and on its device."""
         size = y.shape[1] * getattr(distribution, "num_uniforms", 1)
         return Noise(distribution.sample(self.uniform(y, size, generator)), scale, distribution)
@@ -104,9 +102,7 @@ def _shifted_sobol(shape: tuple[int, int, int, int], y: Tensor, generator: torch
             f"quasi=True: Sobol points exist for up to {SobolEngine.MAXDIM} dimensions, and these draws "
             f"have {size}. Use quasi=False; in so many dimensions quasi-random points gain nothing."
         )
-    shift = torch.randint(
-        2**SobolEngine.MAXBIT, (groups, 1, batch, size), device=y.device, generator=generator
-    )
+    shift = torch.randint(2**SobolEngine.MAXBIT, (groups, 1, batch, size), device=y.device, generator=generator)
     digits = torch.bitwise_xor(_sobol_digits(points, size, y.device)[None, :, None, :], shift)
     return (digits.to(y.dtype) + 0.5) / float(2**SobolEngine.MAXBIT)
 
@@ -128,6 +124,4 @@ def _sobol_digits(points: int, size: int, device: torch.device) -> Tensor:
 
 def check_scale(owner: str, scale: float) -> None:
     if not 0 < scale < math.inf:
-        raise ArgumentError(
-            f"{owner}: scale is {scale}; the noise needs a positive, finite scale, for example 0.1."
-        )
+        raise ArgumentError(f"{owner}: scale is {scale}; the noise needs a positive, finite scale, for example 0.1.")

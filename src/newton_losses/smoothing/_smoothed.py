@@ -133,8 +133,7 @@ class Smoothed(nn.Module):
             inputs = torch.cat([flat.unsqueeze(0), inputs])
         rows, batch = inputs.shape[:2]
         repeated = [
-            t.expand(rows, *t.shape).flatten(0, 1) if isinstance(t, Tensor) and t.dim() > 0 else t
-            for t in targets
+            t.expand(rows, *t.shape).flatten(0, 1) if isinstance(t, Tensor) and t.dim() > 0 else t for t in targets
         ]
         inputs = inputs.reshape(rows * batch, *y.shape[1:])
         shape = tuple(inputs.shape)

@@ -43,6 +43,4 @@ def choose(
     if algorithm == "softsort":
         return SoftSort(0.1 if temperature is None else temperature)
     names = ", ".join(map(repr, ("neuralsort", "softsort", *DISTRIBUTIONS)))
-    raise ArgumentError(
-        f"{where}: algorithm={algorithm!r} is not known. Choose one of {names}, or pass a relaxation."
-    )
+    raise ArgumentError(f"{where}: algorithm={algorithm!r} is not known. Choose one of {names}, or pass a relaxation.")

@@ -49,9 +49,7 @@ class SortingLoss(nn.Module):
     ) -> None:
         super().__init__()
         if numerics not in ("stable", "reference"):
-            raise ArgumentError(
-                f"SortingLoss: numerics={numerics!r} is not known. Choose 'stable' or 'reference'."
-            )
+            raise ArgumentError(f"SortingLoss: numerics={numerics!r} is not known. Choose 'stable' or 'reference'.")
         self.relaxation = choose(algorithm, temperature, steepness, "SortingLoss")
         self.numerics = numerics
         self.ties = check_ties(ties, "SortingLoss")

@@ -81,9 +81,7 @@ class SortingNetwork(Relaxation):
         # A wire's new row comes along two paths, from itself and from its partner: both in one operation.
         sources = torch.cat((torch.arange(size, device=scores.device).expand_as(partners), partners), 1)
         keep_swap = torch.stack((signs, -signs), 1).unsqueeze(-1).to(values.dtype)
-        for partner, source, sign in zip(
-            partners.unbind(0), sources.unbind(0), keep_swap.unbind(0), strict=True
-        ):
+        for partner, source, sign in zip(partners.unbind(0), sources.unbind(0), keep_swap.unbind(0), strict=True):
             difference = values.index_select(0, partner) - values
             chances = self._law.log_cdf(self._law.argument(difference * sign, self.steepness))
             values = torch.addcmul(values, chances[1].exp(), difference)
@@ -111,10 +109,7 @@ class SortingNetwork(Relaxation):
         return network_derivatives(values, target, cells, partners, signs, self._law, self.steepness, hessian)
 
     def extra_repr(self) -> str:
-        return (
-            f"{self.n}, network={self.network!r}, distribution={self.distribution!r}, "
-            f"steepness={self.steepness}"
-        )
+        return f"{self.n}, network={self.network!r}, distribution={self.distribution!r}, steepness={self.steepness}"
 
 
 def batch_last(scores: Tensor) -> Tensor:
