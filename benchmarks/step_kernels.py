@@ -12,12 +12,12 @@ from dataclasses import replace
 
 import torch
 from torch.profiler import ProfilerActivity, profile
-from training_step import random_digits
 
 from newton_losses.bench.config import SortingConfig
 from newton_losses.bench.loop import precision_flags
 from newton_losses.bench.tasks import SortingTask
 from newton_losses.bench.trainer import Trainer
+from training_step import random_digits
 
 WARM_UP, STEPS = 30, 10
 
