@@ -106,7 +106,12 @@ class SortingNetwork(Relaxation):
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         partners, signs = self._wiring(scores)
         values = as_wide(batch_last(scores))
-        return network_derivatives(values, target, cells, partners, signs, self._law, self.steepness, hessian)
+        dtype = values.dtype if self._law.cancels else target.dtype
+        value, gradient, total = network_derivatives(
+            values, target.to(dtype), cells.to(dtype), partners, signs, self._law, self.steepness, hessian
+        )
+        narrow = target.dtype
+        return value.to(narrow), gradient.to(narrow), None if total is None else total.to(narrow)
 
     def extra_repr(self) -> str:
         return f"{self.n}, network={self.network!r}, distribution={self.distribution!r}, steepness={self.steepness}"
