@@ -5,13 +5,17 @@ the caller leaves out. The small systems are solved in float64 where the device 
 nothing at these sizes, and a λ of 1e-6 next to a curvature of 1e3 keeps its meaning.
 """
 
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
 
 from ..errors import ArgumentError
 from ._forms import Curvature, LowRank, Products
+from ._group import any_over, gather_numbers, gather_rows, own_rank
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 Spectrum = Literal["raw", "absolute", "clip"]
 SPECTRA = ("raw", "absolute", "clip")
@@ -44,6 +48,8 @@ def damped_solve(
                 f"spectrum={spectrum!r} needs the eigenvalues of the curvature, and this one is given by "
                 "products only. Use spectrum='raw', or matrix_free=False where the matrix fits into memory."
             )
+        if curvature.group is not None:
+            return _solve_together(curvature, curvature.group, rows, damping, iterations, tolerance)
         return _conjugate_residuals(curvature, rows, damping, iterations, tolerance)
     dtype = _solve_dtype(rows)
     if isinstance(damping, Tensor):
@@ -111,6 +117,21 @@ def matrix_sign(matrix: Tensor) -> Tensor:
     return sign
 
 
+def _solve_together(
+    curvature: Products, group: "ProcessGroup", rows: Tensor, damping: Tensor | float, iterations: int, tolerance: float
+) -> Tensor:
+    """Every rank solves for the rows of all, since each product needs all ranks at the same rows.
+
+    A row travels with its own damping, which a rule may have made different from rank to rank.
+    """
+    column = torch.as_tensor(damping, dtype=rows.dtype, device=rows.device).expand(len(rows), 1)
+    sizes = [size for (size,) in gather_numbers(group, torch.tensor([len(rows)], device=rows.device))]
+    gathered = torch.cat(gather_rows(group, torch.cat([rows, column], dim=1), sizes))
+    solved = _conjugate_residuals(curvature, gathered[:, :-1], gathered[:, -1:], iterations, tolerance)
+    own: Tensor = torch.split(solved, sizes)[own_rank(group)]
+    return own
+
+
 def _conjugate_residuals(
     curvature: Products, rows: Tensor, damping: Tensor | float, iterations: int, tolerance: float
 ) -> Tensor:
@@ -134,7 +155,7 @@ def _conjugate_residuals(
     curve = dot(residual, product_residual)
     for _ in range(min(iterations, 4 * rows.shape[1])):
         active = dot(residual, residual) > goal
-        if rows.device.type == "cpu" and not torch.compiler.is_compiling() and not bool(active.any()):
+        if rows.device.type == "cpu" and not torch.compiler.is_compiling() and not _any(active, curvature.group):
             break
         length = torch.where(active, curve / dot(product_direction, product_direction), 0.0)
         solution = solution + length * direction
@@ -146,3 +167,7 @@ def _conjugate_residuals(
         direction = residual + turn * direction
         product_direction = product_residual + turn * product_direction
     return solution
+
+
+def _any(flags: Tensor, group: "ProcessGroup | None") -> bool:
+    return bool(flags.any()) if group is None else any_over(group, flags.any())

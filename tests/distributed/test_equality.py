@@ -1,0 +1,25 @@
+"""A step on several processes equals the step of one process with the whole batch."""
+
+import pytest
+import torch
+
+from cases import assert_close
+from launch import launch
+from scenarios import SCENARIOS, Scenario
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[dict[str, dict[str, torch.Tensor]]]]:
+    """What every rank of 2 and of 4 found in every scenario, from one launch."""
+    return launch("equality_worker", [2, 4], tmp_path_factory.mktemp("ranks"))
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("scenario", SCENARIOS.values(), ids=SCENARIOS)
+def test_gradients_equal_those_of_one_process(scenario: Scenario, ranks: int, found) -> None:
+    wanted = scenario.run(0, ranks, alone=True)
+    for rank in range(ranks):
+        for name in ("weight", "bias"):
+            assert_close(found[ranks][rank][scenario.name][name], wanted[name], scenario.tolerance)
+    if scenario.size:
+        assert wanted["weight"].abs().sum() > 0
