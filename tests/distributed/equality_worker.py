@@ -3,9 +3,8 @@
 import time
 from pathlib import Path
 
-from torch import Tensor
-
 from scenarios import SCENARIOS
+from torch import Tensor
 
 
 def warm_up() -> None:

@@ -1,7 +1,7 @@
 """Real processes for a test: several ranks of one module, and what each saved, or a failure in time.
 
-A worker module has `warm_up()` and `work(folder, rank, ranks)`. Importing torch and its first derivative take seconds of
-every process, so one process does both and the ranks are forks of it. Run as a script, this file is that process.
+A worker module has `warm_up()` and `work(folder, rank, ranks)`. Importing torch and its first derivative take
+seconds, so one process does both and the ranks are forks of it. Run as a script, this file is that process.
 """
 
 import importlib
@@ -9,6 +9,7 @@ import multiprocessing
 import os
 import subprocess
 import sys
+import time
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -22,13 +23,13 @@ HERE = Path(__file__).parent
 
 
 def launch(module: str, sizes: list[int], folder: Path, *, seconds: float = 150.0) -> dict[int, list[Any]]:
-    """For each number of ranks in `sizes`, what each rank saved. A deadlock fails after `seconds` instead of hanging."""
+    """For each number of ranks in `sizes`, what each rank saved. A deadlock fails after `seconds`."""
     paths = [Path(newton_losses.__file__).parents[1], HERE.parent, HERE]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, paths)), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-W", "ignore", __file__, module, str(folder), *map(str, sizes)]
+    command = [sys.executable, "-W", "ignore", __file__, module, str(folder), str(seconds), *map(str, sizes)]
     process = subprocess.run(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment, timeout=seconds + 60,
-        check=False, input=str(seconds),
+        check=False,
     )  # fmt: skip
     assert process.returncode == 0, process.stdout
     return {
@@ -37,7 +38,7 @@ def launch(module: str, sizes: list[int], folder: Path, *, seconds: float = 150.
     }
 
 
-def main(name: str, folder: Path, sizes: list[int], seconds: float) -> int:
+def main(name: str, folder: Path, seconds: float, sizes: list[int]) -> int:
     torch.set_num_threads(1)
     module = importlib.import_module(name)
     module.warm_up()
@@ -50,9 +51,12 @@ def _run_ranks(module: Any, folder: Path, ranks: int, seconds: float) -> int:
     processes = [context.Process(target=_rank, args=(module, folder, rank, ranks)) for rank in range(ranks)]
     for process in processes:
         process.start()
-    multiprocessing.connection.wait([process.sentinel for process in processes], seconds)
-    for process in processes:  # none is long after the first: they work in step
-        process.join(seconds / 2)
+    deadline = time.monotonic() + seconds
+    # when one has failed, the others may wait for it for ever
+    while time.monotonic() < deadline and {process.exitcode for process in processes} <= {None, 0}:
+        if all(process.exitcode == 0 for process in processes):
+            break
+        time.sleep(0.05)
     for process in processes:
         process.kill()
         process.join()
@@ -71,4 +75,4 @@ def _rank(module: Any, folder: Path, rank: int, ranks: int) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1], Path(sys.argv[2]), [int(size) for size in sys.argv[3:]], float(sys.stdin.read())))
+    sys.exit(main(sys.argv[1], Path(sys.argv[2]), float(sys.argv[3]), [int(size) for size in sys.argv[4:]]))

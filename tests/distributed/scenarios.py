@@ -133,19 +133,20 @@ def _catalogue() -> list[Scenario]:
         # the same iteration on both sides, so that its own tolerance of 1e-6 does not show
         free = {"matrix_free": True, "damping": 3.0}
         found.append(Scenario(f"matrix-free-{deal}", deal=deal, options=free, tolerance=1e-8))
+    fisher, free = {"curvature": "fisher"}, {"damping": RelativeDamping(4.0), "matrix_free": True}
     found += [
-        Scenario("fisher-more-gradients-than-outputs", size=600, times=120, options={"curvature": "fisher"}),
-        Scenario("own-woodbury", OwnExpansion(), size=600, deal="empty", options={"curvature": "fisher", "damping": 1e3}),
+        Scenario("fisher-more-gradients-than-outputs", size=600, times=120, options=fisher),
+        Scenario("own-woodbury", OwnExpansion(), size=600, deal="empty", options={"damping": 1e3, **fisher}),
         # alone it is stored, and the iterative solver stops at a residual of 1e-6 of the gradient
         Scenario("hessian-by-products", fourth, size=20, products_above=10, options={"damping": 9.0}, tolerance=1e-5),
         Scenario("hessian-stored-by-wish", log_sum_exp, size=20, products_above=10, options={"matrix_free": False}),
         Scenario("ranks-that-choose-differently", options={"damping": 2.0}, unstored_on_rank_0=True),
         Scenario("sum", options={"damping": 2.0, "reduction": "sum"}, loss=Case(ripples, (1,)).reduced("sum")),
-        Scenario("scalar-mean", options={"damping": 2.0, "reduction": "mean"}, loss=Case(ripples, (1,)).reduced("mean")),
+        Scenario("scalar-mean", options={"damping": 2.0}, loss=Case(ripples, (1,)).reduced("mean")),
         Scenario("absolute", options={"spectrum": "absolute"}),
         Scenario("relative", options={"damping": RelativeDamping(2.0)}),
-        Scenario("relative-woodbury", size=600, options={"curvature": "fisher", "damping": RelativeDamping(2.0)}),
-        Scenario("relative-matrix-free", options={"damping": RelativeDamping(4.0), "matrix_free": True}, tolerance=1e-8),
+        Scenario("relative-woodbury", size=600, options={"damping": RelativeDamping(2.0), **fisher}),
+        Scenario("relative-matrix-free", options=free, tolerance=1e-8),
         Scenario("quadratic", options={"damping": 2.0, "value": "quadratic"}),
         Scenario("inject-scaled", fourth, inject={"damping": 0.7, "loss_scale": 65536.0}),
         Scenario("bad-second-derivative", steep, flat_sample=True),

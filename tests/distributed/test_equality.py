@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-
-from cases import assert_close
 from launch import launch
 from scenarios import SCENARIOS, Scenario
+
+from cases import assert_close
 
 
 @pytest.fixture(scope="module")

@@ -51,6 +51,7 @@ def own_rank(group: "ProcessGroup") -> int:
 
 def sum_over(group: "ProcessGroup", tensor: Tensor) -> Tensor:
     """The sum of every rank's `tensor`, which have one shape; one collective."""
+    _refuse_vmap()
     total = tensor.contiguous().clone()
     dist.all_reduce(total, group=group)
     return total
@@ -63,6 +64,7 @@ def any_over(group: "ProcessGroup", flag: Tensor) -> bool:
 
 def gather_numbers(group: "ProcessGroup", own: Tensor) -> list[list[int]]:
     """Every rank's whole numbers `own`, read back to the host because shapes depend on them; one collective."""
+    _refuse_vmap()
     parts = [torch.empty_like(own) for _ in range(ranks_in(group))]
     dist.all_gather(parts, own, group=group)
     found: list[list[int]] = torch.stack(parts).tolist()
@@ -79,3 +81,15 @@ def gather_rows(group: "ProcessGroup", rows: Tensor, sizes: Sequence[int]) -> li
     parts = [torch.empty_like(padded) for _ in sizes]
     dist.all_gather(parts, padded, group=group)
     return [part[:size] for part, size in zip(parts, sizes, strict=True)]
+
+
+def _refuse_vmap() -> None:
+    """A collective cannot be vectorised; torch's own error would not say what to do."""
+    if torch.compiler.is_compiling():
+        return
+    levels = torch._C._functorch.get_interpreter_stack() or []
+    if any(level.key() == torch._C._functorch.TransformType.Vmap for level in levels):
+        raise ArgumentError(
+            "Under torch.func.vmap the curvature cannot be shared with other ranks. Give process_group=None "
+            "for that of this process's samples."
+        )
