@@ -12,14 +12,16 @@ import random
 import signal
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 torch.set_num_threads(1)
+# Without its compiled back end: compiling would be most of the time, and its threads do not survive a fork.
+sys.modules["numba"] = None  # type: ignore[assignment]
 
-from newton_losses.bench import files, run_folder  # noqa: E402  after the number of threads is set
-from newton_losses.bench.config import PathsConfig, SortingConfig  # noqa: E402
+from newton_losses.bench.config import PathsConfig, SortingConfig  # noqa: E402  after the above
 from newton_losses.bench.loop import run  # noqa: E402
 
 # Noise, a learning-rate step, a partial batch and a Newton step are in one or the other.
@@ -33,7 +35,6 @@ CONFIGS = {
         batch_size=4, epochs=5, device="cpu",
     ),
 }  # fmt: skip
-FILE_CALLS = {"replace": (files.os, run_folder.os), "fsync": (files.os,)}
 
 
 def child(task: str, folder: Path, data_root: str, kill_at: int | None) -> int:
@@ -45,13 +46,15 @@ def child(task: str, folder: Path, data_root: str, kill_at: int | None) -> int:
     try:
         if kill_at is not None:
             _kill_at_call(kill_at)
-        from dataclasses import replace
-
-        # A checkpoint every step or so, so that there are many moments to be killed at.
-        run(replace(CONFIGS[task], data_root=data_root), str(folder), checkpoint_seconds=0.01)
+        whole_run(task, folder, data_root)
         code = 0
     finally:
         os._exit(code)
+
+
+def whole_run(task: str, folder: Path, data_root: str) -> None:
+    """Run to the end, with checkpoints between evaluations too: many moments to be killed at."""
+    run(replace(CONFIGS[task], data_root=data_root), str(folder), checkpoint_seconds=0.05)
 
 
 def _kill_at_call(number: int) -> None:
@@ -91,12 +94,12 @@ def at_call(number: int):
 
 
 def at_random(seed: int, longest: float):
-    """Killed after a random time, up to ten times."""
+    """Killed after a random time, up to six times."""
     chance = random.Random(seed)
 
     def plan(task, folder, root, kills):
         pid = child(task, folder, root, None)
-        if kills < 10:
+        if kills < 6:
             time.sleep(chance.uniform(0, longest))
             os.kill(pid, signal.SIGKILL)
         return pid
@@ -108,16 +111,18 @@ def main(base: Path) -> None:
     report: dict[str, dict[str, int]] = {}
     for task in CONFIGS:
         root = str(base / "data")
+        # In this process, so that all its children have imported and drawn already what they need.
+        whole_run(task, base / task / "whole", root)
         start = time.monotonic()
-        until_done(task, base / task / "whole", root, lambda t, f, r, k: child(t, f, r, None))
+        whole_run(task, base / task / "again", root)
         took = time.monotonic() - start
-        report[task] = {}
-        for number in (*range(1, 13), 15, 20, 30, 45):
+        report[task] = {"again": 0}
+        for number in (*range(1, 9), 13, 20):
             name = f"call-{number}"
             report[task][name] = until_done(task, base / task / name, root, at_call(number))
-        for seed in range(4):
+        for seed in range(2):
             name = f"random-{seed}"
-            report[task][name] = until_done(task, base / task / name, root, at_random(seed, took))
+            report[task][name] = until_done(task, base / task / name, root, at_random(seed, took / 2))
     print(json.dumps(report))
 
 

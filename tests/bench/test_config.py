@@ -77,7 +77,11 @@ def test_a_configuration_survives_json():
         (sorting, {"numerics": "stabel"}, "did you mean stable"),
         (paths, {"algorithm": "bellman-ford", "loop": "whlie"}, "did you mean while"),
         (paths, {"algorithm": "bellman-ford", "norm": "l3"}, "--norm l3"),
-        (paths, {"algorithm": "smoothed-algorithm", "curvature": "hessian"}, "no Hessian for smoothing of an algorithm"),
+        (
+            paths,
+            {"algorithm": "smoothed-algorithm", "curvature": "hessian"},
+            "no Hessian for smoothing",
+        ),
         (sorting, {"damping": 1.0}, "baseline without one"),
         (sorting, {"curvature": "fisher", "damping": -1.0}, "positive number"),
         (sorting, {"curvature": "fisher", "damping": float("nan")}, "positive number"),

@@ -54,4 +54,4 @@ def test_the_kills_did_happen(killed, task):
     kills = killed[1][task]
     # A run has more calls that touch the disk than the last number, so each of these is one kill.
     assert all(kills[name] == 1 for name in kills if name.startswith("call-"))
-    assert sum(kills[name] for name in kills if name.startswith("random-")) >= 10
+    assert sum(kills[name] for name in kills if name.startswith("random-")) >= 2

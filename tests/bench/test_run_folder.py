@@ -57,9 +57,9 @@ def test_a_new_folder_has_nothing_to_go_on_from(tmp_path):
 
 
 def test_a_second_process_is_refused(tmp_path):
-    with RunFolder(tmp_path / "run", CONFIG):
-        with pytest.raises(RunError, match=f"in use by another run .process {os.getpid()}"):
-            RunFolder(tmp_path / "run", CONFIG).__enter__()
+    refused = pytest.raises(RunError, match=f"in use by another run .process {os.getpid()}")
+    with RunFolder(tmp_path / "run", CONFIG), refused:
+        RunFolder(tmp_path / "run", CONFIG).__enter__()
     with RunFolder(tmp_path / "run", CONFIG):
         pass  # free again
 

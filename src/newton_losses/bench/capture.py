@@ -49,7 +49,7 @@ class CapturedStep:
 
 def _warm_up(function: Callable[[int], None], size: int) -> None:
     """A few calls on a stream of their own, as capturing asks for."""
-    stream = torch.cuda.Stream()
+    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         for _ in range(WARM_UP_STEPS):

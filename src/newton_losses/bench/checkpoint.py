@@ -6,6 +6,7 @@ is the business of `run_folder.py`.
 
 import hashlib
 import io
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -40,5 +41,8 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     digest = header.rpartition(b"sha256=")[2].decode("ascii", errors="replace")
     if hashlib.sha256(payload).hexdigest() != digest:
         raise BadCheckpoint(f"{path}: damaged, its checksum does not match ({len(payload)} bytes).")
-    state: dict[str, Any] = torch.load(io.BytesIO(payload), map_location="cpu", weights_only=True)
+    try:
+        state: dict[str, Any] = torch.load(io.BytesIO(payload), map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise BadCheckpoint(f"{path}: holds more than weights and numbers, and is not loaded ({error}).") from error
     return state

@@ -26,6 +26,7 @@ class RunConfig:
 
     task: ClassVar[str]
     algorithms: ClassVar[tuple[str, ...]]
+    sources: ClassVar[tuple[str, ...]]
 
     algorithm: str
     curvature: str = "none"
@@ -47,6 +48,7 @@ class RunConfig:
     def resolved(self) -> Self:
         """This configuration with the paper's values in its holes, checked."""
         check_choice("algorithm", self.algorithm, self.algorithms)
+        check_choice("data", self.data, self.sources)
         check_choice("curvature", self.curvature, defaults.CURVATURES)
         check_choice("spectrum", self.spectrum, defaults.SPECTRA)
         check_choice("precision", self.precision, defaults.PRECISIONS)
@@ -93,8 +95,10 @@ class RunConfig:
     def from_dict(cls, stored: dict[str, Any]) -> Self:
         """The inverse of `to_dict`; lists become tuples again."""
         known = {field.name for field in fields(cls)}
-        values = {name: value for name, value in stored.items() if name in known}
-        return cls(**{name: tuple(v) if isinstance(v, list) else v for name, v in values.items()})
+        values: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value for name, value in stored.items() if name in known
+        }
+        return cls(**values)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,6 +112,7 @@ class SortingConfig(RunConfig):
 
     task: ClassVar[str] = "sorting"
     algorithms: ClassVar[tuple[str, ...]] = defaults.SORTING_ALGORITHMS
+    sources: ClassVar[tuple[str, ...]] = defaults.SORTING_DATA
 
     data: str = "mnist"
     n: int = 5
@@ -122,7 +127,6 @@ class SortingConfig(RunConfig):
 
     def resolved(self) -> Self:
         config = super().resolved()
-        check_choice("data", self.data, ("mnist", "digits"))
         check_choice("numerics", self.numerics, defaults.NUMERICS)
         check_at_least("n", self.n, 2)
         for name in ("digits", "steps", "validation_sets", "test_sets"):
@@ -134,11 +138,7 @@ class SortingConfig(RunConfig):
             found = defaults.TEMPERATURE[self.algorithm] if self.temperature is None else self.temperature
             return replace(config, temperature=found)
         refuse(self, ("temperature",), "is a sorting network, which has a --steepness")
-        found = (
-            defaults.STEEPNESS[self.algorithm, self._paper_length()]
-            if self.steepness is None
-            else self.steepness
-        )
+        found = defaults.STEEPNESS[self.algorithm, self._paper_length()] if self.steepness is None else self.steepness
         return replace(config, steepness=found)
 
     def _paper_length(self) -> int:
@@ -161,6 +161,7 @@ class PathsConfig(RunConfig):
 
     task: ClassVar[str] = "paths"
     algorithms: ClassVar[tuple[str, ...]] = defaults.PATHS_ALGORITHMS
+    sources: ClassVar[tuple[str, ...]] = defaults.PATHS_DATA
 
     data: str = "terrain"
     batch_size: int = 70
@@ -180,7 +181,6 @@ class PathsConfig(RunConfig):
 
     def resolved(self) -> Self:
         config = super().resolved()
-        check_choice("data", self.data, ("terrain", "warcraft"))
         for name in ("epochs", "train_maps", "test_maps"):
             check_at_least(name, getattr(self, name), 1)
         check_at_least("size", self.size, 2)
@@ -235,9 +235,7 @@ def option(name: str) -> str:
     >>> option("clip_norm")
     '--clip-norm'
     """
-    return {"num_samples": "--samples", "validation_sets": "--validation-sets"}.get(
-        name, "--" + name.replace("_", "-")
-    )
+    return {"num_samples": "--samples", "validation_sets": "--validation-sets"}.get(name, "--" + name.replace("_", "-"))
 
 
 def check_choice(name: str, value: str, choices: Iterable[str]) -> None:

@@ -5,6 +5,8 @@ All values are those of the paper's appendix on hyperparameters, except where a 
 
 SORTING_ALGORITHMS = ("neuralsort", "softsort", "logistic", "cauchy")
 PATHS_ALGORITHMS = ("bellman-ford", "smoothed-loss", "smoothed-algorithm", "fenchel-young")
+SORTING_DATA = ("mnist", "digits")
+PATHS_DATA = ("terrain", "warcraft")
 CURVATURES = ("none", "hessian", "fisher")
 SPECTRA = ("raw", "absolute", "clip")
 PRECISIONS = ("float32", "tf32", "bf16")

@@ -2,7 +2,7 @@
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -24,13 +24,15 @@ def run(
     out: str,
     *,
     progress: Progress | None = None,
+    make: Callable[[Any], Task] = make_task,
     overwrite: bool = False,
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
 ) -> Record:
     """Train as `config` says, in the folder `out`, and return the result.
 
     A folder that holds the same run goes on where its last checkpoint is; on a CPU the end is the same to
-    the last bit as without the interruption. A finished one just returns its result.
+    the last bit as without the interruption. A finished one just returns its result. `make(config)` makes
+    the task; by itself, one of the two benchmarks.
     """
     config = config.resolved()
     progress = progress or Silent()
@@ -38,8 +40,8 @@ def run(
         if (result := folder.result) is not None:
             progress.finished(result, again=True)
             return result
-        with stop_requests() as stop, _precision(config.precision):
-            task = make_task(config)
+        with stop_requests() as stop, precision_flags(config.precision):
+            task = make(config)
             trainer = Trainer(task, config)
             clock = _Clock(checkpoint_seconds)
             if (saved := folder.load()) is not None:
@@ -135,7 +137,7 @@ class _Clock:
 
 
 @contextlib.contextmanager
-def _precision(precision: str) -> Iterator[None]:
+def precision_flags(precision: str) -> Iterator[None]:
     """float32 means float32: torch would use TF32 in convolutions by itself. Put back afterwards."""
     allow = precision != "float32"
     before = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.benchmark

@@ -56,9 +56,8 @@ class RunFolder:
         except OSError as error:
             raise write_error(self.path, error) from error
         try:
-            if self._overwrite:
-                self._clear()
-            self._agree_on_configuration()
+            cleared = self._overwrite and self._clear()
+            self._agree_on_configuration(may_hold_others=cleared)
         except BaseException:
             self.close()
             raise
@@ -145,12 +144,12 @@ class RunFolder:
             )
         return None
 
-    def _agree_on_configuration(self) -> None:
+    def _agree_on_configuration(self, may_hold_others: bool) -> None:
         wanted = json.loads(json.dumps(self.config.to_dict()))
         file = self.path / CONFIG
         if not file.exists():
             others = sorted(p.name for p in self.path.iterdir() if not p.name.startswith("."))
-            if others:
+            if others and not may_hold_others:
                 raise RunError(
                     f"{self.path} is not a run folder and holds other files ({', '.join(others[:3])}…). "
                     "Choose a new folder with --out."
@@ -168,15 +167,17 @@ class RunFolder:
                 "settings to go on with it, choose another folder with --out, or add --overwrite to delete it."
             )
 
-    def _clear(self) -> None:
+    def _clear(self) -> bool:
+        """Delete the run that is here, and nothing else; whether there was one."""
         if not (self.path / CONFIG).exists():
-            return
+            return False
         # The configuration goes last: until then an interrupted deletion can be repeated.
         for name in sorted(_OWN_FILES, key=lambda name: name == CONFIG):
             try:
                 (self.path / name).unlink(missing_ok=True)
             except OSError as error:
                 raise write_error(self.path / name, error) from error
+        return True
 
 
 def read_json(path: Path) -> Record:

@@ -18,18 +18,18 @@ class TensorBoard(Silent):
     def started(self, config: RunConfig, step: int, total: int, evaluations: list[Record]) -> None:
         # The purge hides what a killed process wrote after the checkpoint that this one goes on from.
         folder = str(Path(self._folder) / "tensorboard")
-        self._writer = SummaryWriter(folder, purge_step=step + 1)  # type: ignore[no-untyped-call]
+        self._writer = SummaryWriter(folder, purge_step=step + 1)
 
     def evaluated(self, record: Record) -> None:
         assert self._writer is not None
         for name, value in record.items():
             if isinstance(value, dict):
                 for figure, per_cent in value.items():
-                    self._writer.add_scalar(f"{name}/{figure}", per_cent, record["step"])  # type: ignore[no-untyped-call]
+                    self._writer.add_scalar(f"{name}/{figure}", per_cent, record["step"])
             elif name != "step" and value is not None:
-                self._writer.add_scalar(name, value, record["step"])  # type: ignore[no-untyped-call]
+                self._writer.add_scalar(name, value, record["step"])
 
     def close(self) -> None:
         if self._writer is not None:
-            self._writer.close()  # type: ignore[no-untyped-call]
+            self._writer.close()
             self._writer = None

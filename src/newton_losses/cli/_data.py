@@ -11,9 +11,7 @@ from ..bench.config import check_choice
 from ..errors import ArgumentError
 from ._output import spoken_errors
 
-data_app = typer.Typer(
-    help="List, fetch, check and make the data sets.", no_args_is_help=True
-)
+data_app = typer.Typer(help="List, fetch, check and make the data sets.", no_args_is_help=True)
 
 _ABOUT = {
     "digits": "1,797 handwritten digits of 8×8 pixels from scikit-learn, always there",

@@ -44,7 +44,7 @@ Precision = Annotated[
 ]
 Compile = Annotated[bool, _option(_COMPUTING, "Compile the network with torch.compile.", "--compile/--no-compile")]
 Graph = Annotated[bool, _option(_COMPUTING, "On CUDA, capture the whole step as one graph.", "--graph/--no-graph")]
-Out = Annotated[Path | None, _option(_OUTPUT, "Run folder. Default: runs/, then a name of the settings.", "--out", "-o")]
+Out = Annotated[Path | None, _option(_OUTPUT, "Run folder. Default: in runs/, named by the settings.", "--out", "-o")]
 Overwrite = Annotated[bool, _option(_OUTPUT, "Delete the run that is in the folder and start anew.", "--overwrite")]
 Json = Annotated[bool, _option(_OUTPUT, "Print one JSON object a line instead of text.", "--json")]
 Board = Annotated[bool, _option(_OUTPUT, "Write TensorBoard curves into the run folder.", "--tensorboard")]

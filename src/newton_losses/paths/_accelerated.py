@@ -1,7 +1,7 @@
 """A function with a hand-written value and gradient that stays differentiable to any order.
 
 Hand-written derivatives usually end at the first order, and silently so. Here the second and higher orders,
-forward mode and vmap go to a plain version of the same function, which torch differentiates by itself.
+forward mode, torch.func and vmap go to a plain version of it, which torch differentiates by itself.
 What is accelerated is not known here; see `_relaxation.py`.
 """
 
@@ -27,10 +27,12 @@ class Accelerated:
     pullback: Callable[[Tensor, Tensor, Tensor], Tensor]
 
     def __call__(self, x: Tensor) -> Tensor:
-        # A compiler fuses the plain version better than hands do.
-        if torch.compiler.is_compiling():
+        # A compiler fuses the plain version better than hands do, and torch.func is there for derivatives
+        # beyond the first, which the plain version has directly.
+        if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
             return self.plain(x)
-        result: Tensor = _Value.apply(x, self)[0]
+        apply: Any = _Value.apply
+        result: Tensor = apply(x, self)[0]
         return result
 
     def plain_pullback(self, x: Tensor, gradient: Tensor) -> Tensor:
@@ -38,12 +40,18 @@ class Accelerated:
         return result
 
 
+def _is_batched(x: Tensor) -> bool:
+    """Whether a vmap is at work on it: torch's present one, or the older one of `is_grads_batched`."""
+    functorch = torch._C._functorch
+    return bool(functorch.is_functorch_wrapped_tensor(x) or functorch.is_legacy_batchedtensor(x))
+
+
 def _pushforward(
     function: Callable[..., Tensor], inputs: Sequence[Tensor], tangents: Sequence[Tensor | None]
 ) -> Tensor:
     """J·t of a function by two pullbacks, v ↦ Jᵀv being linear: torch cannot nest forward mode in itself."""
     along = tuple(torch.zeros_like(x) if t is None else t for x, t in zip(inputs, tangents, strict=True))
-    output, pullback = torch.func.vjp(function, *inputs)
+    output, pullback = torch.func.vjp(function, *inputs)[:2]
     result: Tensor = torch.func.vjp(pullback, torch.zeros_like(output))[1](along)[0]
     return result
 
@@ -63,18 +71,15 @@ class _Value(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
         x, kept = ctx.saved_tensors
-        return _Pullback.apply(x, kept, gradients[0], ctx.function), None
+        # A batch of gradients, as of a vectorised Jacobian, cannot be written into buffers.
+        if _is_batched(gradients[0]):
+            return ctx.function.plain_pullback(x, gradients[0]), None
+        apply: Any = _Pullback.apply
+        return apply(x, kept, gradients[0], ctx.function), None
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> tuple[Tensor, None]:
         return _pushforward(ctx.function.plain, ctx.saved_tensors[:1], tangents[:1]), None
-
-    @staticmethod
-    def vmap(
-        info: Any, in_dims: tuple[int | None, ...], x: Tensor, function: Accelerated
-    ) -> tuple[tuple[Tensor, Tensor], tuple[int, None]]:
-        # Nothing is kept: under vmap the gradient is the plain one as well.
-        return (torch.vmap(function.plain, in_dims=(in_dims[0],))(x), x.new_empty(0)), (0, None)
 
 
 class _Pullback(torch.autograd.Function):
@@ -96,9 +101,3 @@ class _Pullback(torch.autograd.Function):
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> Tensor:
         return _pushforward(ctx.function.plain_pullback, ctx.saved_tensors, (tangents[0], tangents[2]))
-
-    @staticmethod
-    def vmap(
-        info: Any, in_dims: tuple[int | None, ...], x: Tensor, kept: Tensor, gradient: Tensor, function: Accelerated
-    ) -> tuple[Tensor, int]:
-        return torch.vmap(function.plain_pullback, in_dims=(in_dims[0], in_dims[2]))(x, gradient), 0

@@ -1,4 +1,4 @@
-"""The relaxed Bellman-Ford algorithm as a module. Its loops are in `_relaxation.py`, losses in `_losses.py`."""
+"""The relaxed Bellman-Ford algorithm as a module. Its loops are in `_relaxation.py`."""
 
 from typing import Literal
 
@@ -18,7 +18,8 @@ class RelaxedBellmanFord(nn.Module):
     From the top left to the bottom right over 8 neighbours. With distances d, 0 at the start and 1e12
     elsewhere at first, `iterations` times
 
-        s(v) = softmin over the neighbours u of v of β·d(u),    d(v) ← Σᵤ s(v, u)·d(u) + cost(v),    d(start) ← 0.
+        s(v) = softmin over the neighbours u of v of β·d(u)
+        d(v) ← Σᵤ s(v, u)·d(u) + cost(v),    d(start) ← 0
 
     The last s is the predecessor of each vertex. A position, 1 at the goal at first, is then moved by s
     step by step, and the path gathers where it has been: path ← path ⊕ position.
@@ -51,7 +52,9 @@ class RelaxedBellmanFord(nn.Module):
         if not beta > 0:
             raise ArgumentError(f"RelaxedBellmanFord: beta is {beta}. It is an inverse temperature, above 0.")
         if iterations < 1:
-            raise ArgumentError(f"RelaxedBellmanFord: iterations is {iterations}. There has to be at least 1.")
+            raise ArgumentError(
+                f"RelaxedBellmanFord: iterations is {iterations}. There has to be at least 1."
+            )
         if loop not in ("for", "while"):
             raise ArgumentError(f"RelaxedBellmanFord: loop is {loop!r}. It can be 'for' or 'while'.")
         if conorm not in ("probabilistic", "yager"):
@@ -69,8 +72,8 @@ class RelaxedBellmanFord(nn.Module):
     def forward(self, costs: Tensor) -> Tensor:
         if costs.ndim != 3 or 0 in costs.shape[1:]:
             raise ShapeError(
-                f"RelaxedBellmanFord: costs have shape {tuple(costs.shape)}. They are vertex costs (B, H, W) of a "
-                "batch of grids."
+                f"RelaxedBellmanFord: costs have shape {tuple(costs.shape)}. They are vertex costs of a "
+                "batch of grids, (B, H, W)."
             )
         if costs.dtype not in (torch.float32, torch.float64):
             costs = costs.float()

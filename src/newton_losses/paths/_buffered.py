@@ -5,18 +5,16 @@ iteration; the eight weights of each vertex are computed again on the way back, 
 to keep them.
 """
 
-from functools import cache
+from itertools import pairwise
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from . import _relaxation
 from ._accelerated import Accelerated
 from ._relaxation import FAINT, FAR, OFFSETS, cut, faintest, incoming
 
 
-@cache
 def predecessors(iterations: int) -> Accelerated:
     """`_relaxation.predecessors`, accelerated."""
     return Accelerated(
@@ -26,7 +24,6 @@ def predecessors(iterations: int) -> Accelerated:
     )
 
 
-@cache
 def positions(iterations: int) -> Accelerated:
     """`_relaxation.positions`, accelerated."""
     return Accelerated(
@@ -71,7 +68,7 @@ class _Workspace:
         torch.amin(around, 0, out=self.nearest)
         torch.sub(self.nearest, around, out=around).clamp_(min=-cut(padded.dtype))
         torch.exp(around, out=self.weights)
-        functional.threshold_(self.weights, faintest(padded.dtype), 0.0)
+        torch.threshold_(self.weights, faintest(padded.dtype), 0.0)
         torch.sum(self.weights, 0, out=self.total)
 
 
@@ -85,7 +82,7 @@ def _predecessors(costs: Tensor, iterations: int) -> tuple[Tensor, Tensor]:
     work = _Workspace(costs)
     history = costs.new_full((iterations, height + 2, width + 2, batch), FAR)
     history[:, 1, 1] = 0.0
-    for before, after in zip(history[:-1], history[1:], strict=True):
+    for before, after in pairwise(history):
         work.softmin(before)
         torch.sum(work.around.mul_(work.weights), 0, out=work.mean)
         torch.sub(work.nearest.add_(costs), work.mean.div_(work.total), out=_inside(after))
@@ -124,9 +121,9 @@ def _positions(weights: Tensor, iterations: int) -> tuple[Tensor, Tensor]:
     arriving = incoming(weights)
     padded = weights.new_zeros(iterations, height + 2, width + 2, batch)
     padded[0, height, width] = 1.0
-    for before, after in zip(padded[:-1], padded[1:], strict=True):
+    for before, after in pairwise(padded):
         torch.sum(work.gather(before).mul_(arriving), 0, out=work.total)
-        _inside(after).copy_(functional.threshold_(work.total, FAINT, 0.0))
+        _inside(after).copy_(torch.threshold_(work.total, FAINT, 0.0))
     return _inside(padded).contiguous(), padded
 
 

@@ -1,4 +1,4 @@
-"""The CPU kernel, compiled by numba when first used. Importing this module imports numba; only `_numba.py` does.
+"""The CPU kernel, compiled by numba when first used. Importing this imports numba.
 
 Rows are relaxed whole: from the row next to it, then along itself in both directions. Sweeping down and up
 in turn, the distances are final after as many turns as the best path goes up and down, on most maps a few.
@@ -152,7 +152,7 @@ def relax_row(distance: Array, costs: Array, row: int, other: int, diagonal: boo
 
 @compiled
 def dijkstra(distance: Array, costs: Array, steps: Array, start: int) -> None:
-    """All distances with a binary heap. With costs on vertices the first to reach a vertex reaches it best."""
+    """All distances with a binary heap. With vertex costs the first to reach a vertex reaches it best."""
     distance[:] = np.inf
     distance[start] = costs[start]
     heap = np.empty(distance.size, np.int64)
@@ -232,7 +232,7 @@ def trace_tied(distance: Array, costs: Array, steps: Array, start: int, goal: in
             if hops[other] < 0 and distance[vertex] + costs[other] == distance[other] < np.inf:
                 hops[other] = hops[vertex] + 1
                 route[tail], tail = other, tail + 1
-    length = hops[goal] + 1
+    length = int(hops[goal]) + 1
     vertex = route[0] = goal
     for k in range(1, length):
         for step in steps:

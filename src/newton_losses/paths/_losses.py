@@ -1,4 +1,4 @@
-"""Losses between a relaxed path and the path wanted. Which relaxation makes the path is the caller's choice."""
+"""The losses of a relaxed path (which relaxation makes the path is the caller's choice)."""
 
 from collections.abc import Callable
 from typing import Literal
@@ -9,9 +9,10 @@ from ..errors import ArgumentError, ShapeError
 
 
 class PathLoss(nn.Module):
-    """The distance of a relaxed path from a label, one value per sample: costs and label `(N, H, W)` to `(N,)`.
+    """How far a relaxed path is from a label, per sample: costs and label `(N, H, W)` to `(N,)`.
 
-        l1:  ℓᵢ = Σ over the cells |path(costsᵢ) − labelᵢ|          l2:  ℓᵢ = Σ over the cells (path(costsᵢ) − labelᵢ)²
+        l1:  ℓᵢ = Σ over the cells |path(costsᵢ) − labelᵢ|
+        l2:  ℓᵢ = Σ over the cells (path(costsᵢ) − labelᵢ)²
 
     A sum over the cells without any factor, and no reduction over the samples. With 0/1 labels and a hard
     path both count the cells that differ.
@@ -38,8 +39,8 @@ class PathLoss(nn.Module):
         path = self.algorithm(costs)
         if label.shape != path.shape:
             raise ShapeError(
-                f"PathLoss: the label has shape {tuple(label.shape)} and the path {tuple(path.shape)}. They have to "
-                "be equal: one 0/1 mask per map."
+                f"PathLoss: the label has shape {tuple(label.shape)} and the path {tuple(path.shape)}. They "
+                "have to be equal: one 0/1 mask per map."
             )
         difference = path - label
         per_cell = difference.abs() if self.norm == "l1" else difference.square()

@@ -4,6 +4,7 @@ import threading
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -47,7 +48,9 @@ def solve(costs: Tensor, neighbors: int, start: int, goal: int) -> tuple[Tensor,
     dtype = costs.dtype if costs.dtype in (torch.float32, torch.float64) else torch.float32
     maps = costs.to(dtype).contiguous().numpy()
     kernel = _kernel(maps.dtype)
-    maps, offsets, start, goal, path, cost, unique, reachable, budget = _arguments(maps, neighbors, start, goal)
+    maps, offsets, start, goal, path, cost, unique, reachable, budget = _arguments(
+        maps, neighbors, start, goal
+    )
 
     def work(part: slice) -> None:
         results = path[part], cost[part], unique[part], reachable[part]
@@ -59,7 +62,7 @@ def solve(costs: Tensor, neighbors: int, start: int, goal: int) -> tuple[Tensor,
     else:
         bounds = np.linspace(0, maps.shape[0], threads + 1).astype(int)
         with ThreadPoolExecutor(threads) as pool:
-            list(pool.map(work, [slice(a, b) for a, b in zip(bounds[:-1], bounds[1:], strict=True)]))
+            list(pool.map(work, [slice(a, b) for a, b in pairwise(bounds)]))
     return (
         torch.from_numpy(path),
         torch.from_numpy(cost),

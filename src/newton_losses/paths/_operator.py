@@ -18,12 +18,12 @@ Solved = tuple[Tensor, Tensor, Tensor, Tensor]
 
 @cache
 def is_installed(package: str) -> bool:
-    """Whether the package could be imported; numba and triton are slow to import, so nobody does it to ask."""
+    """Whether the package could be imported; numba and triton are too slow to import to find that out."""
     return importlib.util.find_spec(package) is not None
 
 
 def choose(backend: str, device: torch.device) -> str:
-    """The back end that runs: the fastest that is there for the device, or the one asked for if it can run."""
+    """The back end that runs: the one asked for if it can, or the fastest that is there for the device."""
     native = {"cpu": "numba", "cuda": "triton"}.get(device.type)
     if backend == "auto":
         return native if native is not None and is_installed(native) else "torch"
@@ -31,17 +31,18 @@ def choose(backend: str, device: torch.device) -> str:
         return backend
     if backend not in ("numba", "triton"):
         raise ArgumentError(
-            f"shortest_path: backend is {backend!r}. It can be 'auto', 'torch', 'numba' (CPU) or 'triton' (CUDA)."
+            f"shortest_path: backend is {backend!r}. It can be 'auto', 'torch', 'numba' (CPU) or "
+            "'triton' (CUDA)."
         )
     if backend != native:
         raise ArgumentError(
-            f"shortest_path: backend {backend!r} cannot run on costs on {device.type!r}. Leave backend='auto' to "
-            "get the fastest that can."
+            f"shortest_path: backend {backend!r} cannot run on costs on {device.type!r}. Leave "
+            "backend='auto' to get the fastest that can."
         )
     if not is_installed(backend):
         raise ArgumentError(
-            f"shortest_path: backend {backend!r} is not installed: pip install {backend}. The back end 'torch' "
-            "needs nothing and gives the same paths."
+            f"shortest_path: backend {backend!r} is not installed: pip install {backend}. The back end "
+            "'torch' needs nothing and gives the same paths."
         )
     return backend
 
@@ -53,7 +54,7 @@ def shortest_path_operator(
     """Path in the costs' dtype, cost in float64, unique and reachable, of floating maps `(..., H, W)`."""
     shape, leading = costs.shape, costs.shape[:-2]
     # Not -1: the number of maps cannot be inferred where there are none.
-    maps = costs.detach().reshape(prod(leading), *shape[-2:])
+    maps = costs.detach().reshape(prod(leading), *shape[-2:]).contiguous()
     path, cost, unique, reachable = _solve(maps, neighbors, start, goal, backend)
     if (check_nan or check_reachable) and not _is_capturing(costs.device):
         _check(maps, cost, leading, check_nan, check_reachable)
@@ -82,9 +83,10 @@ def _solve(maps: Tensor, neighbors: int, start: int, goal: int, backend: str) ->
     if maps.shape[0] == 0:
         flags = maps.new_empty(0, dtype=torch.bool)
         return maps.clone(), maps.new_empty(0, dtype=torch.float64), flags, flags.clone()
-    if backend == "numba":
+    chosen = choose(backend, maps.device)
+    if chosen == "numba":
         from ._numba import solve
-    elif backend == "triton":
+    elif chosen == "triton":
         from ._triton import solve
     else:
         from ._torch import solve
@@ -102,13 +104,13 @@ def _check(maps: Tensor, cost: Tensor, leading: torch.Size, check_nan: bool, che
         index = torch.unravel_index(maps.isnan().flatten().nonzero()[0, 0], (*leading, *maps.shape[1:]))
         place = tuple(int(i) for i in index)
         raise ArgumentError(
-            f"shortest_path: costs of shape {(*leading, *maps.shape[1:])} are NaN at {place}. A wall is +inf; with "
-            "strict=False a map with a NaN comes back flagged instead (cost NaN, reachable False, empty path)."
+            f"shortest_path: costs of shape {(*leading, *maps.shape[1:])} are NaN at {place}. A wall is "
+            "+inf. With strict=False such a map comes back flagged (cost NaN, reachable False, empty path)."
         )
     if check_reachable and cost.isinf().any():
         index = torch.unravel_index(cost.isinf().nonzero()[0, 0], leading or (1,))
         place = tuple(int(i) for i in index)
         raise ArgumentError(
-            f"shortest_path: walls (+inf) cut the goal off from the start in map {place} of the batch. Without "
-            "strict=True such a map comes back flagged instead (cost inf, reachable False, empty path)."
+            f"shortest_path: walls (+inf) cut the goal off from the start in map {place} of the batch. "
+            "Without strict=True such a map comes back flagged (cost inf, reachable False, empty path)."
         )

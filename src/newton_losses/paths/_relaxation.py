@@ -21,7 +21,7 @@ FAINT = 1e-18
 
 
 def predecessors(costs: Tensor, iterations: int) -> Tensor:
-    """Costs times β `(H, W, B)` to the weights of each vertex's neighbours as its predecessor, `(8, H, W, B)`."""
+    """Costs times β `(H, W, B)` to the weight of each neighbour as a vertex's predecessor, `(8, H, W, B)`."""
     start = first_vertex(costs)
     distance = torch.where(start, 0.0, torch.full_like(costs, FAR))
     for _ in range(iterations - 1):

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ..errors import ArgumentError, ShapeError
 from ._grid import OFFSETS, Neighbors
-from ._operator import choose, shortest_path_operator
+from ._operator import shortest_path_operator
 
 Backend = Literal["auto", "numba", "triton", "torch"]
 Vertex = tuple[int, int]
@@ -99,13 +99,13 @@ def solve(
     check_nan = on_cpu if strict is None else strict
     floating = costs.detach() if costs.is_floating_point() else costs.double()
     path, cost, unique, reachable = shortest_path_operator(
-        floating, neighbors, first, last, choose(backend, costs.device), check_nan, bool(strict)
+        floating, neighbors, first, last, backend, check_nan, bool(strict)
     )
     return PathSolution(path.to(costs.dtype), cost, unique, reachable)
 
 
 def path_cost(costs: Tensor, path: Tensor) -> Tensor:
-    """The sum of the costs on a path: Σ over the cells of path · max(cost, 0); `(..., H, W)` twice to `(...)`.
+    """The sum of the costs on a path, Σ over the cells of path · max(cost, 0): `(..., H, W)` to `(...)`.
 
     A cost of +inf off the path counts as 0, not as NaN. Differentiable in the costs and in the path, which
     may be a relaxed one. Added up in float64 and returned in the dtype of the two, so that it is the `cost`
@@ -117,8 +117,8 @@ def path_cost(costs: Tensor, path: Tensor) -> Tensor:
     """
     if costs.ndim < 2 or path.ndim < 2 or costs.shape[-2:] != path.shape[-2:]:
         raise ShapeError(
-            f"path_cost: costs have shape {tuple(costs.shape)} and the path {tuple(path.shape)}. Both end in the "
-            "same (H, W)."
+            f"path_cost: costs have shape {tuple(costs.shape)} and the path {tuple(path.shape)}. Both end in "
+            "the same (H, W)."
         )
     # Walls only: elsewhere the derivative by the path is the cost, on the path or off it.
     passable = torch.where(costs.isinf() & (path == 0), 0, costs.clamp(min=0))
@@ -128,19 +128,19 @@ def path_cost(costs: Tensor, path: Tensor) -> Tensor:
 def _check_arguments(costs: Tensor, neighbors: int) -> None:
     if costs.ndim < 2 or costs.shape[-1] == 0 or costs.shape[-2] == 0:
         raise ShapeError(
-            f"shortest_path: costs have shape {tuple(costs.shape)}. They are vertex costs of grids, (..., H, W) with "
-            "at least one row and one column."
+            f"shortest_path: costs have shape {tuple(costs.shape)}. They are vertex costs of grids, "
+            "(..., H, W) with at least one row and one column."
         )
     if neighbors not in OFFSETS:
         raise ArgumentError(
-            f"shortest_path: neighbors is {neighbors!r}. A vertex has 4 neighbours, or 8 with the diagonal ones."
+            f"shortest_path: neighbors is {neighbors!r}. A vertex has 4 neighbours, or 8 with the diagonals."
         )
     if costs.is_complex():
         raise ArgumentError(f"shortest_path: costs are {costs.dtype}. Complex numbers have no order.")
 
 
 def _flat(name: str, vertex: Vertex, height: int, width: int) -> int:
-    """A (row, column), negative ones counted from the end as in Python, as an index into the flattened map."""
+    """A (row, column), negative ones from the end as in Python, as an index into the flattened map."""
     row, column = vertex
     if not (-height <= row < height and -width <= column < width):
         raise ArgumentError(

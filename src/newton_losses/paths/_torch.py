@@ -12,7 +12,7 @@ from ._grid import OFFSETS, longest_path
 
 
 def solve(costs: Tensor, neighbors: int, start: int, goal: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Path (bool), cost (float64), unique and reachable of maps `(B, H, W)`; start and goal are flat indices."""
+    """Path (bool), cost (float64), unique and reachable of contiguous maps `(B, H, W)`."""
     batch, height, width = costs.shape
     invalid = costs.isnan().flatten(1).any(1)
     # NaN compares as false, so that it becomes a 0 that harms no other map; its own map is overruled below.
@@ -62,7 +62,7 @@ def _shifted(values: Tensor, neighbors: int, outside: float) -> Tensor:
 
 
 def _tight(distance: Tensor, costs: Tensor, neighbors: int, start: int) -> Tensor:
-    """Which neighbours u of v are a best predecessor, d[u] + c[v] == d[v]: `(K, B, H, W)`, none for the start."""
+    """Which neighbours u of v have d[u] + c[v] == d[v]: `(K, B, H, W)`, none for the start."""
     tight = (_shifted(distance, neighbors, torch.inf) + costs == distance) & distance.isfinite()
     tight.flatten(2)[:, :, start] = False
     return tight
@@ -95,7 +95,7 @@ def _parents(tight: Tensor, hops: Tensor, neighbors: int) -> Tensor:
 
 
 def _walk(parent: Tensor, goal: int, rounds: int) -> Tensor:
-    """Follow the predecessors from the goal until they stand still at the start; `(B, H·W)`, true on the path."""
+    """Follow the predecessors from the goal until they stand still at the start: `(B, H·W)`."""
     path = torch.zeros_like(parent, dtype=torch.bool)
     position = torch.full_like(parent[:, :1], goal)
     path[:, goal] = True

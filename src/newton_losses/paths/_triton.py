@@ -23,7 +23,7 @@ INFINITY = tl.constexpr(float("inf"))
 
 
 def solve(costs: Tensor, neighbors: int, start: int, goal: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Path (uint8), cost (float64), unique and reachable of maps `(B, H, W)`; start and goal are flat indices."""
+    """Path (uint8), cost (float64), unique and reachable of maps `(B, H, W)`."""
     batch, height, width = costs.shape
     invalid = costs.isnan().flatten(1).any(1)
     # NaN compares as false: it becomes a 0 here, and its map is overruled below.
@@ -37,7 +37,7 @@ def solve(costs: Tensor, neighbors: int, start: int, goal: int) -> tuple[Tensor,
     first, last = ((v // width + 1) * (width + 2) + v % width + 1 for v in (start, goal))
     distance.view(-1, batch)[first] = cells.view(-1, batch)[first]
     hops.view(-1, batch)[first] = 0
-    with torch.cuda.device_of(costs):
+    with torch.cuda.device(costs.device):
         # No software pipelining (num_stages=1): loads must not overtake the stores before them.
         solve_maps[(triton.cdiv(batch, BLOCK),)](
             cells, distance, hops, path, tied, batch, height, width, first, last,
@@ -71,7 +71,7 @@ def solve_maps(  # type: ignore[no-untyped-def]
         changed = tl.zeros([BLOCK], tl.int32)
         for row in range(1, height + 1):
             changed |= relax_row(costs, distance, row * stride, -stride, count, width, live, DIAGONAL, BLOCK)
-        for k in range(0, height):
+        for k in range(height):
             row = height - k
             changed |= relax_row(costs, distance, row * stride, stride, count, width, live, DIAGONAL, BLOCK)
         changing = tl.max(changed, 0)
@@ -81,16 +81,18 @@ def solve_maps(  # type: ignore[no-untyped-def]
     todo = live & (cost < INFINITY)
     tl.store(path + vertex * count, 1, mask=todo)
     # Until the first tie there is one way back only; it is the path, whatever the rule for ties.
-    vertex, tied = trace(costs, distance, hops, path, vertex, todo, start, count, stride, False, DIAGONAL, BLOCK)
+    vertex, tied = trace(
+        costs, distance, hops, path, vertex, todo, start, count, stride, False, DIAGONAL, BLOCK
+    )
     tl.store(tied_out + lane, tied, mask=live)
     if tl.max(tied.to(tl.int32), 0) > 0:
         changing = 1
         while changing > 0:
             changed = tl.zeros([BLOCK], tl.int32)
-            for k in range(0, height * width):
+            for k in range(height * width):
                 cell = (k // width + 1) * stride + k % width + 1
                 changed |= relax_hops(costs, distance, hops, cell, count, stride, tied, DIAGONAL)
-            for k in range(0, height * width):
+            for k in range(height * width):
                 back = height * width - 1 - k
                 cell = (back // width + 1) * stride + back % width + 1
                 changed |= relax_hops(costs, distance, hops, cell, count, stride, tied, DIAGONAL)
@@ -121,7 +123,7 @@ def relax_row(  # type: ignore[no-untyped-def]
         left = above
         above = right
     running = tl.full([BLOCK], INFINITY, tl.float64)
-    for k in range(0, width):
+    for k in range(width):
         cell = (row + width - k) * count
         before = tl.load(distance + cell, mask=live, other=INFINITY)
         reached = running + tl.load(costs + cell, mask=live, other=INFINITY)

@@ -25,6 +25,11 @@ def as_working(scores: Tensor, where: str) -> Tensor:
     return scores
 
 
+def as_wide(scores: Tensor) -> Tensor:
+    """`scores` in float64, in which log-weights are computed; but on Apple's GPU, which has none."""
+    return scores.to(torch.float32 if scores.device.type == "mps" else torch.float64)
+
+
 def sorted_last(scores: Tensor, dim: int, where: str) -> Tensor:
     """`scores` with the dimension to sort moved to the end."""
     if scores.ndim == 0:

@@ -31,8 +31,15 @@ class Distribution:
     def log_cdf(self, u: Tensor) -> Tensor:
         raise NotImplementedError
 
-    def log_derivatives(self, u: Tensor) -> tuple[Tensor, Tensor]:
-        """First and second derivative of log F by u."""
+    def cdf(self, u: Tensor) -> Tensor:
+        return self.log_cdf(u).exp()
+
+    def log_slope(self, u: Tensor) -> Tensor:
+        """The derivative of log F by u."""
+        raise NotImplementedError
+
+    def log_bend(self, u: Tensor) -> Tensor:
+        """The second derivative of log F by u."""
         raise NotImplementedError
 
 
@@ -42,9 +49,14 @@ class Logistic(Distribution):
     def log_cdf(self, u: Tensor) -> Tensor:
         return -softplus(-u)
 
-    def log_derivatives(self, u: Tensor) -> tuple[Tensor, Tensor]:
-        swap = (-u).sigmoid()
-        return swap, -swap * u.sigmoid()
+    def cdf(self, u: Tensor) -> Tensor:
+        return u.sigmoid()
+
+    def log_slope(self, u: Tensor) -> Tensor:
+        return (-u).sigmoid()
+
+    def log_bend(self, u: Tensor) -> Tensor:
+        return -(-u).sigmoid() * u.sigmoid()
 
 
 class LogisticPhi(Logistic):
@@ -79,17 +91,23 @@ class Gaussian(Distribution):
         left = -tail.square() / 2 - torch.log(-tail) - math.log(2 * math.pi) / 2 + torch.log1p(series)
         return torch.where(u > 0, right, torch.where(u > -self.far, middle, left))
 
-    def log_derivatives(self, u: Tensor) -> tuple[Tensor, Tensor]:
+    def log_slope(self, u: Tensor) -> Tensor:
+        return torch.where(u < -self.far, self._excess(u) - u, self._ratio(u))
+
+    def log_bend(self, u: Tensor) -> Tensor:
+        return -self.log_slope(u) * torch.where(u < -self.far, self._excess(u), self._ratio(u) + u)
+
+    def _ratio(self, u: Tensor) -> Tensor:
+        """φ/Φ for u ≥ −20."""
         near = u.clamp(min=-self.far)
         density = torch.exp(-near.square() / 2) / math.sqrt(2 * math.pi)
-        ratio = density / (0.5 * torch.erfc(near / -math.sqrt(2)))
+        return density / (0.5 * torch.erfc(near / -math.sqrt(2)))
+
+    def _excess(self, u: Tensor) -> Tensor:
+        """φ/Φ + u for u ≤ −20: as a sum of the two it would have no digit right at u = −10⁸."""
         tail = -u.clamp(max=-self.far)
         inverse = tail.pow(-2)
-        # φ/Φ + u for u → −∞: as a difference it would have no correct digit left at u = −10⁸.
-        excess = (1 + inverse * (-2 + inverse * (10 + inverse * (-74 + 706 * inverse)))) / tail
-        is_tail = u < -self.far
-        first = torch.where(is_tail, tail + excess, ratio)
-        return first, -first * torch.where(is_tail, excess, ratio + near)
+        return (1 + inverse * (-2 + inverse * (10 + inverse * (-74 + 706 * inverse)))) / tail
 
 
 class Cauchy(Distribution):
@@ -101,10 +119,12 @@ class Cauchy(Distribution):
         upper = torch.log1p(-torch.atan2(one, u.clamp(min=0)) / math.pi)
         return torch.where(u > 0, upper, lower)
 
-    def log_derivatives(self, u: Tensor) -> tuple[Tensor, Tensor]:
-        width = 1 + u.square()
-        first = 1 / (width * torch.atan2(torch.ones_like(u), -u))
-        return first, -first * (2 * u / width + first)
+    def log_slope(self, u: Tensor) -> Tensor:
+        return 1 / ((1 + u.square()) * torch.atan2(torch.ones_like(u), -u))
+
+    def log_bend(self, u: Tensor) -> Tensor:
+        slope = self.log_slope(u)
+        return -slope * (2 * u / (1 + u.square()) + slope)
 
 
 class Reciprocal(Distribution):
@@ -115,11 +135,12 @@ class Reciprocal(Distribution):
         upper = torch.log1p(-1 / (2 + u.clamp(min=0)))
         return torch.where(u > 0, upper, lower)
 
-    def log_derivatives(self, u: Tensor) -> tuple[Tensor, Tensor]:
+    def log_slope(self, u: Tensor) -> Tensor:
+        return 1 / ((2 + u.abs()) * (1 + u.clamp(min=0)))
+
+    def log_bend(self, u: Tensor) -> Tensor:
         inner, outer = 1 / (1 + u.clamp(min=0)), 1 / (2 + u.abs())
-        above = u > 0
-        first = torch.where(above, inner * outer, outer)
-        return first, torch.where(above, -first * (inner + outer), outer.square())
+        return torch.where(u > 0, -inner * outer * (inner + outer), outer.square())
 
 
 class Optimal(Distribution):
@@ -133,15 +154,16 @@ class Optimal(Distribution):
         upper = torch.log1p(-1 / (16 * u.clamp(min=self.edge)))
         return torch.where(u > self.edge, upper, torch.where(u < -self.edge, lower, middle))
 
-    def log_derivatives(self, u: Tensor) -> tuple[Tensor, Tensor]:
-        lower = -1 / u.clamp(max=-self.edge)
-        middle = 1 / (0.5 + u.clamp(-self.edge, self.edge))
+    def log_slope(self, u: Tensor) -> Tensor:
         above = u.clamp(min=self.edge)
-        upper = 1 / (above * (16 * above - 1))
-        is_upper, is_lower = u > self.edge, u < -self.edge
-        first = torch.where(is_upper, upper, torch.where(is_lower, lower, middle))
-        second = torch.where(is_lower, lower.square(), -middle.square())
-        return first, torch.where(is_upper, -upper.square() * (32 * above - 1), second)
+        upper, middle = 1 / (above * (16 * above - 1)), 1 / (0.5 + u.clamp(-self.edge, self.edge))
+        inside = torch.where(u < -self.edge, -1 / u.clamp(max=-self.edge), middle)
+        return torch.where(u > self.edge, upper, inside)
+
+    def log_bend(self, u: Tensor) -> Tensor:
+        slope = self.log_slope(u)
+        shape = torch.where(u > self.edge, 1 - 32 * u, torch.where(u < -self.edge, 1.0, -1.0))
+        return shape * slope.square()
 
 
 DISTRIBUTIONS: dict[str, Distribution] = {

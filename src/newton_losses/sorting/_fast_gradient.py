@@ -46,11 +46,13 @@ def _recorded_gradient(relaxation: Relaxation, scores: Tensor, target: Tensor, c
     def total(scores: Tensor) -> Tensor:
         return cross_entropy(relaxation.log_weights(scores), target, cells).sum()
 
-    return torch.func.grad(total)(scores)
+    gradient: Tensor = torch.func.grad(total)(scores)
+    return gradient
 
 
 def sorting_cross_entropy(relaxation: Relaxation, scores: Tensor, target: Tensor, cells: Tensor) -> Tensor:
     """The cross-entropy `(N,)` of the relaxed order of `(N, n)` scores."""
     if torch.compiler.is_compiling() or not (torch.is_grad_enabled() and scores.requires_grad):
         return cross_entropy(relaxation.log_weights(scores), target, cells)
-    return _CrossEntropy.apply(scores, target, cells, relaxation)[0]  # type: ignore[no-untyped-call]
+    value: Tensor = _CrossEntropy.apply(scores, target, cells, relaxation)[0]  # type: ignore[no-untyped-call]
+    return value

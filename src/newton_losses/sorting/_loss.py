@@ -4,16 +4,15 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import binary_cross_entropy
 
 from ..curvature import CurvatureKind, Expansion
 from ..errors import ArgumentError, ShapeError
 from ._arguments import as_working, check_same_shape, full_precision
-from ._fast_gradient import sorting_cross_entropy
 from ._choose import AlgorithmName, choose
+from ._expansions import expand_reference, expand_stable, reference_cross_entropy
+from ._fast_gradient import sorting_cross_entropy
 from ._order import Ties, cell_weights, check_ties, target_matrix
 from ._relaxation import Relaxation
-from ._rows import finite_samples
 
 Numerics = Literal["stable", "reference"]
 
@@ -61,11 +60,10 @@ class SortingLoss(nn.Module):
         scores, target, cells = self._prepare(scores, values, ranks)
         with full_precision(scores):
             if self.numerics == "stable":
-                flat = (tensor.flatten(0, -count) for tensor, count in ((scores, 2), (target, 3), (cells, 3)))
+                n = scores.shape[-1]
+                flat = scores.reshape(-1, n), target.reshape(-1, n, n), cells.reshape(-1, n, n)
                 return sorting_cross_entropy(self.relaxation, *flat).reshape(scores.shape[:-1])
-            # A softmax may round to just above 1, which torch's function refuses.
-            matrix = self.relaxation.probabilities(scores).clamp(max=1)
-            return (cells * binary_cross_entropy(matrix, target, reduction="none")).sum((-2, -1))
+            return reference_cross_entropy(self.relaxation, scores, target, cells)
 
     def expand(self, y: Tensor, *targets: Any, curvature: CurvatureKind | None) -> Expansion:
         """Values, per-sample gradients and the batch's curvature at y `(N, n)`, without a graph.
@@ -79,12 +77,15 @@ class SortingLoss(nn.Module):
         """
         if y.ndim != 2:
             raise ShapeError(f"SortingLoss.expand: scores have shape {tuple(y.shape)}, not (N, n).")
+        if curvature not in ("hessian", "fisher", None):
+            raise ArgumentError(
+                f"SortingLoss.expand: curvature={curvature!r} is unknown. Choose 'hessian', 'fisher' or None."
+            )
         with torch.no_grad():
             scores, target, cells = self._prepare(y.detach(), *targets)
             with full_precision(scores):
-                derive = self._derivatives if self.numerics == "reference" else self.relaxation.derivatives
-                value, gradient, matrix = derive(scores, target, cells, curvature == "hessian")
-            return Expansion(value, gradient, empirical_fisher(gradient) if curvature == "fisher" else matrix)
+                expand = expand_stable if self.numerics == "stable" else expand_reference
+                return expand(self.relaxation, scores, target, cells, curvature)
 
     def _prepare(
         self, scores: Tensor, values: Tensor | None = None, ranks: Tensor | None = None
@@ -98,29 +99,5 @@ class SortingLoss(nn.Module):
         target = target_matrix(order.detach(), scores.dtype)
         return scores, target, cell_weights(target, self.ties)
 
-    def _derivatives(
-        self, scores: Tensor, target: Tensor, cells: Tensor, hessian: bool
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """By automatic differentiation, for the numerics that nobody should differentiate by hand."""
-
-        def single(score: Tensor, goal: Tensor, cell: Tensor) -> Tensor:
-            matrix = self.relaxation.probabilities(score).clamp(max=1)
-            return (cell * binary_cross_entropy(matrix, goal, reduction="none")).sum()
-
-        gradient, value = torch.func.vmap(torch.func.grad_and_value(single))(scores, target, cells)
-        if not hessian:
-            return value, gradient, None
-        second = torch.func.vmap(torch.func.hessian(single))(scores, target, cells)
-        finite = finite_samples(gradient) & finite_samples(second.flatten(1))
-        total = torch.where(finite[:, None, None], second, 0.0).sum(0)
-        return value, gradient, total / finite.sum().clamp(min=1)
-
     def extra_repr(self) -> str:
         return f"numerics={self.numerics!r}, ties={self.ties!r}"
-
-
-def empirical_fisher(gradient: Tensor) -> Tensor:
-    """(1/N) Σ gᵢgᵢᵀ over the samples with finite gradients, `(N, m)` → `(m, m)`, without synchronisation."""
-    finite = finite_samples(gradient)
-    kept = torch.where(finite.unsqueeze(-1), gradient, 0.0)
-    return kept.mT @ kept / finite.sum().clamp(min=1)

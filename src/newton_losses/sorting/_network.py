@@ -1,15 +1,15 @@
 """Differentiable sorting networks (Petersen et al., 2021 and 2022): soft comparators on a fixed wiring.
 
-The values on the wires, n per sample, are carried in float64, because a comparator looks at differences
-that may be many orders of magnitude smaller than the values; the matrix, n² per sample, is carried as
-logarithms in the precision of the scores. Second derivatives are in `_network_derivatives.py`.
+The values on the wires and the logarithms of the matrix are carried in float64: a comparator looks at
+differences that may be many orders of magnitude smaller than the values.
+Second derivatives are in `_network_derivatives.py`.
 """
 
 import torch
 from torch import Tensor
 
 from ..errors import ArgumentError, ShapeError
-from ._arguments import check_positive
+from ._arguments import as_wide, check_positive
 from ._distributions import DISTRIBUTIONS, Distribution, DistributionName
 from ._network_derivatives import impossible_but_diagonal, network_derivatives
 from ._relaxation import Relaxation
@@ -75,8 +75,8 @@ class SortingNetwork(Relaxation):
 
     def log_weights(self, scores: Tensor) -> Tensor:
         partners, signs = self._wiring(scores)
-        values = batch_last(scores).to(wire_dtype(scores))
-        state = impossible_but_diagonal(values, scores.dtype)
+        values = as_wide(batch_last(scores))
+        state = impossible_but_diagonal(values)
         size = len(values)
         # A wire's new row comes along two paths, from itself and from its partner: both in one operation.
         sources = torch.cat((torch.arange(size, device=scores.device).expand_as(partners), partners), 1)
@@ -87,8 +87,8 @@ class SortingNetwork(Relaxation):
             difference = values.index_select(0, partner) - values
             chances = self._law.log_cdf(self._law.argument(difference * sign, self.steepness))
             values = torch.addcmul(values, chances[1].exp(), difference)
-            paths = state.index_select(0, source).unflatten(0, (2, size))
-            state = log_sum(paths + chances.to(state.dtype).unsqueeze(2))
+            paths = state.index_select(0, source).view(2, size, size, -1)
+            state = log_sum(paths + chances.unsqueeze(2))
         return state.movedim(-1, 0).reshape(*scores.shape, -1)
 
     def probabilities(self, scores: Tensor) -> Tensor:
@@ -107,21 +107,14 @@ class SortingNetwork(Relaxation):
         self, scores: Tensor, target: Tensor, cells: Tensor, hessian: bool
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         partners, signs = self._wiring(scores)
-        values = batch_last(scores).to(wire_dtype(scores))
-        return network_derivatives(
-            values, target, cells, partners, signs, self._law, self.steepness, hessian
-        )
+        values = as_wide(batch_last(scores))
+        return network_derivatives(values, target, cells, partners, signs, self._law, self.steepness, hessian)
 
     def extra_repr(self) -> str:
         return (
             f"{self.n}, network={self.network!r}, distribution={self.distribution!r}, "
             f"steepness={self.steepness}"
         )
-
-
-def wire_dtype(scores: Tensor) -> torch.dtype:
-    """float64, but on Apple's GPU, which has none."""
-    return torch.float32 if scores.device.type == "mps" else torch.float64
 
 
 def batch_last(scores: Tensor) -> Tensor:

@@ -18,20 +18,30 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.functional import hardshrink
 
 from ._distributions import Distribution
-from ._rows import RowDerivatives, finite_samples, row_derivatives, row_hessian
+from ._rows import row_derivatives, row_hessian
 from ._stable import FAR
 
 
 @dataclass(frozen=True)
 class Comparators:
-    """What each comparator does, `(layers, n, N)`: log-probabilities and derivatives by its difference d."""
+    """What each comparator does, `(layers, n, N)`, with derivatives by its difference d.
 
+    `both` is (u, −u), `slope` is u' and `relative_bend` u''/u'; then the log-probabilities to keep and to
+    swap, the density F' u', and the move q.
+    """
+
+    difference: Tensor
+    both: Tensor
+    slope: Tensor
+    relative_bend: Tensor
     keep: Tensor
     swap: Tensor
     keep_first: Tensor
     swap_first: Tensor
+    density: Tensor
     move_first: Tensor
 
 
@@ -45,38 +55,37 @@ def network_derivatives(
     steepness: float,
     hessian: bool,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Losses `(N,)`, gradients `(N, n)` and, if wanted, their mean Hessian `(n, n)`, for `(n, N)` values.
+    """Losses `(N,)`, gradients `(N, n)` and, if wanted, the sum of their Hessians `(n, n)`.
 
-    The matrix is carried in the dtype of `target`, `(N, n, n)`, the values in their own.
+    Values `(n, N)` and log-matrix are carried in the dtype of the values, all else in that of `target`.
     """
     layers, signs = partners.unbind(0), signs.unsqueeze(-1).to(values.dtype)
     differences = _differences(values, layers, signs, law, steepness)
     comparators = _comparators(differences, signs, law, steepness)
-    shares, weights = _matrix(comparators, layers, impossible_but_diagonal(values, target.dtype))
+    shares, weights = _matrix(comparators, layers, impossible_but_diagonal(values), target.dtype)
     rows = row_derivatives(weights.movedim(-1, 0).contiguous(), target, cells)
     adjoints = _matrix_adjoints(rows.gradient.movedim(0, -1).contiguous(), shares, layers)
     through = adjoints * shares
     kept = through.sum(2).to(values.dtype)
     swapped = (adjoints - through).sum(2).to(values.dtype)
     push = comparators.keep_first * kept + comparators.swap_first * swapped
-    by_value, value_adjoints = _value_adjoints(push, comparators.move_first, layers)
-    gradient = by_value.mT.to(target.dtype)
+    by_score, value_adjoints = _value_adjoints(push, comparators.move_first, layers)
+    gradient = by_score.mT.to(target.dtype)
     if not hessian:
         return rows.value, gradient, None
-    finite = finite_samples(gradient)
-    bend = _bend(differences, signs, law, steepness, kept, swapped, value_adjoints)
-    steps = _value_tangents(torch.where(finite, comparators.move_first, 0.0), layers)
-    by_value = (torch.where(finite, bend, 0.0).unsqueeze(2) * steps).flatten(0, 1)
-    total = (by_value @ steps.flatten(0, 1).mT).sum(0).to(target.dtype)
-    bent = torch.where(finite, through * (1 - shares), 0.0)
-    by_matrix, tangents = _matrix_tangents(comparators, finite, shares, bent, steps, layers)
-    total = total + by_matrix + row_hessian(rows, tangents.permute(3, 0, 2, 1), finite)
-    return rows.value, gradient, total / finite.sum().clamp(min=1)
+    bend = _bend(comparators, law, kept, swapped, value_adjoints)
+    steps = _value_tangents(comparators.move_first, layers)
+    by_value = (bend.unsqueeze(2) * steps).flatten(0, 1) @ steps.flatten(0, 1).mT
+    # Products that underflow are slow on a CPU, and nothing beside the others.
+    bent = hardshrink(through * (1 - shares), 1e-30)
+    by_matrix, tangents = _matrix_tangents(comparators, shares, bent, steps, layers)
+    by_rows = row_hessian(rows, tangents.permute(3, 0, 2, 1).contiguous())
+    return rows.value, gradient, by_value.sum(0).to(target.dtype) + by_matrix + by_rows
 
 
-def impossible_but_diagonal(values: Tensor, dtype: torch.dtype) -> Tensor:
+def impossible_but_diagonal(values: Tensor) -> Tensor:
     """The logarithm of the identity, `(n, n, N)`, with −FAR for log 0."""
-    identity = torch.eye(values.shape[0], dtype=dtype, device=values.device)
+    identity = torch.eye(values.shape[0], dtype=values.dtype, device=values.device)
     return ((identity - 1) * FAR).unsqueeze(-1).expand(-1, -1, values.shape[-1])
 
 
@@ -84,10 +93,10 @@ def _differences(
     values: Tensor, layers: tuple[Tensor, ...], signs: Tensor, law: Distribution, steepness: float
 ) -> Tensor:
     """Sweep 1, forward: the differences that the comparators see, `(layers, n, N)`."""
-    differences = []
+    differences, against = [], -signs
     for layer, partner in enumerate(layers):
         difference = values.index_select(0, partner) - values
-        move = law.log_cdf(law.argument(difference * -signs[layer], steepness)).exp()
+        move = law.cdf(law.argument(difference * against[layer], steepness))
         values = torch.addcmul(values, move, difference)
         differences.append(difference)
     return torch.stack(differences)
@@ -96,50 +105,53 @@ def _differences(
 def _comparators(difference: Tensor, sign: Tensor, law: Distribution, steepness: float) -> Comparators:
     """All comparators of all layers at once. With u = a(±d) and F symmetric, d/dd F(−u) = −F'(u) u'."""
     u = law.argument(difference * sign, steepness)
-    slope = law.argument_derivatives(difference * sign, steepness)[0] * sign
+    slope, bend = law.argument_derivatives(difference * sign, steepness)
+    slope = slope * sign
     both = torch.stack((u, -u))
     keep, swap = law.log_cdf(both)
-    first = law.log_derivatives(both)[0] * slope
+    cdf, first = law.cdf(both), law.log_slope(both) * slope
+    density = cdf[0] * first[0]
     return Comparators(
+        difference=difference,
+        both=both,
+        slope=slope,
+        relative_bend=bend / slope,
         keep=keep,
         swap=swap,
         keep_first=first[0],
         swap_first=-first[1],
-        move_first=swap.exp() - keep.exp() * first[0] * difference,
+        density=density,
+        move_first=cdf[1] - density * difference,
     )
 
 
 def _bend(
-    difference: Tensor,
-    sign: Tensor,
-    law: Distribution,
-    steepness: float,
-    kept: Tensor,
-    swapped: Tensor,
-    moved: Tensor,
+    comparators: Comparators, law: Distribution, kept: Tensor, swapped: Tensor, moved: Tensor
 ) -> Tensor:
     """Σ (adjoint) · (second derivative by d) of what a comparator computes: k, s and the move q."""
-    u = law.argument(difference * sign, steepness)
-    slope, bend = law.argument_derivatives(difference * sign, steepness)
-    first, second = law.log_derivatives(torch.stack((u, -u)))
-    keep = law.log_cdf(u).exp()
-    by_keep = second[0] * slope.square() + first[0] * bend
-    by_swap = second[1] * slope.square() - first[1] * bend
-    density = keep * first[0] * slope * sign
-    density_slope = keep * (by_keep + (first[0] * slope).square())
-    return by_keep * kept + by_swap * swapped - (2 * density + density_slope * difference) * moved
+    second = law.log_bend(comparators.both) * comparators.slope.square()
+    by_keep = second[0] + comparators.keep_first * comparators.relative_bend
+    by_swap = second[1] + comparators.swap_first * comparators.relative_bend
+    density = comparators.density
+    # F'' = F (log F)'' + F (log F)'², and F (log F)' is the density.
+    density_slope = comparators.keep.exp() * by_keep + density * comparators.keep_first
+    by_move = -2 * density - density_slope * comparators.difference
+    return by_keep * kept + by_swap * swapped + by_move * moved
 
 
-def _matrix(comparators: Comparators, layers: tuple[Tensor, ...], state: Tensor) -> tuple[Tensor, Tensor]:
+def _matrix(
+    comparators: Comparators, layers: tuple[Tensor, ...], state: Tensor, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
     """Sweep 2, forward: the shares r of the kept path, `(layers, n, n, N)`, and the final log-matrix."""
-    keep = comparators.keep.to(state.dtype).unsqueeze(2)
-    swap = comparators.swap.to(state.dtype).unsqueeze(2)
-    odds = []
+    keep, swap = comparators.keep.unsqueeze(2), comparators.swap.unsqueeze(2)
+    shares = []
     for layer, partner in enumerate(layers):
         kept, swapped = state + keep[layer], state.index_select(0, partner) + swap[layer]
-        odds.append(kept - swapped)
-        state = torch.maximum(kept, swapped) - odds[-1].abs().sigmoid().log()
-    return torch.stack(odds).sigmoid(), state
+        # Cut where a share no longer counts: numbers that underflow are slow on a CPU.
+        share = hardshrink((kept - swapped).to(dtype).clamp(-60, 60).sigmoid(), 1e-18)
+        state = torch.maximum(kept, swapped) - torch.maximum(share, 1 - share).log()
+        shares.append(share)
+    return torch.stack(shares), state
 
 
 def _matrix_adjoints(adjoint: Tensor, shares: Tensor, layers: tuple[Tensor, ...]) -> Tensor:
@@ -152,9 +164,7 @@ def _matrix_adjoints(adjoint: Tensor, shares: Tensor, layers: tuple[Tensor, ...]
     return torch.stack(adjoints[::-1])
 
 
-def _value_adjoints(
-    push: Tensor, move_first: Tensor, layers: tuple[Tensor, ...]
-) -> tuple[Tensor, Tensor]:
+def _value_adjoints(push: Tensor, move_first: Tensor, layers: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
     """Sweep 3 for the values: the gradient by the scores, `(n, N)`, and by each layer's new values."""
     adjoint = torch.zeros_like(push[0])
     adjoints = []
@@ -180,25 +190,27 @@ def _value_tangents(move_first: Tensor, layers: tuple[Tensor, ...]) -> Tensor:
 
 def _matrix_tangents(
     comparators: Comparators,
-    finite: Tensor,
     shares: Tensor,
     bent: Tensor,
     steps: Tensor,
     layers: tuple[Tensor, ...],
 ) -> tuple[Tensor, Tensor]:
-    """Sweep 4 for the matrix: Σ `bent` · (tangents of the odds)², `(m, m)`, and the last tangents `(n, m, n, N)`."""
-    shares = torch.where(finite, shares, 0.5)
-    swap_first = torch.where(finite, comparators.swap_first, 0.0)
-    odds_first = torch.where(finite, comparators.keep_first, 0.0) - swap_first
-    swaps = (swap_first.unsqueeze(2) * steps).to(shares.dtype).unsqueeze(3)
-    odds = (odds_first.unsqueeze(2) * steps).to(shares.dtype).unsqueeze(3)
+    """Sweep 4 for the matrix: Σ `bent` · (tangents of the odds)², `(m, m)`, and the last tangents
+    `(n, m, n, N)`, up to a constant of each row."""
+    swaps = (comparators.swap_first.unsqueeze(2) * steps).to(shares.dtype)
+    odds = ((comparators.keep_first - comparators.swap_first).unsqueeze(2) * steps).to(shares.dtype)
     shares, bent = shares.unsqueeze(2), bent.unsqueeze(2)
     size = steps.shape[2]
-    tangents = torch.zeros_like(shares[0]).expand(-1, size, -1, -1)
+    tangents = torch.zeros_like(shares[0]).repeat(1, size, 1, 1)
+    # The part of a wire's tangents that all its items share is carried apart, and in the end left out:
+    # it is a constant of the row, to which the loss is indifferent.
+    shared = torch.zeros_like(odds[0])
     total = shares.new_zeros(size, size, size)
     for layer, partner in enumerate(layers):
-        other = tangents.index_select(0, partner)
-        gap = tangents - other + odds[layer]
+        other, other_shared = tangents.index_select(0, partner), shared.index_select(0, partner)
+        # In place: these tensors are m times as large as all others, and time goes with memory.
+        gap = tangents.sub_(other).add_((shared - other_shared + odds[layer]).unsqueeze(2))
         total = torch.baddbmm(total, (gap * bent[layer]).flatten(2), gap.flatten(2).mT)
-        tangents = torch.addcmul(other + swaps[layer], shares[layer], gap)
+        tangents = other.addcmul_(shares[layer], gap)
+        shared = other_shared + swaps[layer]
     return total.sum(0), tangents

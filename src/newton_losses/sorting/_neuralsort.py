@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ._arguments import check_positive
+from ._arguments import as_wide, check_positive
 from ._order import average_ties, sort_evenly
 from ._relaxation import Relaxation, places, sort_jacobian, to_items, to_ranks
-from ._rows import finite_samples, row_derivatives, row_hessian
+from ._rows import row_derivatives, row_hessian
 
 
 def gap_weights(ascending: Tensor) -> Tensor:
@@ -45,13 +45,13 @@ class NeuralSort(Relaxation):
         self.temperature = check_positive(temperature, "temperature", "NeuralSort")
 
     def log_weights(self, scores: Tensor) -> Tensor:
-        ascending, order = sort_evenly(scores)
+        ascending, order = sort_evenly(as_wide(scores))
         return to_items(order, gap_weights(ascending) / self.temperature)
 
     def derivatives(
         self, scores: Tensor, target: Tensor, cells: Tensor, hessian: bool
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        ascending, order = sort_evenly(scores)
+        ascending, order = sort_evenly(as_wide(scores))
         weights = gap_weights(ascending) / self.temperature
         rows = row_derivatives(weights, to_ranks(order, target), to_ranks(order, cells))
         tangents, jacobian = self._tangents(scores), sort_jacobian(order, average_ties(scores))
@@ -59,9 +59,8 @@ class NeuralSort(Relaxation):
         gradient = (jacobian * by_sorted.unsqueeze(-1)).sum(-2)
         if not hessian:
             return rows.value, gradient, None
-        finite = finite_samples(gradient)
-        second = row_hessian(rows, tangents @ jacobian.unsqueeze(1), finite)
-        return rows.value, gradient, second / finite.sum().clamp(min=1)
+        second = row_hessian(rows, tangents @ jacobian.unsqueeze(1))
+        return rows.value, gradient, second
 
     def _tangents(self, scores: Tensor) -> Tensor:
         """∂(log-weight of place j at rank i)/∂(sorted score k), `(n, n, n)`: the same for every sample."""
@@ -85,8 +84,8 @@ def neuralsort(
 
     The shape is that of `scores` without `dim`, then `(n, n)`.
 
-    >>> neuralsort(torch.tensor([2.0, 0.0, 1.0])).sum(-1)
-    tensor([1., 1., 1.])
+    >>> neuralsort(torch.tensor([2.0, 0.0, 1.0])).argmax(-1)
+    tensor([1, 2, 0])
     """
     relaxation = NeuralSort(temperature)
     return (relaxation.log_matrix if log else relaxation.matrix)(scores, dim, descending)

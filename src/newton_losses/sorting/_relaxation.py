@@ -15,41 +15,45 @@ class Relaxation(nn.Module):
     """A differentiable stand-in for the permutation matrix that sorts n scores.
 
     P[..., i, j] is the weight of item j at rank i: rows sum to 1, `sorted = P @ x`, ascending unless
-    `descending=True`. A subclass gives `log_weights`, and `curvature` if it knows its own second
-    derivatives.
+    `descending=True`. A subclass gives `log_weights`, and `derivatives` for the gradients of
+    `SortingLoss`.
     """
 
     @abstractmethod
     def log_weights(self, scores: Tensor) -> Tensor:
-        """log P up to a constant of each row, ascending, `(..., n)` → `(..., n, n)`, float32 or float64."""
+        """log P up to a constant of each row, ascending, `(..., n)` → `(..., n, n)`, in float64.
+
+        Two log-weights may both be −10⁹ and differ by 1: in float32 the difference, and with it every
+        derivative, would be lost.
+        """
 
     def probabilities(self, scores: Tensor) -> Tensor:
         """P as prior work computes it, ascending: plain probabilities in the precision of the scores."""
-        return self.log_weights(scores).softmax(-1)
+        return self.log_weights(scores).to(scores.dtype).softmax(-1)
 
     @abstractmethod
     def derivatives(
         self, scores: Tensor, target: Tensor, cells: Tensor, hessian: bool
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Values `(N,)`, gradients `(N, n)` and, if wanted, the mean Hessian `(n, n)` of the cross-entropy."""
+        """Cross-entropies `(N,)`, their gradients `(N, n)` and, if wanted, the sum of their Hessians."""
 
     def matrix(self, scores: Tensor, dim: int = -1, descending: bool = False) -> Tensor:
         """P, of the shape of `scores` without `dim`, then `(n, n)`."""
-        return self._weights(scores, dim, descending).softmax(-1)
+        return self._distribution(scores, dim, descending).exp()
 
     def log_matrix(self, scores: Tensor, dim: int = -1, descending: bool = False) -> Tensor:
         """log P, finite where P itself has long underflowed to 0."""
-        return self._weights(scores, dim, descending).log_softmax(-1)
+        return self._distribution(scores, dim, descending)
 
     def forward(self, scores: Tensor) -> Tensor:
         return self.matrix(scores)
 
-    def _weights(self, scores: Tensor, dim: int, descending: bool) -> Tensor:
+    def _distribution(self, scores: Tensor, dim: int, descending: bool) -> Tensor:
         where = type(self).__name__
         scores = as_working(sorted_last(scores, dim, where), where)
         with full_precision(scores):
-            weights = self.log_weights(scores)
-        return weights.flip(-2) if descending else weights
+            logs = self.log_weights(scores).log_softmax(-1).to(scores.dtype)
+        return logs.flip(-2) if descending else logs
 
 
 def to_items(order: Tensor, by_rank: Tensor) -> Tensor:

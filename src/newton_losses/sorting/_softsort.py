@@ -4,10 +4,10 @@ import torch
 from torch import Tensor
 
 from ..errors import ArgumentError
-from ._arguments import check_positive
+from ._arguments import as_wide, check_positive
 from ._order import average_ties, sort_evenly
 from ._relaxation import Relaxation, sort_jacobian, to_items, to_ranks
-from ._rows import finite_samples, row_derivatives, row_hessian
+from ._rows import row_derivatives, row_hessian
 
 
 class SoftSort(Relaxation):
@@ -30,7 +30,7 @@ class SoftSort(Relaxation):
         self.p = p
 
     def log_weights(self, scores: Tensor) -> Tensor:
-        ascending, order = sort_evenly(scores)
+        ascending, order = sort_evenly(as_wide(scores))
         return to_items(order, self._by_distance(ascending.unsqueeze(-2) - ascending.unsqueeze(-1)))
 
     def _by_distance(self, difference: Tensor) -> Tensor:
@@ -40,31 +40,28 @@ class SoftSort(Relaxation):
     def derivatives(
         self, scores: Tensor, target: Tensor, cells: Tensor, hessian: bool
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        ascending, order = sort_evenly(scores)
+        ascending, order = sort_evenly(as_wide(scores))
         difference = ascending.unsqueeze(-2) - ascending.unsqueeze(-1)
-        rows = row_derivatives(
-            self._by_distance(difference), to_ranks(order, target), to_ranks(order, cells)
-        )
-        slope = (difference.sign() if self.p == 1 else 2 * difference) / -self.temperature
+        rows = row_derivatives(self._by_distance(difference), to_ranks(order, target), to_ranks(order, cells))
+        slope = ((difference.sign() if self.p == 1 else 2 * difference) / -self.temperature).to(scores.dtype)
         pulled = rows.gradient * slope
         by_sorted = pulled.sum(-2) - pulled.sum(-1)
         jacobian = sort_jacobian(order, average_ties(scores))
         gradient = (jacobian * by_sorted.unsqueeze(-1)).sum(-2)
         if not hessian:
             return rows.value, gradient, None
-        finite = finite_samples(gradient)
         # [i, j, :]: the weight of place j at rank i depends on s_j − s_i alone.
         steps = jacobian.unsqueeze(1) - jacobian.unsqueeze(2)
-        second = row_hessian(rows, slope.unsqueeze(-1) * steps, finite)
+        second = row_hessian(rows, slope.unsqueeze(-1) * steps)
         if self.p == 2:
-            second = second + self._bend(rows.gradient, jacobian, finite)
-        return rows.value, gradient, second / finite.sum().clamp(min=1)
+            second = second + self._bend(rows.gradient, jacobian)
+        return rows.value, gradient, second
 
-    def _bend(self, gradient: Tensor, jacobian: Tensor, finite: Tensor) -> Tensor:
+    def _bend(self, gradient: Tensor, jacobian: Tensor) -> Tensor:
         """Σ_ij (∂ℓ/∂w_ij) ∂²w_ij for p = 2: a Laplacian with the weights −2/τ ∂ℓ/∂w."""
         both = (gradient + gradient.mT) * (-2 / self.temperature)
         laplacian = torch.diag_embed(both.sum(-1)) - both
-        return torch.where(finite[:, None, None], jacobian.mT @ laplacian @ jacobian, 0.0).sum(0)
+        return (jacobian.mT @ laplacian @ jacobian).sum(0)
 
     def extra_repr(self) -> str:
         return f"temperature={self.temperature}, p={self.p}"
@@ -82,8 +79,8 @@ def softsort(
 
     The shape is that of `scores` without `dim`, then `(n, n)`.
 
-    >>> softsort(torch.tensor([2.0, 0.0, 1.0])).sum(-1)
-    tensor([1., 1., 1.])
+    >>> softsort(torch.tensor([2.0, 0.0, 1.0])).argmax(-1)
+    tensor([1, 2, 0])
     """
     relaxation = SoftSort(temperature, p)
     return (relaxation.log_matrix if log else relaxation.matrix)(scores, dim, descending)

@@ -1,7 +1,7 @@
 """What the training loop needs to know of a task, and the one place where a loss gets its curvature."""
 
 from collections.abc import Callable
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -55,7 +55,7 @@ class _MeanLoss(nn.Module):
         self.loss = loss
 
     def forward(self, y: Tensor, *targets: Tensor) -> Tensor:
-        return cast(Tensor, self.loss(y, *targets)).mean()
+        return self.loss(y, *targets).mean()
 
 
 def training_loss(loss: Callable[..., Tensor], config: RunConfig) -> nn.Module:

@@ -20,12 +20,15 @@ _MAPS_AT_ONCE = {"cpu": 100, "cuda": 1000}
 
 
 class PathsTask:
-    """Maps, a cost for each of their cells, a loss of the best path by these costs. See `Task`."""
+    """Maps, a cost for each of their cells, a loss of the best path by these costs. See `Task`.
 
-    def __init__(self, config: PathsConfig) -> None:
+    `splits` are the maps to use instead of those that the configuration names.
+    """
+
+    def __init__(self, config: PathsConfig, splits: Splits[PathMaps] | None = None) -> None:
         self._config = config
         self.generators = {name: stream(config.seed, name, config.device) for name in ("batches", "noise")}
-        splits = load_maps(config)
+        splits = splits or load_maps(config)
         self._train = splits.train.to(config.device)
         self._held_out = {"validation": splits.val.to(config.device), "test": splits.test.to(config.device)}
         self.model, self._forward = make_model(lambda p: MapCNN(self._train.size, p), config)
@@ -39,7 +42,7 @@ class PathsTask:
         }
         last = len(self._train) - (self._steps_per_epoch - 1) * config.batch_size
         full = min(config.batch_size, len(self._train))
-        self.batch_sizes = (full,) if last == full else (full, last)
+        self.batch_sizes: tuple[int, ...] = (full,) if last == full else (full, last)
         self._offsets = torch.arange(full, device=config.device)
 
     def begin_step(self, step: int) -> int:
@@ -56,7 +59,8 @@ class PathsTask:
         return cast(Tensor, self.loss_module(self._forward(batch.images), batch.paths))
 
     def learning_rate(self, step: int) -> float:
-        assert self._config.learning_rate is not None and self._config.drops is not None
+        assert self._config.learning_rate is not None
+        assert self._config.drops is not None
         epoch = step // self._steps_per_epoch
         return self._config.learning_rate * 0.1 ** sum(epoch >= drop for drop in self._config.drops)
 
@@ -76,7 +80,8 @@ class PathsTask:
         perfect = torch.zeros((), dtype=torch.int64, device=self._config.device)
         as_good = torch.zeros_like(perfect)
         at_once = _MAPS_AT_ONCE[self._config.device.split(":")[0]]
-        for indices in torch.arange(len(maps), device=self._config.device).split(at_once):
+        for begin in range(0, len(maps), at_once):
+            indices = torch.arange(begin, min(begin + at_once, len(maps)), device=self._config.device)
             batch = maps.batch(indices)
             found = grid.shortest_path(self.model(batch.images))
             perfect += (found == batch.paths).flatten(1).all(1).sum()
@@ -95,29 +100,23 @@ def tenths(weights: Tensor, path: Tensor) -> Tensor:
 def path_loss(config: PathsConfig, generator: torch.Generator) -> Callable[..., Tensor]:
     """The loss of costs `(B, H, W)` against the wanted paths, one value a map: a sum over the cells."""
     if config.algorithm == "bellman-ford":
-        assert config.beta is not None and config.iterations is not None
-        relaxed = grid.RelaxedBellmanFord(beta=config.beta, iterations=config.iterations, loop=config.loop)
-        return _distance(relaxed, config.norm)
-    assert config.scale is not None and config.num_samples is not None
+        assert config.beta is not None
+        assert config.iterations is not None
+        relaxed = grid.RelaxedBellmanFord(config.beta, config.iterations, config.loop)  # type: ignore[arg-type]
+        return grid.PathLoss(relaxed, config.norm)  # type: ignore[arg-type]
+    assert config.scale is not None
+    assert config.num_samples is not None
     settings = (config.scale, config.num_samples)
     if config.algorithm == "smoothed-loss":
         return SmoothedLoss(hamming, *settings, generator=generator)
     if config.algorithm == "fenchel-young":
         return FenchelYoungLoss(grid.shortest_path, *settings, generator=generator)
-    return _distance(SmoothedAlgorithm(grid.shortest_path, *settings, generator=generator), "l2")
+    return grid.PathLoss(SmoothedAlgorithm(grid.shortest_path, *settings, generator=generator), "l2")
 
 
 def hamming(costs: Tensor, wanted: Tensor) -> Tensor:
     """In how many cells the best path differs from the wanted one, `(B, H, W)` twice to `(B,)`."""
     return (grid.shortest_path(costs) != wanted).flatten(1).sum(1)
-
-
-def _distance(algorithm: Callable[[Tensor], Tensor], norm: str | None) -> Callable[..., Tensor]:
-    def loss(costs: Tensor, wanted: Tensor) -> Tensor:
-        difference = (algorithm(costs) - wanted).flatten(1)
-        return difference.abs().sum(1) if norm == "l1" else difference.square().sum(1)
-
-    return loss
 
 
 def load_maps(config: PathsConfig) -> Splits[PathMaps]:

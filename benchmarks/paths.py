@@ -1,0 +1,171 @@
+"""Speed of shortest paths and of the relaxed Bellman-Ford algorithm against their peers, in one run.
+
+    python benchmarks/paths.py            # everything
+    python benchmarks/paths.py exact      # shortest_path against scipy and a pure-Python heap, on one core
+    python benchmarks/paths.py relaxed    # RelaxedBellmanFord against algovision
+    python benchmarks/paths.py cuda       # shortest_path on a GPU: plain call and graph replay
+
+Peers take turns, so that a busy machine hits all of them alike. Printed are the least time of each and the
+median over the turns of its ratio to ours.
+"""
+
+import heapq
+import statistics
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from newton_losses.paths import RelaxedBellmanFord, shortest_path
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "paths"))
+import path_maps
+
+
+def race(entries: dict[str, tuple[Callable[[], object], int]], turns: int) -> dict[str, list[float]]:
+    """Seconds per item of each entry (a run, its number of items) at each turn, after a run to warm up."""
+    for run, _ in entries.values():
+        run()
+    seconds: dict[str, list[float]] = {name: [] for name in entries}
+    for _ in range(turns):
+        for name, (run, items) in entries.items():
+            begin = time.perf_counter()
+            run()
+            seconds[name].append((time.perf_counter() - begin) / items)
+    return seconds
+
+
+def report(title: str, seconds: dict[str, list[float]]) -> None:
+    print(f"\n{title}")
+    ours = next(iter(seconds.values()))
+    for name, times in seconds.items():
+        ratio = statistics.median(t / o for t, o in zip(times, ours, strict=True))
+        print(f"  {name:<34} {min(times) * 1e6:>10.2f} µs   {ratio:>8.1f} × ours")
+
+
+def heap_path(costs: np.ndarray) -> np.ndarray:
+    """Dijkstra with Python's own heap, dictionaries and tuples, as it is often written for this task."""
+    height, width = costs.shape
+    best = {(0, 0): float(costs[0, 0])}
+    previous: dict[tuple[int, int], tuple[int, int]] = {}
+    done = set()
+    heap = [(best[0, 0], (0, 0))]
+    while heap:
+        distance, (x, y) = heapq.heappop(heap)
+        if (x, y) in done:
+            continue
+        done.add((x, y))
+        for i in (-1, 0, 1):
+            for j in (-1, 0, 1):
+                v = (x + i, y + j)
+                if not (0 <= v[0] < height and 0 <= v[1] < width) or v in done:
+                    continue
+                reached = distance + float(costs[v])
+                if v not in best or reached < best[v]:
+                    best[v], previous[v] = reached, (x, y)
+                    heapq.heappush(heap, (reached, v))
+    path, vertex = np.zeros_like(costs), (height - 1, width - 1)
+    path[vertex] = 1
+    while vertex != (0, 0):
+        vertex = previous[vertex]
+        path[vertex] = 1
+    return path
+
+
+def exact() -> None:
+    """Times are per map, on one core, whatever there are."""
+    torch.set_num_threads(1)
+    count, few = 2100, 20
+    for kind in ("uniform", "terrain", "tied"):
+        costs = path_maps.make_maps(kind, count, 12, 12, seed=0)
+        seconds = race(
+            {
+                "shortest_path, numba": (partial(shortest_path, costs, backend="numba"), count),
+                "shortest_path, torch": (partial(shortest_path, costs, backend="torch"), count),
+                "scipy.sparse.csgraph, graph + cost": (partial(each, scipy_cost, costs[:few]), few),
+                "pure-Python heap": (partial(each, heap_path, costs[:few]), few),
+            },
+            12,
+        )
+        report(f"12×12, {kind}, {count} maps a call, one core, per map", seconds)
+    for kind in ("uniform", "terrain", "snake"):
+        costs = path_maps.make_maps(kind, 40, 64, 64, seed=0)
+        seconds = race(
+            {
+                "shortest_path, numba": (partial(shortest_path, costs, backend="numba"), 40),
+                "scipy.sparse.csgraph, graph + cost": (partial(each, scipy_cost, costs[:4]), 4),
+            },
+            8,
+        )
+        report(f"64×64, {kind}, 40 maps a call, one core, per map", seconds)
+
+
+def each(function: Callable[[np.ndarray], object], maps: torch.Tensor) -> list[object]:
+    return [function(grid) for grid in maps.numpy()]
+
+
+def scipy_cost(grid: np.ndarray) -> float:
+    height, width = grid.shape
+    return path_maps.scipy_cost(grid, 8, (0, 0), (height - 1, width - 1))
+
+
+def relaxed() -> None:
+    """Forward and backward at the batch of the experiments."""
+    from algovision_program import algovision_path  # not everywhere where the other sections run
+
+    warnings.filterwarnings("ignore", "Using a non-tuple sequence", UserWarning)
+    torch.set_num_threads(1)
+    costs = path_maps.make_maps("uniform", 70, 12, 12, seed=0).requires_grad_()
+    for loop in ("for", "while"):
+        ours, theirs = RelaxedBellmanFord(10.0, 18, loop), algovision_path(10.0, 18, loop)
+        seconds = race(
+            {
+                "RelaxedBellmanFord": (lambda ours=ours: ours(costs).sum().backward(), 1),
+                "algovision": (lambda theirs=theirs: theirs(costs).sum().backward(), 1),
+            },
+            20,
+        )
+        report(f"forward + backward, batch 70, 12×12, 18 iterations, loop={loop!r}, one core", seconds)
+
+
+def cuda() -> None:
+    """On the device, by its own clock: many calls between two events."""
+    if not torch.cuda.is_available():
+        print("\nno CUDA device: nothing to time there")
+        return
+    print("\n12×12, 2100 maps a call, on the device, per map")
+    for backend in ("triton", "torch"):
+        for kind in ("uniform", "terrain", "tied"):
+            costs = path_maps.make_maps(kind, 2100, 12, 12, seed=0).cuda()
+            call = partial(shortest_path, costs, backend=backend)
+            call()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                call()
+            for name, run in (("plain call", call), ("graph replay", graph.replay)):
+                seconds = min(on_device(run) for _ in range(5))
+                print(f"  {backend:<7} {kind:<8} {name:<13} {seconds / 2100 * 1e6:>8.4f} µs")
+
+
+def on_device(run: Callable[[], object], calls: int = 20) -> float:
+    """Seconds a call."""
+    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    run()
+    torch.cuda.synchronize()
+    begin.record()
+    for _ in range(calls):
+        run()
+    end.record()
+    torch.cuda.synchronize()
+    return begin.elapsed_time(end) / 1e3 / calls
+
+
+if __name__ == "__main__":
+    wanted = sys.argv[1:] or ["exact", "relaxed", "cuda"]
+    for section in wanted:
+        {"exact": exact, "relaxed": relaxed, "cuda": cuda}[section]()

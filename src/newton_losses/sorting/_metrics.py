@@ -1,0 +1,39 @@
+"""How well scores order items. Counted by comparisons, on the device, without synchronisation.
+
+Ties are never broken by chance: equal values may come in either order, and equal scores for items of
+different value have no order, so that they count as wrong.
+"""
+
+import torch
+from torch import Tensor
+
+from ._arguments import check_same_shape
+from ._order import rank_span
+
+
+def rank_matches(scores: Tensor, values: Tensor) -> Tensor:
+    """Whether each item gets a rank that is its own, `(..., n)` booleans."""
+    check_same_shape(scores, values, "rank_matches")
+    (first, count), (right_first, right_count) = rank_span(scores), rank_span(values)
+    return (first >= right_first) & (first + count <= right_first + right_count) & (count > 0)
+
+
+def exact_match(scores: Tensor, values: Tensor, first: int | None = None) -> Tensor:
+    """1 where the whole order is right, `(..., n)` → `(...)`; its mean is the metric EM.
+
+    `first=5` looks at the first 5 items of the set alone, as if there were no others: the metric EM5, with
+    which sets of different sizes can be compared.
+
+    >>> exact_match(torch.tensor([[0.1, 0.2, 0.3], [0.3, 0.2, 0.1]]), torch.tensor([[1, 5, 9], [1, 5, 9]]))
+    tensor([1., 0.])
+    """
+    return rank_matches(scores[..., :first], values[..., :first]).all(-1).to(torch.float32)
+
+
+def element_wise_match(scores: Tensor, values: Tensor, first: int | None = None) -> Tensor:
+    """The share of items at their right ranks, `(..., n)` → `(...)`; its mean is the metric EW.
+
+    >>> element_wise_match(torch.tensor([[0.3, 0.2, 0.1]]), torch.tensor([[1, 5, 9]]))
+    tensor([0.3333])
+    """
+    return rank_matches(scores[..., :first], values[..., :first]).to(torch.float32).mean(-1)

@@ -1,0 +1,87 @@
+"""Two losses that look at ranks instead of the whole matrix: top-k cross-entropy and Spearman's.
+
+Both are plain functions of a relaxation, differentiated automatically. `SortingLoss` is in `_loss.py`.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import ShapeError
+from ._arguments import check_same_shape
+from ._choose import AlgorithmName, choose
+from ._functions import check_k, log_column_weights, soft_rank
+from ._order import rank_span
+from ._relaxation import Relaxation
+
+
+class TopKLoss(nn.Module):
+    """Cross-entropy of "the label is among the k largest": `loss(scores, labels)`, `(..., n)` → `(...)`.
+
+    ℓ = −log Σ_{i<k} P_ij with j the label, P the relaxed permutation matrix in descending order with its
+    columns normalised, computed in log space. `labels` are item numbers of shape `(...)`.
+
+    >>> loss = TopKLoss(2, "logistic", steepness=10.0)
+    >>> loss(torch.tensor([[5.0, 4.0, 0.0]]), torch.tensor([1]))
+    tensor([0.])
+    """
+
+    def __init__(
+        self,
+        k: int,
+        algorithm: AlgorithmName | Relaxation = "neuralsort",
+        *,
+        temperature: float | None = None,
+        steepness: float | None = None,
+    ) -> None:
+        super().__init__()
+        self.k = k
+        self.relaxation = choose(algorithm, temperature, steepness, "TopKLoss")
+
+    def forward(self, scores: Tensor, labels: Tensor) -> Tensor:
+        if labels.shape != scores.shape[:-1]:
+            raise ShapeError(
+                f"TopKLoss: labels have shape {tuple(labels.shape)} for scores of shape "
+                f"{tuple(scores.shape)}. One label for each row of scores: {tuple(scores.shape[:-1])}."
+            )
+        check_k(self.k, scores.shape[-1], "TopKLoss")
+        weights = log_column_weights(self.relaxation, scores, descending=True)
+        index = labels[..., None, None].expand(*weights.shape[:-1], 1)
+        column = weights.gather(-1, index).squeeze(-1)
+        # −log of a sum that rounds to above 1 would be just below 0.
+        return -column[..., : self.k].logsumexp(-1).clamp(max=0) + 0.0
+
+    def extra_repr(self) -> str:
+        return f"k={self.k}"
+
+
+class SpearmanLoss(nn.Module):
+    """1 − Spearman's rank correlation with relaxed ranks: `loss(scores, values)`, `(..., n)` → `(...)`.
+
+    ℓ = 6 Σ_j (r_j − q_j)² / (n (n²−1)), r the soft ranks of the scores and q the ranks of the values, tied
+    values sharing their mean rank. From 0 (the same order) to 2 (the reverse); no variance is divided by,
+    so equal scores are no special case.
+
+    >>> loss = SpearmanLoss("logistic", steepness=1000.0)
+    >>> loss(torch.tensor([[1.0, 2.0, 3.0]]), torch.tensor([[30.0, 20.0, 10.0]]))
+    tensor([2.])
+    """
+
+    def __init__(
+        self,
+        algorithm: AlgorithmName | Relaxation = "logistic",
+        *,
+        temperature: float | None = None,
+        steepness: float | None = None,
+    ) -> None:
+        super().__init__()
+        self.relaxation = choose(algorithm, temperature, steepness, "SpearmanLoss")
+
+    def forward(self, scores: Tensor, values: Tensor) -> Tensor:
+        check_same_shape(scores, values, "SpearmanLoss")
+        scores = scores if scores.dtype == torch.float64 else scores.float()
+        first, count = rank_span(values)
+        wanted = first + (count - 1) / 2
+        n = scores.shape[-1]
+        error = (soft_rank(scores, self.relaxation) - wanted).square().sum(-1)
+        # One item has one rank, and nothing to be wrong about.
+        return error * (6 / max(n * (n * n - 1), 1))
