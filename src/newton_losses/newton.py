@@ -243,7 +243,11 @@ def _value_only(value: Value) -> bool:
 
 
 def _plain_value(loss: Loss | Expandable, y: Tensor, targets: tuple[Any, ...], reduction: Reduction | None) -> Tensor:
-    values = loss_values(loss, y, *targets, reduction=reduction)
+    return _reduced(loss_values(loss, y, *targets, reduction=reduction), reduction)
+
+
+def _reduced(values: Tensor, reduction: Reduction | None) -> Tensor:
+    """The mean, or the sum, of the values that are finite: the same with derivatives and without."""
     usable = torch.isfinite(values)
     total = torch.where(usable, values, 0.0).sum()
     return total if reduction == "sum" else total / usable.sum().clamp(min=1)
@@ -257,11 +261,12 @@ def _surrogate(y: Tensor, found: NewtonTarget, value: Value, reduction: Reductio
     That is this rank's own; the factor of the gradient is made for an average over the ranks.
     """
     own, all_ranks = (1, found.ranks) if reduction == "sum" else (1 / found.count, found.ranks / found.total)
-    rows = torch.where(found.kept, found.value, 0.0) if value == "loss" else found.step.square().sum(1) / 2
+    in_front = _reduced(found.value, reduction) if value == "loss" else (found.step.square().sum(1) / 2 * own).sum()
     moved = (y - y.detach()).to(found.step.dtype).reshape(found.step.shape)
-    moved = torch.where(found.kept[:, None], moved, 0.0)
+    # An infinite output, at which a loss may well be finite, would be ∞ − ∞ here.
+    moved = torch.where(found.kept[:, None] & torch.isfinite(moved), moved, 0.0)
     slope = (found.step * moved).sum(1) + moved.square().sum(1) / 2
-    return (rows * own + slope * all_ranks).sum()
+    return in_front + (slope * all_ranks).sum()
 
 
 def _agreed(loss: Loss | Expandable, y: Tensor, matrix_free: bool | None) -> bool | None:
@@ -273,7 +278,9 @@ def _agreed(loss: Loss | Expandable, y: Tensor, matrix_free: bool | None) -> boo
 
 def _may_wait(y: Tensor) -> bool:
     """Whether results may be read back to the host now: not while a step is compiled or captured."""
-    return not torch.compiler.is_compiling() and not (y.is_cuda and torch.cuda.is_current_stream_capturing())
+    if torch.compiler.is_compiling():
+        return False
+    return not (isinstance(y, Tensor) and y.is_cuda and torch.cuda.is_current_stream_capturing())
 
 
 def _check_options(curvature: object, damping: object, process_group: object) -> None:

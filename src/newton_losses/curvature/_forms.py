@@ -39,9 +39,14 @@ class Dense:
 
 @dataclass(frozen=True)
 class LowRank:
-    """C = AᵀA, given by its factor A of shape `(K, m)`. The empirical Fisher with N < m, where A = G/√N."""
+    """C = AᵀA, given by its factor A of shape `(K, m)`. The empirical Fisher with N < m, where A = G/√N.
+
+    Where the gradients gᵢ of the batch are themselves in it, `scale` and `first` say how: gᵢ = scale · A[first + i].
+    """
 
     factor: Tensor
+    scale: Tensor | None = None
+    first: int = 0
 
     def dense(self) -> Tensor:
         return self.factor.mT @ self.factor

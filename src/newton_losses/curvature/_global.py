@@ -18,7 +18,7 @@ from ..errors import ArgumentError
 from ._expand import finite
 from ._expansion import CurvatureKind, Expansion
 from ._forms import Curvature, Dense, LowRank, Products, as_curvature
-from ._group import gather_numbers, gather_rows, ranks_in, sum_over
+from ._group import gather_numbers, gather_rows, own_rank, ranks_in, sum_over
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -106,7 +106,9 @@ def _share_rows(
     """The factor of the whole is that of its parts, one below the other: √n_r A_r / √n."""
     factor = curvature.factor if isinstance(curvature, LowRank) else curvature.dense()[:0]
     parts = gather_rows(group, _times(samples.sqrt(), _wide(factor)), sizes)
-    return LowRank(torch.cat(parts) / total.clamp(min=1).sqrt())
+    scale = total.clamp(min=1).sqrt()
+    known = isinstance(curvature, LowRank) and curvature.scale is not None
+    return LowRank(torch.cat(parts) / scale, scale if known else None, first=sum(sizes[: own_rank(group)]))
 
 
 def _share_products(

@@ -40,8 +40,7 @@ def damped_solve(
     >>> damped_solve(Dense(torch.tensor([[3.0, 0.0], [0.0, -3.0]])), torch.ones(1, 2), 1.0, "absolute")
     tensor([[0.2500, 0.2500]])
     """
-    if spectrum not in SPECTRA:
-        raise ArgumentError(f"spectrum={spectrum!r}; it can be 'raw', 'absolute' or 'clip'.")
+    check_spectrum(spectrum)
     if isinstance(curvature, Products):
         if spectrum != "raw":
             raise ArgumentError(
@@ -67,6 +66,11 @@ def damped_solve(
     return _definite_part(matrix, spectrum, damping, wide).to(rows.dtype)
 
 
+def check_spectrum(spectrum: object) -> None:
+    if spectrum not in SPECTRA:
+        raise ArgumentError(f"spectrum={spectrum!r}; it can be 'raw', 'absolute' or 'clip'.")
+
+
 def _solve_dtype(rows: Tensor) -> torch.dtype:
     return torch.float32 if rows.device.type == "mps" else torch.float64
 
@@ -85,6 +89,22 @@ def _woodbury(factor: Tensor, rows: Tensor, damping: Tensor | float) -> Tensor:
     """(AᵀA + λI)⁻¹b = (b − Aᵀ(AAᵀ + λI)⁻¹Ab) / λ: a K×K system instead of an m×m one."""
     inner = _cholesky(_damped(factor @ factor.mT, damping), rows @ factor.mT)
     return (rows - inner @ factor) / damping
+
+
+def solve_gradients(curvature: LowRank, count: int, damping: Tensor | float) -> Tensor:
+    """(AᵀA + λI)⁻¹gᵢ for the `count` gradients that the factor itself is made of, gᵢ = scale · A[first + i].
+
+    (AᵀA + λI)⁻¹Aᵀ = Aᵀ(AAᵀ + λI)⁻¹: nothing is subtracted, so that this stays right where ‖C‖ is so many
+    orders above λ that the general formula, which takes the difference of two nearly equal numbers
+    and divides it by λ, has no digit left.
+    """
+    assert curvature.scale is not None
+    dtype = _solve_dtype(curvature.factor)
+    factor = curvature.factor.to(dtype)
+    damping = damping.to(dtype) if isinstance(damping, Tensor) else damping
+    own = torch.eye(len(factor), dtype=dtype, device=factor.device)[curvature.first : curvature.first + count]
+    inner = _cholesky(_damped(factor @ factor.mT, damping), own * curvature.scale.to(dtype))
+    return inner @ factor
 
 
 def _definite_part(matrix: Tensor, spectrum: Spectrum, damping: Tensor | float, rows: Tensor) -> Tensor:
