@@ -94,13 +94,13 @@ def test_maps_with_code_in_them(tmp_path: Path, trap: Trap) -> None:
 def test_mnist_with_code_in_it(tmp_path: Path, trap: Trap) -> None:
     bad = np.array([trap], dtype=object)
     np.savez(tmp_path / "mnist.npz", x_train=bad, y_train=bad, x_test=bad, y_test=bad)
-    with pytest.raises(DataError, match="mnist.npz"):
+    with pytest.raises(DataError, match=r"mnist\.npz"):
         MNIST(tmp_path, check=False)
 
 
 def test_a_pickle_that_calls_itself_an_archive(tmp_path: Path, trap: Trap) -> None:
     (tmp_path / "mnist.npz").write_bytes(pickle.dumps(trap))
-    with pytest.raises(DataError, match="mnist.npz"):
+    with pytest.raises(DataError, match=r"mnist\.npz"):
         MNIST(tmp_path, check=False)
 
 
