@@ -119,7 +119,12 @@ class FenchelYoungLoss(EstimatedLoss):
             raise ArgumentError(
                 f"FenchelYoungLoss: got {len(targets)} targets; it takes one, the wanted solutions."
             )
-        target = torch.as_tensor(targets[0], device=y.device)
+        try:
+            target = torch.as_tensor(targets[0], device=y.device)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise ArgumentError(
+                f"FenchelYoungLoss: the target is {type(targets[0]).__name__}; it is a tensor of wanted solutions."
+            ) from error
         if target.shape != y.shape:
             raise ShapeError(
                 f"FenchelYoungLoss: the target has shape {tuple(target.shape)} and the costs "
