@@ -20,7 +20,8 @@ TRAILING = ((), (1,), (2,), (3,), (5,), (2, 2), (0,), (1, 3))
 WRONG_OPTIONS: tuple[dict[str, Any], ...] = (
     {"curvature": "gauss"}, {"curvature": None}, {"damping": 0.0}, {"damping": -1}, {"damping": float("nan")},
     {"damping": float("inf")}, {"damping": "1"}, {"damping": None}, {"damping": True}, {"damping": torch.ones(2)},
-    {"spectrum": "abs"}, {"reduction": "average"}, {"process_group": "world"},
+    {"damping": torch.tensor(-1.0)}, {"damping": torch.tensor(torch.inf)}, {"damping": lambda _: 0.0},
+    {"damping": lambda _: "small"}, {"spectrum": "abs"}, {"reduction": "average"}, {"process_group": "world"},
 )  # fmt: skip
 
 
@@ -53,7 +54,8 @@ def newton_target(draw: Draw) -> None:
 
 def draw_options(draw: Draw, reduction: str | None) -> dict[str, Any]:
     if draw.chance(0.03):
-        return {"curvature": "hessian", "damping": 1.0, **draw.pick(WRONG_OPTIONS)}
+        usual = {"curvature": "hessian", "damping": 1.0, "spectrum": "raw", "reduction": reduction}
+        return {**usual, **draw.pick(WRONG_OPTIONS)}
     damping: Any = draw.power(-6, 6)
     if draw.chance(0.1):
         damping = torch.tensor(damping)

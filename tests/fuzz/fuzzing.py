@@ -6,11 +6,15 @@ from collections import Counter
 from types import FrameType
 
 import fuzz_newton
+import fuzz_paths
+import fuzz_smoothing
+import fuzz_sorting
 from drawing import Draw
 
 import newton_losses as nl
 
-CALLS = (*fuzz_newton.CALLS,)
+# Each call as often as it is listed; those of the Newton loss take the most time.
+CALLS = (*fuzz_newton.CALLS, *2 * fuzz_sorting.CALLS, *2 * fuzz_paths.CALLS, *2 * fuzz_smoothing.CALLS)
 SECONDS_A_CALL = 30
 
 
