@@ -92,7 +92,7 @@ def newton_target(
     """
     _check_options(curvature, damping, process_group)
     group = resolve_group(process_group)
-    if group is not None and curvature == "hessian":
+    if group is not None and curvature == "hessian" and isinstance(y, Tensor):
         matrix_free = _agreed(loss, y, matrix_free)
     expansion = expand(loss, y, *targets, curvature=curvature, reduction=reduction, matrix_free=matrix_free)
     shared = None if group is None else share_curvature(expansion, curvature, group, matrix_free=matrix_free)

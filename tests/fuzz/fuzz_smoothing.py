@@ -69,7 +69,7 @@ def smoothed_loss(draw: Draw) -> None:
 def fenchel_young(draw: Draw) -> None:
     y, settings, seed = draw_outputs(draw), draw_settings(draw), int(draw.random.integers(2**31))
     kind = draw.pick(("hessian", "fisher", None))
-    wanted = cheapest(working(y)) if y.numel() and not y.is_complex() else torch.zeros(y.shape)
+    wanted = cheapest(working(y)) if y.numel() and y.is_floating_point() else torch.zeros(y.shape)
     loss = perturbed.FenchelYoungLoss(
         cheapest if y.numel() else (lambda costs: costs), generator=torch.Generator().manual_seed(seed),
         hessian=draw.pick(("jacobian", "optimal_value")), minimize=True, **settings,

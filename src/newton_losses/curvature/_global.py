@@ -50,12 +50,12 @@ def share_curvature(
 
     A rank without samples, or whose samples are all non-finite, adds nothing and takes part. One
     all-reduce of m² + 2 numbers; for a Fisher with m > 512 two collectives, the first of which has
-    one number a rank; for products one now and one with each product.
+    two numbers a rank; for products one now and one with each product.
     """
     if expansion.curvature is None:
         raise ArgumentError("Sharing a curvature needs an expansion that has one.")
     curvature = as_curvature(expansion.curvature, semidefinite=kind == "fisher")
-    samples = _wide(finite(expansion).sum().to(torch.float32))
+    samples = _wide(finite(expansion).sum())
     found, total = _shared(curvature, samples, expansion.gradient, kind, group, matrix_free)
     total = total.clamp(min=1).to(expansion.gradient.dtype)
     return Shared(replace(expansion, curvature=found), total, ranks_in(group))
