@@ -13,10 +13,10 @@ from typer.testing import CliRunner
 from newton_losses.cli._app import app
 from newton_losses.cli._train import parse_seeds
 
-TINY = (
-    "train sorting --data digits --digits 1 -n 3 --steps 4 --eval-every 2 --batch-size 4 "
-    "--validation-sets 10 --test-sets 10 --device cpu"
-).split()
+TINY = [
+    *("train", "sorting", "--data", "digits", "--digits", "1", "-n", "3", "--steps", "4", "--eval-every", "2"),
+    *("--batch-size", "4", "--validation-sets", "10", "--test-sets", "10", "--device", "cpu"),
+]
 
 
 def command(*words):

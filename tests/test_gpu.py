@@ -5,6 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from cases import Case, assert_close, quartic, ripples
+from cuda import no_synchronisation
 from newton_losses import InjectFisher, NewtonLoss, RelativeDamping, newton_target
 
 pytestmark = pytest.mark.gpu
@@ -38,13 +39,9 @@ def test_no_synchronisation(kind: str, spectrum: str, damping: object, matrix_fr
     newton(y, target).backward()  # the first call checks the loss, and may wait
     inject = InjectFisher(damping)
     ripples(inject(y), target).mean().backward()
-    torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with no_synchronisation():
         newton(y, target).backward()
         ripples(inject(y), target).mean().backward()
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 class Inject(nn.Module):

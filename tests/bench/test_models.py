@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from newton_losses.bench.models import DigitCNN, MapCNN
+from newton_losses.bench.models import DigitCNN, MapCNN, convolution_by_product
 from newton_losses.errors import ArgumentError, ShapeError
 
 
@@ -170,3 +170,37 @@ def test_errors_teach():
         DigitCNN()(torch.zeros(2, 5, 1, 8, 32))
     with pytest.raises(ShapeError, match=r"\(B, 3, height, width\)"):
         MapCNN()(torch.zeros(2, 96, 96, 3))
+
+
+@pytest.mark.parametrize("shape", [(3, 1, 8, 12), (2, 1, 28, 112)])
+def test_a_convolution_as_a_product_is_the_convolution(shape):
+    generator = torch.Generator().manual_seed(0)
+    images = torch.rand(shape, generator=generator, dtype=torch.float64)
+    layer = torch.nn.Conv2d(1, 32, 5, padding=2).double()
+    expected = layer(images)
+    found = convolution_by_product(images, layer.weight, layer.bias)
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+    assert found.is_contiguous(memory_format=torch.channels_last)
+    weights = torch.rand(expected.shape, generator=generator, dtype=torch.float64)
+    for one, other in zip(
+        torch.autograd.grad((found * weights).sum(), layer.parameters()),
+        torch.autograd.grad((expected * weights).sum(), layer.parameters()),
+        strict=True,
+    ):
+        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-10)
+
+
+@pytest.mark.gpu
+def test_the_fast_network_is_the_plain_one_within_what_bf16_explains():
+    torch.manual_seed(0)
+    fast, plain = DigitCNN(precision="bf16").cuda(), DigitCNN().cuda()
+    plain.load_state_dict(fast.state_dict())
+    fast = fast.to(memory_format=torch.channels_last)
+    images = torch.rand(10, 5, 1, 28, 112, device="cuda")
+    scores, expected = fast(images), plain(images)
+    assert scores.dtype == torch.float32
+    assert torch.linalg.vector_norm(scores - expected) < 1e-2 * torch.linalg.vector_norm(expected)
+    for out in (scores, expected):
+        (out * torch.linspace(-1, 1, 5, device="cuda")).sum().backward()
+    for one, other in zip(fast.parameters(), plain.parameters(), strict=True):
+        assert torch.linalg.vector_norm(one.grad - other.grad) < 3e-2 * torch.linalg.vector_norm(other.grad)

@@ -3,7 +3,6 @@
 import path_maps
 import pytest
 import torch
-from torch.nn import functional
 
 from newton_losses.errors import ArgumentError, ShapeError
 from newton_losses.paths import PathLoss, RelaxedBellmanFord, _buffered, _relaxation, solve

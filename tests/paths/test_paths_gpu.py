@@ -4,20 +4,13 @@ import path_maps
 import pytest
 import torch
 
+from cuda import no_synchronisation
 from newton_losses.errors import ArgumentError
 from newton_losses.paths import PathLoss, RelaxedBellmanFord, shortest_path, solve
 
 pytestmark = pytest.mark.gpu
 
 BACKENDS = ("triton", "torch")
-
-
-@pytest.fixture
-def no_synchronisation():
-    """Raise at every call that waits for the device."""
-    torch.cuda.set_sync_debug_mode("error")
-    yield
-    torch.cuda.set_sync_debug_mode("default")
 
 
 def capture(function):
@@ -49,7 +42,7 @@ def test_same_bits_as_on_the_cpu(kind, neighbors, backend):
         for count in (1, 33, 100):
             costs = path_maps.make_maps(kind, count, height, width, seed=1)
             costs[-1, 0, 0] = float("nan")
-            expected = solve(costs, neighbors, start, goal, strict=False, backend="numba")
+            expected = solve(costs, neighbors, start, goal, strict=False)
             best = solve(costs.cuda(), neighbors, start, goal, backend=backend)
             assert torch.equal(best.cost.cpu().view(torch.int64), expected.cost.view(torch.int64))
             for name in ("path", "unique", "reachable"):
@@ -57,12 +50,13 @@ def test_same_bits_as_on_the_cpu(kind, neighbors, backend):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_nothing_waits_for_the_device(backend, no_synchronisation):
-    costs = torch.rand(70, 12, 12, device="cuda")
-    solve(costs, backend=backend)
-    costs.requires_grad_()
-    loss = PathLoss(RelaxedBellmanFord(), "l2")(costs, shortest_path(costs, backend=backend))
-    loss.sum().backward()
+def test_nothing_waits_for_the_device(backend):
+    with no_synchronisation():
+        costs = torch.rand(70, 12, 12, device="cuda")
+        solve(costs, backend=backend)
+        costs.requires_grad_()
+        loss = PathLoss(RelaxedBellmanFord(), "l2")(costs, shortest_path(costs, backend=backend))
+        loss.sum().backward()
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -105,6 +99,8 @@ def test_relaxed_path_and_gradient_equal_the_cpus(loop):
         torch.testing.assert_close(on_cuda, on_cpu, rtol=1e-9, atol=1e-10)
 
 
+# After a capture the leaf's own node belongs to the stream of the capture; torch warns in the eager call.
+@pytest.mark.filterwarnings("ignore:The AccumulateGrad node's stream does not match:UserWarning")
 def test_relaxed_path_and_gradient_are_captured_in_a_graph():
     costs = path_maps.make_maps("uniform", 20, 12, 12, seed=6).cuda().requires_grad_()
     algorithm = RelaxedBellmanFord()

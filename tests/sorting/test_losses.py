@@ -7,6 +7,7 @@ import pytest
 import torch
 from sorting_cases import NAMES, make, scores_and_values
 
+from cuda import no_synchronisation
 from newton_losses import ArgumentError, ShapeError
 from newton_losses.curvature import Expandable
 from newton_losses.sorting import (
@@ -211,8 +212,7 @@ def test_cuda_equals_cpu_and_can_be_captured_without_synchronisation(name):
     loss = SortingLoss(copy.deepcopy(relaxation)).cuda()
     expected = SortingLoss(relaxation).expand(scores, values, curvature="hessian")
     scores, values = scores.cuda(), values.cuda()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with no_synchronisation():
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
@@ -223,8 +223,6 @@ def test_cuda_equals_cpu_and_can_be_captured_without_synchronisation(name):
         with torch.cuda.graph(graph):
             expansion = loss.expand(scores, values, curvature="hessian")
         graph.replay()
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
     torch.testing.assert_close(expansion.value.cpu(), expected.value)
     torch.testing.assert_close(expansion.gradient.cpu(), expected.gradient)
     torch.testing.assert_close(expansion.curvature.cpu(), expected.curvature, rtol=1e-4, atol=1e-6)

@@ -24,35 +24,49 @@ class CapturedStep:
         state: Iterable[Tensor],
         generators: Iterable[torch.Generator],
     ) -> None:
-        tensors, generators = list(state), list(generators)
-        before = [tensor.detach().clone() for tensor in tensors]
-        seeds = [generator.get_state() for generator in generators]
+        undo = _Undo(list(state), list(generators))
         pool = torch.cuda.graph_pool_handle()
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
         for size in sizes:
-            _warm_up(function, size)
+            _warm_up(function, size, undo)
             graph = torch.cuda.CUDAGraph()
-            for generator in generators:
+            for generator in undo.generators:
                 graph.register_generator_state(generator)
             with torch.cuda.graph(graph, pool=pool):
                 function(size)
             self._graphs[size] = graph
-        with torch.no_grad():
-            for tensor, value in zip(tensors, before, strict=True):
-                tensor.copy_(value)
-        for generator, seed in zip(generators, seeds, strict=True):
-            generator.set_state(seed)
+        undo()
 
     def __call__(self, size: int) -> None:
         self._graphs[size].replay()
 
 
-def _warm_up(function: Callable[[int], None], size: int) -> None:
-    """A few calls on a stream of their own, as capturing asks for."""
+class _Undo:
+    """Puts tensors and generators back, in place, as they were when this was made."""
+
+    def __init__(self, tensors: list[Tensor], generators: list[torch.Generator]) -> None:
+        self.generators = generators
+        self._tensors = [(tensor, tensor.detach().clone()) for tensor in tensors]
+        self._seeds = [generator.get_state() for generator in generators]
+
+    @torch.no_grad()
+    def __call__(self) -> None:
+        for tensor, value in self._tensors:
+            tensor.copy_(value)
+        for generator, seed in zip(self.generators, self._seeds, strict=True):
+            generator.set_state(seed)
+
+
+def _warm_up(function: Callable[[int], None], size: int, undo: _Undo) -> None:
+    """A few calls on a stream of their own, as capturing asks for, each from the same state.
+
+    Left to itself the state could run off: an epoch's order has an end.
+    """
     stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         for _ in range(WARM_UP_STEPS):
             function(size)
+            undo()
     torch.cuda.current_stream().wait_stream(stream)
     torch.cuda.synchronize()

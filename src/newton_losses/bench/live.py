@@ -4,11 +4,11 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
 
 from .config import RunConfig
-from .progress import Pace, Record, Silent, describe, duration, figures, number, outcome
+from .progress import Pace, Record, Silent, delay, describe, duration, number, outcome
 
 
 class LiveBar(Silent):
-    """A bar with the steps, their rate, the loss, the last accuracies and the time left."""
+    """A bar with the steps, their rate, the time left, the loss and the last accuracies, in 80 columns."""
 
     def __init__(self, console: Console | None = None) -> None:
         self._console = console or Console()
@@ -17,6 +17,10 @@ class LiveBar(Silent):
         self._pace = Pace()
         self._total = 0
 
+    def preparing(self, config: RunConfig) -> None:
+        if patience := delay(config):
+            self._console.print(patience, style="dim", markup=False, highlight=False)
+
     def started(self, config: RunConfig, step: int, total: int, evaluations: list[Record]) -> None:
         self.close()
         self._total = total
@@ -24,7 +28,7 @@ class LiveBar(Silent):
         again = f", going on after step {step}" if step else ""
         self._console.print(f"[bold]{describe(config)}[/], on {config.device}{again}", highlight=False)
         self._bar = Progress(
-            BarColumn(bar_width=24),
+            BarColumn(bar_width=12),
             MofNCompleteColumn(),
             TextColumn("{task.fields[pace]}"),
             TextColumn("{task.fields[loss]}"),
@@ -32,7 +36,7 @@ class LiveBar(Silent):
             console=self._console,
             transient=True,
         )
-        last = figures(evaluations[-1]) if evaluations else ""
+        last = _short(evaluations[-1]) if evaluations else ""
         self._task = self._bar.add_task("", total=total, completed=step, pace="", loss="", figures=last)
         self._bar.start()
 
@@ -40,12 +44,12 @@ class LiveBar(Silent):
         if self._bar is None:
             return
         self._pace.reach(step)
-        pace = f"{self._pace.rate():.1f} steps/s, {duration(self._pace.left(self._total))} left"
+        pace = f"{self._pace.rate():.1f}/s, {duration(self._pace.left(self._total))} left"
         self._bar.update(self._task, completed=step, pace=pace, loss=f"loss {number(loss)}")
 
     def evaluated(self, record: Record) -> None:
         if self._bar is not None:
-            self._bar.update(self._task, completed=record["step"], figures=figures(record))
+            self._bar.update(self._task, completed=record["step"], figures=_short(record))
 
     def note(self, text: str) -> None:
         self._console.print(text, style="yellow", markup=False, highlight=False)
@@ -58,3 +62,13 @@ class LiveBar(Silent):
         if self._bar is not None:
             self._bar.stop()
             self._bar = None
+
+
+def _short(record: Record) -> str:
+    """The accuracies of an evaluation in a few characters.
+
+    >>> _short({"validation": {"exact_match": 81.25}, "test": {"exact_match": 80.0}})
+    'val 81.2 test 80.0 %'
+    """
+    validation, test = (next(iter(record[split].values())) for split in ("validation", "test"))
+    return f"val {validation:.1f} test {test:.1f} %"

@@ -41,10 +41,12 @@ def run(
             progress.finished(result, again=True)
             return result
         with stop_requests() as stop, precision_flags(config.precision):
+            saved = folder.load()  # first: a folder that cannot be used should not cost a wait for the data
+            progress.preparing(config)
             task = make(config)
             trainer = Trainer(task, config)
             clock = _Clock(checkpoint_seconds)
-            if (saved := folder.load()) is not None:
+            if saved is not None:
                 trainer.restore(saved)
                 clock.earlier = saved["seconds"]
             for note in folder.notes:

@@ -6,6 +6,7 @@ scores and costs never pass through 16 bits.
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from ..errors import ArgumentError, ShapeError
 
@@ -28,6 +29,24 @@ class _Precise(nn.Module):
         return features.to(next(self.parameters()).dtype)
 
 
+def convolution_by_product(images: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """A padded convolution of one input channel, `(N, 1, H, W)` → `(N, C, H, W)`, as a matrix product.
+
+    With one channel the layouts of torch and cuDNN cannot be told apart, and the copies that this leads to
+    cost as much as the convolution. A product writes the channels last, as the next layer wants them. One
+    product a picture, because that spreads the gradient of the weight over the whole device.
+    """
+    size = weight.shape[-1]
+    height, width = images.shape[-2:]
+    padded = functional.pad(images[:, 0], (size // 2,) * 4)
+    windows = padded.unfold(1, size, 1).unfold(2, size, 1).reshape(len(images), height * width, size * size)
+    # 32 columns instead of 25: rows of 64 bytes, which the matrix units read as they are.
+    spare = -windows.shape[-1] % 32
+    kernel = functional.pad(weight.flatten(1), (0, spare)).mT.expand(len(images), -1, -1)
+    out = torch.bmm(functional.pad(windows, (0, spare)), kernel) + bias
+    return out.reshape(len(images), height, width, -1).permute(0, 3, 1, 2)
+
+
 class DigitCNN(_Precise):
     """Scores for pictures of numbers: `(B, n, 1, height, width)` → `(B, n)`, with any leading dimensions.
 
@@ -43,9 +62,7 @@ class DigitCNN(_Precise):
         super().__init__(precision)
         height, width = image_size
         if height < 4 or width < 4:
-            raise ArgumentError(
-                f"DigitCNN: pictures of {height}×{width} pixels are too small to be pooled twice."
-            )
+            raise ArgumentError(f"DigitCNN: pictures of {height}×{width} pixels are too small to be pooled twice.")
         self.image_size = (height, width)
         self.convolutions = nn.Sequential(
             nn.Conv2d(1, 32, 5, padding=2),
@@ -56,9 +73,18 @@ class DigitCNN(_Precise):
             nn.MaxPool2d(2),
             nn.Flatten(),
         )
-        self.head = nn.Sequential(
-            nn.Linear(64 * (height // 4) * (width // 4), 64), nn.ReLU(), nn.Linear(64, 1)
-        )
+        self.head = nn.Sequential(nn.Linear(64 * (height // 4) * (width // 4), 64), nn.ReLU(), nn.Linear(64, 1))
+
+    def _features(self, convolutions: nn.Module, images: Tensor) -> Tensor:
+        if not (images.is_cuda and self.precision == "bf16"):
+            return super()._features(convolutions, images)
+        first, *others = self.convolutions
+        assert isinstance(first, nn.Conv2d) and first.bias is not None  # noqa: PT018
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            features: Tensor = convolution_by_product(images.bfloat16(), first.weight, first.bias)
+            for layer in others:
+                features = layer(features)
+        return features.to(first.weight.dtype)
 
     def forward(self, images: Tensor) -> Tensor:
         if images.ndim < 4 or images.shape[-3:] != (1, *self.image_size):

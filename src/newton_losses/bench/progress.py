@@ -13,6 +13,7 @@ Record = dict[str, Any]
 class Progress(Protocol):
     """The events of a run. Nothing is computed for them: what costs a wait for the device comes seldom."""
 
+    def preparing(self, config: RunConfig) -> None: ...
     def started(self, config: RunConfig, step: int, total: int, evaluations: list[Record]) -> None: ...
     def advanced(self, step: int, loss: float | None) -> None: ...
     def evaluated(self, record: Record) -> None: ...
@@ -23,6 +24,9 @@ class Progress(Protocol):
 
 class Silent:
     """Tells nothing; also what the others start from."""
+
+    def preparing(self, config: RunConfig) -> None:
+        pass
 
     def started(self, config: RunConfig, step: int, total: int, evaluations: list[Record]) -> None:
         pass
@@ -48,6 +52,10 @@ class Together(Silent):
 
     def __init__(self, *listeners: Progress) -> None:
         self.listeners = listeners
+
+    def preparing(self, config: RunConfig) -> None:
+        for listener in self.listeners:
+            listener.preparing(config)
 
     def started(self, config: RunConfig, step: int, total: int, evaluations: list[Record]) -> None:
         for listener in self.listeners:
@@ -107,6 +115,10 @@ class PlainLines(Silent):
     def _say(self, text: str) -> None:
         print(text, file=self._stream, flush=True)
 
+    def preparing(self, config: RunConfig) -> None:
+        if patience := delay(config):
+            self._say(patience)
+
     def started(self, config: RunConfig, step: int, total: int, evaluations: list[Record]) -> None:
         self._total = total
         self._pace.start(step)
@@ -147,6 +159,13 @@ class Pace:
 
     def left(self, total: int) -> float:
         return (total - self._step) / self.rate() if self._step > self._first else float("nan")
+
+
+def delay(config: RunConfig) -> str | None:
+    """What to say before a wait that a person would wonder about."""
+    if config.data == "terrain":
+        return "getting the maps ready; those that are not there yet are drawn, 400 or so a second"
+    return None
 
 
 def describe(config: RunConfig) -> str:

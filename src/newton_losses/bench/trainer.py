@@ -24,6 +24,7 @@ class Trainer:
         self._clip_norm = config.clip_norm
         self._parameters = list(task.model.parameters())
         self._optimizer = _adam(self._parameters, config)
+        self._rate = config.learning_rate
         device = self._parameters[0].device
         self.tensors: dict[str, Tensor] = {
             **_named("model", task.model),
@@ -37,16 +38,26 @@ class Trainer:
         self._run = self._compute
         if config.graph:
             task.model.train()
-            task.begin_step(0)
             generators = task.generators.values()
             self._run = CapturedStep(self._compute, task.batch_sizes, self.tensors.values(), generators)
 
     def train_step(self) -> None:
         """Do one step. On CUDA this returns before the device is done."""
         size = self.task.begin_step(self.step)
-        _set_learning_rate(self._optimizer, self.task.learning_rate(self.step))
+        self._set_learning_rate(self.task.learning_rate(self.step))
         self._run(size)
         self.step += 1
+
+    def _set_learning_rate(self, rate: float) -> None:
+        # It seldom changes, and setting a tensor is one more launch on the device.
+        if rate == self._rate:
+            return
+        self._rate = rate
+        for group in self._optimizer.param_groups:
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(rate)
+            else:
+                group["lr"] = rate
 
     def _compute(self, size: int) -> None:
         self._optimizer.zero_grad(set_to_none=True)
@@ -109,14 +120,6 @@ def _adam(parameters: list[torch.nn.Parameter], config: RunConfig) -> torch.opti
             tensor.zero_()
     optimizer.zero_grad(set_to_none=True)
     return optimizer
-
-
-def _set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
-    for group in optimizer.param_groups:
-        if isinstance(group["lr"], Tensor):
-            group["lr"].fill_(rate)
-        else:
-            group["lr"] = rate
 
 
 def _named(prefix: str, module: torch.nn.Module) -> dict[str, Tensor]:

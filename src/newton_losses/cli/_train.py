@@ -139,7 +139,7 @@ def paths(
 
     The learning rate falls tenfold after 3/5 and 4/5 of the epochs; the test figure is the last. For example:
 
-        newton-losses train paths -a fenchel-young --train-maps 500 --test-maps 100 --epochs 5
+        newton-losses train paths --size 6 --train-maps 200 --test-maps 50 --batch-size 20 --epochs 4
     """
     options = _pick(PathsConfig, locals())
     _train(lambda: PathsConfig(**options), seeds, out, overwrite, as_json, tensorboard)

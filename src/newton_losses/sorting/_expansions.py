@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy
 
-from ..curvature import CurvatureKind, Expansion
+from ..curvature import CurvatureKind, Expansion, expand
 from ._relaxation import Relaxation
 
 # Beyond this the squares and sums of a relaxation may overflow in float32: such a score is as good as ∞.
@@ -44,18 +44,9 @@ def reference_cross_entropy(relaxation: Relaxation, scores: Tensor, target: Tens
 def expand_reference(
     relaxation: Relaxation, scores: Tensor, target: Tensor, cells: Tensor, curvature: CurvatureKind | None
 ) -> Expansion:
-    """The expansion on probabilities; samples whose derivatives are not finite are left out of the mean."""
+    """The expansion on probabilities, by automatic differentiation like that of any other loss."""
 
-    def single(scores: Tensor, target: Tensor, cells: Tensor) -> Tensor:
+    def loss(scores: Tensor) -> Tensor:
         return reference_cross_entropy(relaxation, scores, target, cells)
 
-    gradient, value = torch.func.vmap(torch.func.grad_and_value(single))(scores, target, cells)
-    if curvature is None:
-        return Expansion(value, gradient, None)
-    if curvature == "hessian":
-        matrices = torch.func.vmap(torch.func.hessian(single))(scores, target, cells)
-    else:
-        matrices = gradient.unsqueeze(-1) * gradient.unsqueeze(-2)
-    finite = gradient.isfinite().all(-1) & matrices.isfinite().all(-1).all(-1)
-    total = torch.where(finite[:, None, None], matrices, 0.0).sum(0)
-    return Expansion(value, gradient, total / finite.sum().clamp(min=1))
+    return expand(loss, scores, curvature=curvature)

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from cuda import no_synchronisation
 from newton_losses.bench.data import PathMaps
 from newton_losses.errors import ArgumentError, ShapeError
 
@@ -86,9 +87,6 @@ def test_orders_and_batches_on_the_device(data):
     there = data.with_statistics().to("cuda")
     order = there.order(torch.Generator("cuda").manual_seed(0))
     assert order.sort().values.tolist() == list(range(10))
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with no_synchronisation():
         batch = there.batch(order[:4])
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
     torch.testing.assert_close(batch.images.cpu(), data.with_statistics().batch(order[:4].cpu()).images)

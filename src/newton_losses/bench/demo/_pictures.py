@@ -1,6 +1,7 @@
 """The pictures of the demonstration, as PNG bytes. matplotlib is imported when one is drawn."""
 
 import io
+import itertools
 import statistics
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,8 @@ from ._runs import folder_of
 from ._setting import ARMS, Arm, DemoConfig, RawPixelNetwork, glyphs
 
 Record = dict[str, Any]
-_SETS = 6
+_SETS = 8
+_GAP = 3  # white pixels between two numbers
 
 
 def learning_curves(evaluations: dict[str, list[list[Record]]]) -> bytes:
@@ -44,19 +46,22 @@ def sorted_numbers(out: Path, config: DemoConfig) -> bytes:
 
     compared = [arm for arm in ARMS if arm.name in ("plain", "newton")]
     images, values = _test_sets(config)
-    figure, panels = _canvas(11, 0.55 * _SETS + 0.9, columns=len(compared))
+    height, width = images.shape[-2] + _GAP, images.shape[-1] + _GAP
+    figure, panels = _canvas(11, 0.5 * _SETS + 0.9, columns=len(compared))
     for axes, arm in zip(panels, compared, strict=True):
         scores = _scores(out, arm, images)
         right = int(exact_match(scores, values).sum())
         axes.set_title(f"{arm.title}: {right} of {_SETS} sets right", fontsize=11, color=arm.colour)
-        axes.imshow(_sheet(images, scores), cmap="gray_r", vmin=0, vmax=1, interpolation="nearest")
-        found, wanted = values.gather(1, scores.argsort(1)), values.sort(1).values
-        for row in range(_SETS):
-            for place in range(config.n):
-                good = bool(found[row, place] == wanted[row, place])
-                corner = (place * 20 + 0.5, row * 12 + 0.5)
-                colour = "#3a9d5d" if good else "#c0392b"
-                axes.add_patch(Rectangle(corner, 17, 9, fill=False, edgecolor=colour, linewidth=1.8))
+        axes.imshow(_sheet(images, scores).numpy(), cmap="gray_r", vmin=0, vmax=1, interpolation="nearest")
+        in_place = values.gather(1, scores.argsort(1)) == values.sort(1).values
+        for row, place in itertools.product(range(_SETS), range(config.n)):
+            colour = "#3a9d5d" if in_place[row, place] else "#c0392b"
+            corner = (place * width - 0.5, row * height - 0.5)
+            axes.add_patch(
+                Rectangle(
+                    corner, width - _GAP, height - _GAP, fill=False, edgecolor=colour, linewidth=1.8, clip_on=False
+                )
+            )
         axes.set_axis_off()
     return _png(figure)
 
@@ -64,7 +69,7 @@ def sorted_numbers(out: Path, config: DemoConfig) -> bytes:
 def _test_sets(config: DemoConfig) -> tuple[Tensor, Tensor]:
     from ..data import MultiDigit
 
-    return MultiDigit(glyphs().test, config.n, config.digits).sample(_SETS, stream(1, "evaluation"))
+    return MultiDigit(glyphs().test, config.n, config.digits).sample(_SETS, stream(0, "evaluation"))
 
 
 def _scores(out: Path, arm: Arm, images: Tensor) -> Tensor:
@@ -76,13 +81,10 @@ def _scores(out: Path, arm: Arm, images: Tensor) -> Tensor:
 
 
 def _sheet(images: Tensor, scores: Tensor) -> Tensor:
-    """One picture of all sets, a row each, every row in the order of its scores; 8×16 numbers, frames apart."""
-    order = scores.argsort(1)
-    sheet = torch.zeros(12 * images.shape[0], 20 * images.shape[1])
-    for row in range(images.shape[0]):
-        for place, item in enumerate(order[row].tolist()):
-            sheet[12 * row + 1 : 12 * row + 9, 20 * place + 1 : 20 * place + 17] = images[row, item, 0]
-    return sheet
+    """One picture of all sets `(B, n, 1, h, w)`, a row each, every row in the order of its scores."""
+    order = scores.argsort(1)[:, :, None, None, None].expand_as(images)
+    ordered = torch.nn.functional.pad(images.gather(1, order).squeeze(2), (0, _GAP, 0, _GAP))
+    return torch.cat([torch.cat(list(row), dim=1) for row in ordered], dim=0)
 
 
 def _canvas(width: float, height: float, columns: int = 1) -> tuple[Any, Any]:

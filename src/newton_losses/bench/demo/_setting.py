@@ -99,10 +99,10 @@ class RawPixelNetwork(nn.Module):
 
 
 def glyphs() -> Splits[LabeledImages]:
-    """Distorted digits of 8×8 pixels: turned, shifted, slanted and scaled at random, the same in every run."""
+    """Distorted digits of 10×10 pixels: turned, shifted, slanted and scaled at random, the same in every run."""
     rows = [[[int(bit) for bit in word] for word in digit.split()] for digit in _FONT]
-    font = torch.zeros(10, 8, 8)
-    font[:, :7, 1:6] = torch.tensor(rows, dtype=torch.float32)
+    font = torch.zeros(10, 10, 10)
+    font[:, 1:8, 2:7] = torch.tensor(rows, dtype=torch.float32)
     generator = torch.Generator().manual_seed(0)
     affine = Affine()
 

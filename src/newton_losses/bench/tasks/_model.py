@@ -1,20 +1,17 @@
-"""Making a network from a run's seed, and the function that the step calls it by."""
+"""Making a network from a run's seed."""
 
 from collections.abc import Callable
 from typing import cast
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from ..config import RunConfig
 from ..seeds import stream
 
 
-def make_model(build: Callable[[str], nn.Module], config: RunConfig) -> tuple[nn.Module, Callable[[Tensor], Tensor]]:
-    """The network of `build(precision)` on its device with the seed's weights, and how to call it.
-
-    The two differ where the network is compiled: its state is that of the plain module.
-    """
+def make_model(build: Callable[[str], nn.Module], config: RunConfig) -> nn.Module:
+    """The network of `build(precision)` on its device, with the seed's weights, in training mode."""
     # torch's initialisations draw from the global generator; it is put back afterwards.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(stream(config.seed, "weights").initial_seed())
@@ -22,5 +19,4 @@ def make_model(build: Callable[[str], nn.Module], config: RunConfig) -> tuple[nn
     model = model.to(config.device)
     if config.device.startswith("cuda"):
         model = cast(nn.Module, model.to(memory_format=torch.channels_last))  # type: ignore[call-overload]
-    model.train()
-    return model, torch.compile(model) if config.compile else model
+    return model.train()

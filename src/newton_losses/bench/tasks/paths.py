@@ -31,7 +31,9 @@ class PathsTask:
         splits = splits or load_maps(config)
         self._train = splits.train.to(config.device)
         self._held_out = {"validation": splits.val.to(config.device), "test": splits.test.to(config.device)}
-        self.model, self._forward = make_model(lambda p: MapCNN(self._train.size, p), config)
+        self.model = make_model(lambda p: MapCNN(self._train.size, p), config)
+        # The network alone: a black box in the loss would break the graph.
+        self._forward = torch.compile(self.model) if config.compile else self.model
         self.loss_module = training_loss(path_loss(config, self.generators["noise"]), config).to(config.device)
         self._steps_per_epoch = -(-len(self._train) // config.batch_size)
         self.total_steps = self._steps_per_epoch * config.epochs

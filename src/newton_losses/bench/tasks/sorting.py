@@ -40,7 +40,7 @@ class SortingTask:
             "validation": (MultiDigit(splits.val.to(config.device), config.n, config.digits), config.validation_sets),
             "test": (MultiDigit(splits.test.to(config.device), config.n, config.digits), config.test_sets),
         }
-        self.model, self._forward = make_model(lambda p: network(self._train.image_size, p), config)
+        self.model = make_model(lambda p: network(self._train.image_size, p), config)
         loss = SortingLoss(
             config.algorithm,  # type: ignore[arg-type]
             temperature=config.temperature,
@@ -48,6 +48,8 @@ class SortingTask:
             numerics=config.numerics,  # type: ignore[arg-type]
         )
         self.loss_module = training_loss(loss, config).to(config.device)
+        # Compiled as one: the small operators of sampling, loss and curvature fuse with each other.
+        self._loss_of = torch.compile(self._plain_loss_of) if config.compile else self._plain_loss_of
         self.tensors: dict[str, Tensor] = {}
         self.total_steps = config.steps
         self.batch_sizes: tuple[int, ...] = (config.batch_size,)
@@ -56,8 +58,11 @@ class SortingTask:
         return self._config.batch_size
 
     def draw_loss(self, size: int) -> Tensor:
-        images, values = self._train.sample(size, self.generators["batches"])
-        return cast(Tensor, self.loss_module(self._forward(images), values))
+        return self._loss_of(*self._train.draw(size, self.generators["batches"]))
+
+    def _plain_loss_of(self, indices: Tensor, changes: Tensor | None) -> Tensor:
+        images, values = self._train.assemble(indices, changes)
+        return cast(Tensor, self.loss_module(self.model(images), values))
 
     def learning_rate(self, step: int) -> float:
         assert self._config.learning_rate is not None

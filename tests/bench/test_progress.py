@@ -1,0 +1,90 @@
+"""What a run tells, to whom."""
+
+import io
+import json
+
+import pytest
+
+from newton_losses.bench.config import PathsConfig, SortingConfig
+from newton_losses.bench.progress import JsonLines, Pace, PlainLines, Silent, Together, describe, duration, number
+
+CONFIG = SortingConfig(algorithm="softsort", device="cpu").resolved()
+RECORD = {
+    "step": 50,
+    "loss": 0.25,
+    "validation": {"exact_match": 41.0, "element_wise": 70.0},
+    "test": {"exact_match": 40.0, "element_wise": 69.0},
+}
+RESULT = {"test": RECORD["test"], "reported": RECORD, "steps": 100, "seconds": 61.0, "milliseconds_per_step": 1.5}
+
+
+def tell(listener):
+    """A whole run's events."""
+    listener.preparing(CONFIG)
+    listener.started(CONFIG, 10, 100, [])
+    listener.advanced(20, 0.5)
+    listener.evaluated(RECORD)
+    listener.note("careful")
+    listener.finished(RESULT)
+    listener.close()
+
+
+def test_plain_lines():
+    stream = io.StringIO()
+    tell(PlainLines(stream))
+    lines = stream.getvalue().splitlines()
+    assert lines[:2] == ["sorting n=5, softsort (stable), baseline, seed 0: 100 steps on cpu", "going on after step 10"]
+    assert lines[2].startswith("step 50/100  loss 0.25  validation exact match 41.00 %  test exact match 40.00 %")
+    assert lines[3] == "careful"
+    assert lines[4] == (
+        "finished: test exact match 40.00 %, element wise 69.00 % (evaluation after step 50 of 100), 1:01, "
+        "1.50 ms a step"
+    )
+
+
+def test_json_lines():
+    stream = io.StringIO()
+    tell(JsonLines(stream))
+    events = [json.loads(line) for line in stream.getvalue().splitlines()]
+    assert [event["event"] for event in events] == ["started", "evaluated", "note", "finished"]
+    assert events[1]["test"] == RECORD["test"]
+
+
+def test_the_live_bar_fits_a_terminal():
+    rich = pytest.importorskip("rich.console")
+    from newton_losses.bench.live import LiveBar
+
+    stream = io.StringIO()
+    tell(LiveBar(rich.Console(file=stream, width=80, force_terminal=True, color_system=None)))
+    text = stream.getvalue()
+    assert "going on after step 10" in text
+    assert "val 41.0 test 40.0 %" in text
+    assert "loss 0.5" in text
+    assert "…" not in text
+
+
+def test_several_listeners_hear_the_same():
+    streams = [io.StringIO(), io.StringIO()]
+    tell(Together(*(PlainLines(stream) for stream in streams), Silent()))
+    first, second = (stream.getvalue().splitlines() for stream in streams)
+    # The third line tells the pace, which is each listener's own.
+    assert first[:2] + first[3:] == second[:2] + second[3:]
+    assert len(first) == 5
+
+
+def test_a_run_in_words():
+    relative = SortingConfig(algorithm="logistic", curvature="hessian", relative_damping=2.0, n=10, device="cpu")
+    assert describe(relative.resolved()) == "sorting n=10, logistic (stable), hessian λ=2·scale, seed 0"
+    paths = PathsConfig(algorithm="smoothed-loss", curvature="fisher", device="cpu", seed=4)
+    assert describe(paths.resolved()) == "paths, smoothed-loss, fisher λ=0.1, seed 4"
+
+
+def test_numbers_for_people():
+    assert number(None) == "not finite"
+    assert duration(59.6) == "1:00"
+    assert duration(float("nan")) == "?"
+    pace = Pace()
+    pace.start(5)
+    assert pace.left(10) != pace.left(10)  # not known yet
+    pace.reach(8)
+    assert pace.rate() > 0
