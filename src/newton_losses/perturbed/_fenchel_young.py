@@ -5,7 +5,7 @@ from typing import Any, Literal, Unpack, get_args
 import torch
 from torch import Tensor
 
-from ..curvature import CurvatureKind
+from ..curvature import CurvatureKind, empirical_fisher
 from ..errors import ArgumentError, ShapeError
 from ..smoothing import SmoothingOptions
 from ..smoothing import _estimators as estimators
@@ -99,7 +99,7 @@ class FenchelYoungLoss(EstimatedLoss):
             return value, gradient, None
         keep = estimators.finite(value, gradient)
         if curvature == "fisher":
-            return value, gradient, estimators.empirical_fisher(gradient, keep)
+            return value, gradient, empirical_fisher(gradient, keep)
         if centred:
             costs = torch.cat([flat.unsqueeze(0), costs])
         return value, gradient, sign * self._mean_hessian(solutions, costs, noise, centred, keep)
