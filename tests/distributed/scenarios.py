@@ -75,10 +75,11 @@ class Scenario:
     def counts(self, ranks: int) -> list[int]:
         return [self.times * count for count in DEALS[self.deal](ranks)]
 
-    def run(self, rank: int, ranks: int, *, alone: bool) -> dict[str, Tensor]:
+    def run(self, rank: int, ranks: int, *, alone: bool, device: str = "cpu") -> dict[str, Tensor]:
         """One backward pass: this rank's part under DDP, or the batch of all `ranks` in one process."""
         network = nn.Linear(4, 1)
-        x, target = self._batch(network, ranks)
+        x, target = (part.to(device) for part in self._batch(network, ranks))
+        network.to(device)
         model: nn.Module = network
         if not alone:
             x, target = (part.split(self.counts(ranks))[rank] for part in (x, target))
@@ -86,7 +87,8 @@ class Scenario:
         with self._limits(rank, alone):
             loss = self._loss(model(x), target)
         loss.backward()
-        return {"weight": network.weight.grad.clone(), "bias": network.bias.grad.clone(), "value": loss.detach()}
+        found = {"weight": network.weight.grad, "bias": network.bias.grad, "value": loss.detach()}
+        return {name: tensor.cpu().clone() for name, tensor in found.items()}
 
     def _batch(self, network: nn.Linear, ranks: int) -> tuple[Tensor, Tensor]:
         counts = self.counts(ranks)
