@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 
-from newton_losses import ArgumentError, DerivativeError, ShapeError
+from newton_losses import ArgumentError, DerivativeError, ShapeError, newton_target
 from newton_losses.curvature import Expandable, LowRank
 from newton_losses.perturbed import FenchelYoungLoss
 from newton_losses.smoothing import Gaussian, Gumbel, Laplace
@@ -177,7 +177,8 @@ def test_backward_gives_the_gradient_and_solves_only_the_draws():
     expansion = loss.expand(y, target, curvature="fisher")
     torch.testing.assert_close(y.grad.flatten(1), expansion.gradient)
     assert rows[1:] == [30, 30]  # the solution at y itself is only needed for a Hessian
-    torch.testing.assert_close(expansion.curvature, expansion.gradient.mT @ expansion.gradient / 5)
+    wide = expansion.gradient.double()
+    torch.testing.assert_close(expansion.curvature.dense(), wide.mT @ wide / 5)
     assert isinstance(loss.expand(y[:2], target[:2], curvature="fisher").curvature, LowRank)
     assert isinstance(loss, Expandable)
 
@@ -263,3 +264,13 @@ def test_cuda_agrees_with_the_cpu():
     assert_unbiased(expansion.gradient.cpu(), torch.tensor([0.0, 1.0, 0.0]) - softmin, 0.01)
     hessian = (torch.diag(softmin) - torch.outer(softmin, softmin)) / scale
     torch.testing.assert_close(expansion.curvature.cpu(), hessian, rtol=0, atol=0.01)
+
+
+def test_the_step_of_its_empirical_fisher_is_exact_at_a_small_damping():
+    """In float32 with fewer samples than costs, the difference in Woodbury's formula once lost all digits but one."""
+    y = torch.randn(20, 50, generator=generator(30))
+    loss = FenchelYoungLoss(argmin, scale=1.0, generator=generator(31))
+    found = newton_target(loss, y, argmin(y.flip(1)), curvature="fisher", damping=1e-8)
+    wide = found.gradient.double()
+    system = wide.mT @ wide / 20 + 1e-8 * torch.eye(50, dtype=torch.float64)
+    torch.testing.assert_close(found.step.double(), torch.linalg.solve(system, wide.mT).mT, rtol=1e-5, atol=1e-5)

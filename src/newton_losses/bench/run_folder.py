@@ -157,6 +157,8 @@ class RunFolder:
             self._write_configuration(wanted)
             return
         stored = read_json(file).get("configuration", {})
+        if not isinstance(stored, dict):
+            raise RunError(f"{file}: its configuration is no JSON object. Restore it, or use another folder.")
         names = [name for name in {**stored, **wanted} if stored.get(name) != wanted.get(name)]
         # The same data may lie elsewhere today.
         names = [name for name in names if name != "data_root"]
@@ -190,9 +192,11 @@ class RunFolder:
 def read_json(path: Path) -> Record:
     """A JSON object from a file, with an error that names the file."""
     try:
-        found: Record = json.loads(path.read_text())
+        found = json.loads(path.read_text())
     except (OSError, ValueError) as error:
         raise RunError(f"{path}: could not be read as JSON ({error}). Restore it, or use another folder.") from error
+    if not isinstance(found, dict):
+        raise RunError(f"{path}: holds {type(found).__name__} instead of an object. Restore it, or use another folder.")
     return found
 
 

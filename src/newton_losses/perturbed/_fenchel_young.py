@@ -5,7 +5,7 @@ from typing import Any, Literal, Unpack, get_args
 import torch
 from torch import Tensor
 
-from ..curvature import CurvatureKind
+from ..curvature import CurvatureKind, empirical_fisher
 from ..errors import ArgumentError, ShapeError
 from ..smoothing import SmoothingOptions
 from ..smoothing import _estimators as estimators
@@ -97,7 +97,7 @@ class FenchelYoungLoss(EstimatedLoss):
             return value, gradient, None
         keep = estimators.finite(value, gradient)
         if curvature == "fisher":
-            return value, gradient, estimators.empirical_fisher(gradient, keep)
+            return value, gradient, empirical_fisher(gradient, keep)
         if centred:
             costs = torch.cat([flat.unsqueeze(0), costs])
         return value, gradient, sign * self._mean_hessian(solutions, costs, noise, centred, keep)
@@ -112,8 +112,15 @@ class FenchelYoungLoss(EstimatedLoss):
 
     def _flat_target(self, y: Tensor, targets: tuple[Any, ...]) -> Tensor:
         if len(targets) != 1:
-            raise ArgumentError(f"FenchelYoungLoss: got {len(targets)} targets; it takes one, the wanted solutions.")
-        target = torch.as_tensor(targets[0], device=y.device)
+            raise ArgumentError(
+                f"FenchelYoungLoss: got {len(targets)} targets; it takes one, the wanted solutions."
+            )
+        try:
+            target = torch.as_tensor(targets[0], device=y.device)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise ArgumentError(
+                f"FenchelYoungLoss: the target is {type(targets[0]).__name__}; it is a tensor of wanted solutions."
+            ) from error
         if target.shape != y.shape:
             raise ShapeError(
                 f"FenchelYoungLoss: the target has shape {tuple(target.shape)} and the costs "

@@ -28,6 +28,8 @@ def choose(
         if temperature is not None or steepness is not None:
             raise ArgumentError(f"{where}: {algorithm} already has its temperature or steepness; pass none.")
         return algorithm
+    if not isinstance(algorithm, str):
+        raise ArgumentError(f"{where}: the algorithm is {algorithm!r}. Pass a name, or a relaxation.")
     if algorithm in DISTRIBUTIONS:
         if temperature is not None:
             raise ArgumentError(
