@@ -53,15 +53,11 @@ class RelaxedBellmanFord(nn.Module):
         if not isinstance(beta, int | float) or not beta > 0:
             raise ArgumentError(f"RelaxedBellmanFord: beta is {beta}. It is an inverse temperature, above 0.")
         if not isinstance(iterations, int) or iterations < 1:
-            raise ArgumentError(
-                f"RelaxedBellmanFord: iterations is {iterations}. There has to be at least 1."
-            )
+            raise ArgumentError(f"RelaxedBellmanFord: iterations is {iterations}. There has to be at least 1.")
         if not isinstance(loop, str) or loop not in ("for", "while"):
             raise ArgumentError(f"RelaxedBellmanFord: loop is {loop!r}. It can be 'for' or 'while'.")
         if not isinstance(conorm, str) or conorm not in ("probabilistic", "yager"):
-            raise ArgumentError(
-                f"RelaxedBellmanFord: conorm is {conorm!r}. It can be 'probabilistic' or 'yager'."
-            )
+            raise ArgumentError(f"RelaxedBellmanFord: conorm is {conorm!r}. It can be 'probabilistic' or 'yager'.")
         self.beta = float(beta)
         self.iterations = iterations
         self.loop: Loop = loop

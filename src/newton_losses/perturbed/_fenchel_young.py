@@ -112,9 +112,7 @@ class FenchelYoungLoss(EstimatedLoss):
 
     def _flat_target(self, y: Tensor, targets: tuple[Any, ...]) -> Tensor:
         if len(targets) != 1:
-            raise ArgumentError(
-                f"FenchelYoungLoss: got {len(targets)} targets; it takes one, the wanted solutions."
-            )
+            raise ArgumentError(f"FenchelYoungLoss: got {len(targets)} targets; it takes one, the wanted solutions.")
         try:
             target = torch.as_tensor(targets[0], device=y.device)
         except (TypeError, ValueError, RuntimeError) as error:

@@ -126,6 +126,4 @@ def _sobol_digits(points: int, size: int, device: torch.device) -> Tensor:
 
 def check_scale(owner: str, scale: float) -> None:
     if not isinstance(scale, int | float) or not 0 < scale < math.inf:
-        raise ArgumentError(
-            f"{owner}: scale is {scale}; the noise needs a positive, finite scale, for example 0.1."
-        )
+        raise ArgumentError(f"{owner}: scale is {scale}; the noise needs a positive, finite scale, for example 0.1.")
