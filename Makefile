@@ -12,7 +12,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	@touch $@
 
 demo: $(VENV)/.installed
-	$(BIN)/python examples/quickstart.py
+	$(BIN)/newton-losses demo
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .

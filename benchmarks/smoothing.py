@@ -112,9 +112,7 @@ def print_times() -> None:
         {
             "mean Hessian, one product (ours)": one_product,
             "mean Hessian, one a sample": one_hessian_a_sample,
-            "noise through uniforms (ours)": lambda: loss.sampler.draw(
-                y, SCALE, loss.distribution, generator
-            ),
+            "noise through uniforms (ours)": lambda: loss.sampler.draw(y, SCALE, loss.distribution, generator),
             "noise by torch.randn": lambda: torch.randn(draws, samples, size, generator=generator),
             "the black box alone": lambda: hamming(y + noise.perturbation(), wanted),
             "expand, no curvature": lambda: loss.expand(y, wanted, curvature=None),

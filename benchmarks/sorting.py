@@ -53,9 +53,7 @@ def candidates(count: int, n: int, steepness: float, device: str) -> dict[str, C
     def peer_hessian() -> torch.Tensor:
         leaf = scores.clone().requires_grad_()
         (gradient,) = torch.autograd.grad(peer_loss(leaf), leaf, create_graph=True)
-        rows = [
-            torch.autograd.grad(column.sum(), leaf, retain_graph=True)[0] for column in gradient.unbind(1)
-        ]
+        rows = [torch.autograd.grad(column.sum(), leaf, retain_graph=True)[0] for column in gradient.unbind(1)]
         return torch.stack([row.sum(0) for row in rows])
 
     def generic_hessian() -> torch.Tensor:

@@ -8,8 +8,7 @@ Frobenius norm of its batch's mean Hessian. A derivative may be the sum of large
 where all scores are equal; then no float32 sum can be right relative to the result. So a gradient below 1 %
 of (sharpness · loss), a Hessian below 1 % of (sharpness² · loss), is compared with that 1 %. The sharpness is
 the slope of the log-odds: the steepness or the inverse temperature, and where the exponent is not linear in
-the scores what its derivative makes of it. The Hessian of "logistic_phi" has a second source of cancelling
-terms, its slope's own change: sharpness · (sharpness + 1/gap) takes the place of sharpness².
+the scores what its derivative makes of it.
 """
 
 import argparse
@@ -91,14 +90,6 @@ def sharpness(relaxation: Relaxation, scores: Tensor) -> Tensor:
     return scale
 
 
-def bend(relaxation: Relaxation, scores: Tensor) -> Tensor:
-    """How much the sharpness itself changes with a sample's scores, relative to it, `(N,)`."""
-    gap = scores.double().sort(-1).values.diff().amin(-1)
-    if isinstance(relaxation, SortingNetwork) and relaxation.distribution == "logistic_phi":
-        return 1 / (gap + 1e-10)
-    return torch.zeros_like(gap)
-
-
 def check(loss: SortingLoss, scores: Tensor, values: Tensor, where: str, outcome: Outcome) -> None:
     """One batch in float32 and in float64."""
     leaf = scores.clone().requires_grad_()
@@ -116,7 +107,7 @@ def check(loss: SortingLoss, scores: Tensor, values: Tensor, where: str, outcome
     norms = torch.maximum(large.gradient.norm(dim=-1), terms).clamp(min=FLOOR)
     for quantity in ("backward", "gradient"):
         outcome.note(quantity, (found[quantity].double() - large.gradient).norm(dim=-1) / norms, where)
-    terms = (terms * (sharpness(loss.relaxation, scores) + bend(loss.relaxation, scores))).mean()
+    terms = (terms * sharpness(loss.relaxation, scores)).mean()
     size = torch.maximum(large.curvature.norm(), terms).clamp(min=FLOOR)
     outcome.note("hessian", (small.curvature.double() - large.curvature).norm() / size, where)
 

@@ -125,6 +125,7 @@ def test_an_ensemble_by_vmap(kind: str) -> None:
     stacked = torch.func.vmap(torch.func.grad(loss))(weights)
     alone = torch.stack([torch.func.grad(loss)(weight) for weight in weights])
     assert_close(stacked, alone, 1e-10)
+    assert_close(torch.func.vmap(loss)(weights), torch.stack([loss(weight) for weight in weights]), 1e-10)
 
 
 def test_inject_fisher_under_torch_func() -> None:

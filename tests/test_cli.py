@@ -154,6 +154,22 @@ def test_seeds_are_numbers_and_ranges():
     assert parse_seeds("0-2,7") == [0, 1, 2, 7]
 
 
+@pytest.mark.parametrize(("words", "package"), [(["data", "check", "digits"], "sklearn"), (["demo"], "matplotlib")])
+def test_a_missing_package_is_named(words, package, monkeypatch):
+    for name in [name for name in sys.modules if name.split(".")[0] == package]:
+        monkeypatch.delitem(sys.modules, name)
+
+    class Missing:
+        def find_spec(self, name, path=None, target=None):
+            if name.split(".")[0] == package:
+                raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+    monkeypatch.setattr(sys, "meta_path", [Missing(), *sys.meta_path])
+    code, text = command(*words)
+    assert code == 2
+    assert f"needs the package {package}" in text
+
+
 ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
 
 

@@ -4,7 +4,7 @@ For losses that cannot be handed over as a function: whatever comes after `injec
 and the gradient that arrives is turned into that of its Newton loss on the way to the network.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -13,13 +13,17 @@ from torch.amp import GradScaler
 from .curvature import (
     Damping,
     Expansion,
+    GroupChoice,
     Reduction,
     check_damping,
+    check_group,
     empirical_fisher,
     finite,
     flatten_outputs,
     full_precision,
     newton_step,
+    resolve_group,
+    share_curvature,
 )
 from .errors import ArgumentError
 from .newton import count_skipped
@@ -28,7 +32,12 @@ LossScale = float | Tensor | GradScaler
 
 
 def inject_fisher(
-    y: Tensor, damping: Damping = 0.1, *, reduction: Reduction = "mean", loss_scale: LossScale = 1.0
+    y: Tensor,
+    damping: Damping = 0.1,
+    *,
+    reduction: Reduction = "mean",
+    loss_scale: LossScale = 1.0,
+    process_group: GroupChoice = "default",
 ) -> Tensor:
     """`y` itself, through which gradients flow back as those of the empirical-Fisher Newton loss.
 
@@ -43,6 +52,10 @@ def inject_fisher(
     zero and the others theirs as if they were not there; behind a `GradScaler` they stay non-finite,
     because it looks for them to skip the step and lower the scale.
 
+    Where `torch.distributed` is initialised, F is that of all ranks' samples, and what leaves is such
+    that its average over the ranks, which DDP and FSDP take, is that of one process with the whole batch.
+    Every rank has to run its backward pass, also for an empty batch. `process_group` is as in `NewtonLoss`.
+
     >>> y = torch.tensor([[2.0], [4.0]], requires_grad=True)
     >>> inject_fisher(y, damping=1.0).square().sum(1).mean().backward()
     >>> y.grad  # ∇ℓᵢ = 4 and 8, F = (16 + 64)/2, so ∇ℓᵢ / (2 · 41)
@@ -52,8 +65,10 @@ def inject_fisher(
     check_damping(damping)
     if reduction not in ("mean", "sum"):
         raise ArgumentError(f"reduction={reduction!r}; what follows inject_fisher ends in a 'mean' or a 'sum'.")
+    check_group(process_group)
     flatten_outputs(y)
-    injected: Tensor = _InjectFisher.apply(y, damping, reduction, loss_scale, None)  # type: ignore[no-untyped-call]
+    settings = _Settings(damping, reduction, loss_scale, process_group)
+    injected: Tensor = _InjectFisher.apply(y, settings, None)  # type: ignore[no-untyped-call]
     return injected
 
 
@@ -69,51 +84,66 @@ class InjectFisher(nn.Module):
 
     skipped: Tensor
 
-    def __init__(self, damping: Damping = 0.1, *, reduction: Reduction = "mean", loss_scale: LossScale = 1.0) -> None:
+    def __init__(
+        self,
+        damping: Damping = 0.1,
+        *,
+        reduction: Reduction = "mean",
+        loss_scale: LossScale = 1.0,
+        process_group: GroupChoice = "default",
+    ) -> None:
         super().__init__()
         check_damping(damping)
+        check_group(process_group)
         self.damping = damping
         self.reduction: Reduction = reduction
         self.loss_scale = loss_scale
+        self.process_group = process_group
         self.register_buffer("skipped", torch.zeros((), dtype=torch.int64), persistent=False)
 
     def forward(self, y: Tensor) -> Tensor:
         flatten_outputs(y)
-        injected: Tensor = _InjectFisher.apply(y, self.damping, self.reduction, self.loss_scale, self)  # type: ignore[no-untyped-call]
+        settings = _Settings(self.damping, self.reduction, self.loss_scale, self.process_group)
+        injected: Tensor = _InjectFisher.apply(y, settings, self)  # type: ignore[no-untyped-call]
         return injected
 
     def extra_repr(self) -> str:
         return f"damping={self.damping!r}"
 
 
+class _Settings(NamedTuple):
+    damping: Damping
+    reduction: Reduction
+    loss_scale: LossScale
+    process_group: GroupChoice
+
+
 class _InjectFisher(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(
-        y: Tensor, damping: Damping, reduction: Reduction, loss_scale: LossScale, module: nn.Module | None
-    ) -> Tensor:
+    def forward(y: Tensor, settings: _Settings, module: nn.Module | None) -> Tensor:
         return y.view_as(y)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        _, ctx.damping, ctx.reduction, ctx.loss_scale, ctx.module = inputs
+        _, ctx.settings, ctx.module = inputs
 
     @staticmethod
     def backward(ctx: Any, arrived: Tensor) -> tuple[Tensor | None, ...]:
         with full_precision(arrived):
-            rows, kept = _newton_rows(arrived, ctx.damping, ctx.reduction, ctx.loss_scale)
+            rows, kept = _newton_rows(arrived, ctx.settings)
         if ctx.module is not None:
             count_skipped(ctx.module, kept)
-        return rows.reshape(arrived.shape).to(arrived.dtype), None, None, None, None
+        return rows.reshape(arrived.shape).to(arrived.dtype), None, None
 
 
-def _newton_rows(
-    arrived: Tensor, damping: Damping, reduction: Reduction, loss_scale: LossScale
-) -> tuple[Tensor, Tensor]:
+def _newton_rows(arrived: Tensor, settings: _Settings) -> tuple[Tensor, Tensor]:
     """What leaves, `(N, m)` in float32 at least, and which samples were finite."""
+    damping, reduction, loss_scale, process_group = settings
     flat = flatten_outputs(arrived)
-    if flat.numel() == 0:
+    group = resolve_group(process_group)
+    if flat.numel() == 0 and group is None:
         return flat, torch.ones(len(flat), dtype=torch.bool, device=flat.device)
     scaled = isinstance(loss_scale, GradScaler)
     scale = loss_scale.scale(flat.new_ones(())) if isinstance(loss_scale, GradScaler) else loss_scale
@@ -122,7 +152,9 @@ def _newton_rows(
     # The values of the losses are not known here; a damping rule sees zeros.
     bare = Expansion(flat.new_zeros(len(flat)), gradient)
     expansion = Expansion(bare.value, gradient, empirical_fisher(gradient, finite(bare)))
-    step = newton_step(expansion, damping)
-    back = scale / step.count if reduction == "mean" else scale
+    shared = None if group is None else share_curvature(expansion, "fisher", group)
+    step = newton_step(expansion if shared is None else shared.expansion, damping)
+    ranks, total = (1, step.count) if shared is None else (shared.ranks, shared.total)
+    back = ranks * scale / total if reduction == "mean" else ranks * scale
     rows = step.rows * back
     return (torch.where(step.kept[:, None], rows, flat) if scaled else rows), step.kept

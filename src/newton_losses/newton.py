@@ -17,15 +17,20 @@ from .curvature import (
     Damping,
     Expandable,
     Expansion,
+    GroupChoice,
     Loss,
     Reduction,
     Spectrum,
     check_damping,
+    check_group,
     check_loss,
     expand,
+    goes_by_products,
     loss_values,
     newton_step,
+    resolve_group,
     resolve_reduction,
+    share_curvature,
 )
 from .errors import ArgumentError
 
@@ -40,6 +45,7 @@ class NewtonOptions(TypedDict, total=False):
     spectrum: Spectrum
     reduction: Reduction | None
     matrix_free: bool | None
+    process_group: GroupChoice
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,12 +56,15 @@ class NewtonTarget(Expansion):
     - `step` is `(N, m)`: (C + λI)⁻¹∇ℓᵢ, zero for samples that were left out.
     - `kept` is `(N,)` boolean: whether a sample's value, gradient and step are finite.
     - `count` is the N that means are taken over: the samples with finite value and gradient, at least 1.
+    - `total` is that N summed over all `ranks` that share the batch; alone, `count` itself and 1.
     """
 
     target: Tensor
     step: Tensor
     kept: Tensor
     count: Tensor
+    total: Tensor
+    ranks: int = 1
 
 
 def newton_target(
@@ -67,20 +76,27 @@ def newton_target(
     spectrum: Spectrum = "raw",
     reduction: Reduction | None = None,
     matrix_free: bool | None = None,
+    process_group: GroupChoice = "default",
 ) -> NewtonTarget:
     """The explicit target z* of one damped Newton step on `loss` from the outputs `y`, `(N, ...)`.
 
         zᵢ* = ȳᵢ − (C + λI)⁻¹ ∇ℓᵢ(ȳᵢ),   C = (1/N) Σ ∇²ℓᵢ  or  (1/N) Σ ∇ℓᵢ∇ℓᵢᵀ
 
     Nothing in it carries a graph. A sample whose value or gradient is not finite keeps z* = ȳ and takes
-    no part in C. The arguments are those of `NewtonLoss`.
+    no part in C. Where processes share the batch, C is that of all of it and each has to make this call.
+    The arguments are those of `NewtonLoss`.
 
     >>> newton_target(lambda y: (y - 3).square().sum(1), torch.zeros(2, 1), damping=1e-9).target
     tensor([[3.],
             [3.]])
     """
-    _check_options(curvature, damping)
+    _check_options(curvature, damping, process_group)
+    group = resolve_group(process_group)
+    if group is not None and curvature == "hessian" and isinstance(y, Tensor):
+        matrix_free = _agreed(loss, y, matrix_free)
     expansion = expand(loss, y, *targets, curvature=curvature, reduction=reduction, matrix_free=matrix_free)
+    shared = None if group is None else share_curvature(expansion, curvature, group, matrix_free=matrix_free)
+    expansion = expansion if shared is None else shared.expansion
     step = newton_step(expansion, damping, spectrum)
     return NewtonTarget(
         expansion.value,
@@ -90,6 +106,8 @@ def newton_target(
         step=step.rows,
         kept=step.kept,
         count=step.count,
+        total=step.count if shared is None else shared.total,
+        ranks=1 if shared is None else shared.ranks,
     )
 
 
@@ -136,10 +154,18 @@ class NewtonLoss(nn.Module):
         value: "loss", or "quadratic" for the value ½‖z* − y‖² itself.
         check: on the first call, make sure that the loss depends on the outputs and does not mix the
             samples of the batch.
+        process_group: whose samples make up the batch: "default" for all ranks, a
+            `torch.distributed.ProcessGroup` for its ranks, `None` for this process alone.
 
     A sample with a non-finite loss or gradient gets a zero gradient and the others theirs as if it were
     not there. The buffer `skipped` counts such samples on the device, without waiting for it. An empty
     batch has the value and the gradient zero. Under `torch.no_grad()` the loss alone is evaluated.
+
+    Where `torch.distributed` is initialised, C is that of all ranks' samples and N their number, and
+    the gradient is such that its average over the ranks, which DDP and FSDP take, is that of one process with
+    the whole batch; the batches of the ranks may differ in size or be empty. The value stays that of
+    this rank's samples. Every rank has to make each call that is differentiated; calls
+    under `torch.no_grad()` ask nothing of the others.
 
     >>> newton = NewtonLoss(lambda y, target: (y - target).abs().pow(1.5).sum(1), damping=0.01)
     >>> y = torch.tensor([[1.0], [4.0]], requires_grad=True)
@@ -162,9 +188,10 @@ class NewtonLoss(nn.Module):
         matrix_free: bool | None = None,
         value: Value = "loss",
         check: bool = True,
+        process_group: GroupChoice = "default",
     ) -> None:
         super().__init__()
-        _check_options(curvature, damping)
+        _check_options(curvature, damping, process_group)
         _check_value(value)
         self.loss = loss
         self.options: NewtonOptions = {
@@ -173,6 +200,7 @@ class NewtonLoss(nn.Module):
             "spectrum": spectrum,
             "reduction": resolve_reduction(loss, reduction),
             "matrix_free": matrix_free,
+            "process_group": process_group,
         }
         self.value: Value = value
         self.check = check
@@ -215,7 +243,11 @@ def _value_only(value: Value) -> bool:
 
 
 def _plain_value(loss: Loss | Expandable, y: Tensor, targets: tuple[Any, ...], reduction: Reduction | None) -> Tensor:
-    values = loss_values(loss, y, *targets, reduction=reduction)
+    return _reduced(loss_values(loss, y, *targets, reduction=reduction), reduction)
+
+
+def _reduced(values: Tensor, reduction: Reduction | None) -> Tensor:
+    """The mean, or the sum, of the values that are finite: the same with derivatives and without."""
     usable = torch.isfinite(values)
     total = torch.where(usable, values, 0.0).sum()
     return total if reduction == "sum" else total / usable.sum().clamp(min=1)
@@ -226,24 +258,36 @@ def _surrogate(y: Tensor, found: NewtonTarget, value: Value, reduction: Reductio
 
     With d = y − ȳ, which is zero but has a gradient, ½‖z* − y‖² = ½‖step‖² + step·d + ½‖d‖². Written
     so, no digit of a small step is lost next to large outputs, and any value can stand in front.
+    That is this rank's own; the factor of the gradient is made for an average over the ranks.
     """
-    factor = 1 if reduction == "sum" else 1 / found.count
-    rows = torch.where(found.kept, found.value, 0.0) if value == "loss" else found.step.square().sum(1) / 2
+    own, all_ranks = (1, found.ranks) if reduction == "sum" else (1 / found.count, found.ranks / found.total)
+    in_front = _reduced(found.value, reduction) if value == "loss" else (found.step.square().sum(1) / 2 * own).sum()
     moved = (y - y.detach()).to(found.step.dtype).reshape(found.step.shape)
-    moved = torch.where(found.kept[:, None], moved, 0.0)
+    # An infinite output, at which a loss may well be finite, would be ∞ − ∞ here.
+    moved = torch.where(found.kept[:, None] & torch.isfinite(moved), moved, 0.0)
     slope = (found.step * moved).sum(1) + moved.square().sum(1) / 2
-    return ((rows + slope) * factor).sum()
+    return in_front + (slope * all_ranks).sum()
+
+
+def _agreed(loss: Loss | Expandable, y: Tensor, matrix_free: bool | None) -> bool | None:
+    """Products or a matrix, from what all ranks know alike. A loss with its own expansion has its own form."""
+    if isinstance(loss, Expandable):
+        matrix_free = None if matrix_free else matrix_free
+    return True if goes_by_products(y.shape[1:].numel(), matrix_free) else matrix_free
 
 
 def _may_wait(y: Tensor) -> bool:
     """Whether results may be read back to the host now: not while a step is compiled or captured."""
-    return not torch.compiler.is_compiling() and not (y.is_cuda and torch.cuda.is_current_stream_capturing())
+    if torch.compiler.is_compiling():
+        return False
+    return not (isinstance(y, Tensor) and y.is_cuda and torch.cuda.is_current_stream_capturing())
 
 
-def _check_options(curvature: object, damping: object) -> None:
+def _check_options(curvature: object, damping: object, process_group: object) -> None:
     if curvature not in ("hessian", "fisher"):
         raise ArgumentError(f"curvature={curvature!r}; it can be 'hessian' or 'fisher'.")
     check_damping(damping)
+    check_group(process_group)
 
 
 def _check_value(value: object) -> None:

@@ -92,6 +92,7 @@ def test_a_configuration_survives_json():
         (paths, {"loop": "for"}, "solves exactly"),
         (paths, {"algorithm": "bellman-ford", "num_samples": 3}, "--samples does not go with"),
         (sorting, {"n": 1}, "at least 2"),
+        (paths, {"data": "warcraft", "size": 18}, "have 12×12 cells"),
         (sorting, {"steps": 0}, "at least 1"),
         (sorting, {"device": "gpu"}, "--device gpu"),
         (sorting, {"batch_size": 0}, "--batch-size 0"),

@@ -9,6 +9,7 @@ import torch
 
 from newton_losses.bench.config import PathsConfig, SortingConfig
 from newton_losses.bench.defaults import PATHS_ALGORITHMS, SORTING_ALGORITHMS
+from newton_losses.bench.files import RunError
 from newton_losses.bench.interrupts import Interrupted, StopRequests
 from newton_losses.bench.loop import run
 from newton_losses.bench.progress import Silent
@@ -196,6 +197,14 @@ def test_a_stop_request_saves_and_the_run_goes_on(tmp_path, monkeypatch):
     monkeypatch.undo()
     again = run(SORTING, str(tmp_path / "run"))
     assert again["final"] == whole["final"]
+
+
+def test_a_checkpoint_of_another_version_is_a_clear_error():
+    trainer, _ = steps_of(SORTING, 1)
+    state = trainer.state()
+    del state["tensors"]["last_loss"]
+    with pytest.raises(RunError, match="another version"):
+        trainer.restore(state)
 
 
 def test_a_loss_that_is_not_finite_is_stored_as_null():

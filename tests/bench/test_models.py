@@ -190,17 +190,26 @@ def test_a_convolution_as_a_product_is_the_convolution(shape):
         torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-10)
 
 
+def relative_errors(precise, scores, model, images, weights):
+    """Of the scores and of each gradient, against those of the float32 network `precise`."""
+    outs = [scores, precise(images)]
+    gradients = [
+        torch.autograd.grad((out * weights).sum(), network.parameters())
+        for out, network in zip(outs, (model, precise), strict=True)
+    ]
+    pairs = [tuple(outs), *zip(*gradients, strict=True)]
+    return [float(torch.linalg.vector_norm(a - b) / torch.linalg.vector_norm(b)) for a, b in pairs]
+
+
 @pytest.mark.gpu
-def test_the_fast_network_is_the_plain_one_within_what_bf16_explains():
+def test_the_fast_network_errs_no_more_than_plain_bf16():
     torch.manual_seed(0)
-    fast, plain = DigitCNN(precision="bf16").cuda(), DigitCNN().cuda()
-    plain.load_state_dict(fast.state_dict())
-    fast = fast.to(memory_format=torch.channels_last)
-    images = torch.rand(10, 5, 1, 28, 112, device="cuda")
-    scores, expected = fast(images), plain(images)
-    assert scores.dtype == torch.float32
-    assert torch.linalg.vector_norm(scores - expected) < 1e-2 * torch.linalg.vector_norm(expected)
-    for out in (scores, expected):
-        (out * torch.linspace(-1, 1, 5, device="cuda")).sum().backward()
-    for one, other in zip(fast.parameters(), plain.parameters(), strict=True):
-        assert torch.linalg.vector_norm(one.grad - other.grad) < 3e-2 * torch.linalg.vector_norm(other.grad)
+    model, precise = DigitCNN(precision="bf16").cuda(), DigitCNN().cuda()
+    precise.load_state_dict(model.state_dict())
+    images, weights = torch.rand(10, 5, 1, 28, 112, device="cuda"), torch.randn(10, 5, device="cuda")
+    fast = relative_errors(precise, model(images), model, images, weights)
+    # the same network with the library's convolution in the first layer
+    features = super(DigitCNN, model)._features(model.convolutions, images.flatten(0, -4))
+    plain = relative_errors(precise, model.head(features).reshape(10, 5), model, images, weights)
+    for one, other in zip(fast, plain, strict=True):
+        assert one <= 2 * other + 1e-3

@@ -75,6 +75,15 @@ def test_another_configuration_is_refused_with_the_differences(tmp_path):
     assert sorted((p.name, p.read_bytes()) for p in (tmp_path / "run").iterdir() if p.name != ".lock") == before
 
 
+def test_a_run_that_never_began_may_be_configured_anew(tmp_path):
+    with RunFolder(tmp_path / "run", CONFIG):
+        pass  # as when the data was not there
+    with RunFolder(tmp_path / "run", OTHER):
+        pass
+    stored = json.loads((tmp_path / "run" / "config.json").read_text())
+    assert stored["configuration"] == json.loads(json.dumps(OTHER.to_dict()))
+
+
 def test_the_same_data_may_lie_elsewhere(tmp_path):
     fill(tmp_path / "run")
     moved = SortingConfig(algorithm="softsort", device="cpu", data_root="elsewhere").resolved()

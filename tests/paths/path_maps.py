@@ -118,9 +118,7 @@ def reference(
     return route[::-1], distance[goal], all(len(tight(v)) <= 1 for v in route)
 
 
-def simple_paths(
-    height: int, width: int, neighbors: int, goal: tuple[int, int]
-) -> list[list[tuple[int, int]]]:
+def simple_paths(height: int, width: int, neighbors: int, goal: tuple[int, int]) -> list[list[tuple[int, int]]]:
     """All paths from the top left to the goal that visit no vertex twice."""
     found, stack = [], [[(0, 0)]]
     while stack:

@@ -75,9 +75,7 @@ def test_by_hand_equals_plain():
     plain, pullback = torch.func.vjp(lambda w: _relaxation.positions(w, 9), weights)
     torch.testing.assert_close(visited, plain, rtol=1e-13, atol=1e-15)
     gradient = torch.rand(visited.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    torch.testing.assert_close(
-        _buffered._positions_pullback(weights, padded, gradient), pullback(gradient)[0]
-    )
+    torch.testing.assert_close(_buffered._positions_pullback(weights, padded, gradient), pullback(gradient)[0])
 
 
 def test_hessian_by_forward_over_reverse_under_vmap():
@@ -98,9 +96,7 @@ def test_hessian_by_forward_over_reverse_under_vmap():
     step = 1e-5 * torch.rand(4, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     gradient = torch.func.grad(value)
     difference = gradient(costs + step) - gradient(costs - step)
-    torch.testing.assert_close(
-        (forward_over_reverse * 2 * step).sum((2, 3)), difference, rtol=1e-6, atol=1e-11
-    )
+    torch.testing.assert_close((forward_over_reverse * 2 * step).sum((2, 3)), difference, rtol=1e-6, atol=1e-11)
 
 
 def test_float32_second_derivatives_meet_no_1e12():

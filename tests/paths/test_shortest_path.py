@@ -193,9 +193,7 @@ class TestEdges:
         assert torch.equal(shortest_path(costs[0], backend=backend), expected.path[0])
         assert solve(costs[:0], backend=backend).path.shape == (0, 5, 7)
 
-    @pytest.mark.parametrize(
-        "dtype", [torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.uint8]
-    )
+    @pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.uint8])
     def test_every_dtype_gives_its_own_mask(self, backend, dtype):
         costs = path_maps.make_maps("integer", 5, 6, 6, seed=8)
         best = solve(costs.to(dtype), backend=backend)
@@ -219,9 +217,7 @@ class TestEdges:
         expected = shortest_path(costs, backend=backend)
         mapped = torch.vmap(lambda c: shortest_path(c, backend=backend), in_dims=1, out_dims=1)
         assert torch.equal(mapped(costs.view(2, 3, 5, 5)), expected.view(2, 3, 5, 5))
-        graph = torch.compile(
-            lambda c: shortest_path(c, backend=backend) + 0, fullgraph=True, backend="aot_eager"
-        )
+        graph = torch.compile(lambda c: shortest_path(c, backend=backend) + 0, fullgraph=True, backend="aot_eager")
         assert torch.equal(graph(costs), expected)
 
 
@@ -275,9 +271,7 @@ def test_without_numba_torch_takes_over(monkeypatch):
 def test_importing_the_package_imports_no_compiler():
     code = "import sys, newton_losses.paths; print(sorted({'numba', 'triton', 'scipy'} & set(sys.modules)))"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    result = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment
-    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
     assert result.stdout == "[]\n"
 
 

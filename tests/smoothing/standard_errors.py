@@ -12,6 +12,4 @@ def assert_unbiased(estimates: Tensor, expected: Tensor, resolution: float, what
     """
     mean, error = estimates.mean(0), estimates.std(0) / estimates.shape[0] ** 0.5
     assert 5 * float(error.max()) < resolution, f"{what}: too noisy to notice {resolution}: {error}"
-    assert bool(((mean - expected).abs() <= 5 * error + 1e-12).all()), (
-        f"{what}: {mean} ± {error}, not {expected}"
-    )
+    assert bool(((mean - expected).abs() <= 5 * error + 1e-12).all()), f"{what}: {mean} ± {error}, not {expected}"

@@ -118,9 +118,7 @@ def test_the_backward_stores_no_jacobian():
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")
-@pytest.mark.parametrize(
-    "hessian", [torch.autograd.functional.hessian, lambda f, y: torch.func.hessian(f)(y)]
-)
+@pytest.mark.parametrize("hessian", [torch.autograd.functional.hessian, lambda f, y: torch.func.hessian(f)(y)])
 def test_a_second_derivative_is_refused_with_the_reason(hessian):
     algorithm = SmoothedAlgorithm(ranks, 0.5, 4, generator=generator(11))
     with pytest.raises(DerivativeError, match=r"k·m² entries.*curvature='fisher'"):

@@ -136,9 +136,7 @@ def test_leave_one_out_within_a_quasi_random_set_would_be_biased(monkeypatch):
     from newton_losses.smoothing import _loss
 
     _, gradient, _ = closed_form(scipy.stats.norm)
-    loss = SmoothedLoss(
-        both_positive, SCALE, 4, variance_reduction="leave_one_out", quasi=True, generator=generator(4)
-    )
+    loss = SmoothedLoss(both_positive, SCALE, 4, variance_reduction="leave_one_out", quasi=True, generator=generator(4))
     y = POINT.expand(50_000, 2)
     assert_unbiased(loss.expand(y, curvature=None).gradient, gradient, 0.008)
     monkeypatch.setattr(_loss.SmoothedLoss, "_draw", _one_set)

@@ -19,9 +19,7 @@ def make(name: str, sharpness: float = 1.0, network: str = "odd_even", n: int | 
     return SortingNetwork(n, network, name, sharpness)
 
 
-def scores_and_values(
-    count: int, n: int, seed: int = 0, dtype: torch.dtype = torch.float64
-) -> tuple[Tensor, Tensor]:
+def scores_and_values(count: int, n: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
     """Scores without ties, and values in random order."""
     generator = torch.Generator().manual_seed(seed)
     scores = torch.randn(count, n, generator=generator, dtype=torch.float64)

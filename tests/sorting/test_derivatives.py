@@ -74,9 +74,7 @@ def test_expansion_of_both_wirings(network):
 @pytest.mark.parametrize("name", DISTRIBUTIONS)
 def test_derivatives_of_the_distributions(name):
     law = LAWS[name]
-    u = torch.tensor(
-        [-1e9, -1e4, -21.0, -19.0, -3.0, -0.2, 0.0, 0.1, 0.7, 5.0, 30.0, 1e5], dtype=torch.float64
-    )
+    u = torch.tensor([-1e9, -1e4, -21.0, -19.0, -3.0, -0.2, 0.0, 0.1, 0.7, 5.0, 30.0, 1e5], dtype=torch.float64)
     leaf = u.clone().requires_grad_()
     (first,) = torch.autograd.grad(law.log_cdf(leaf).sum(), leaf, create_graph=True)
     (second,) = torch.autograd.grad(first.sum(), leaf)

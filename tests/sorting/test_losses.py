@@ -95,9 +95,7 @@ def test_half_precision_and_autocast(name):
         torch.testing.assert_close(loss(half, values), expected)
         expansion = loss.expand(half, values, curvature="hessian")
     assert expansion.curvature.dtype == torch.float32
-    torch.testing.assert_close(
-        expansion.curvature, loss.expand(half.float(), values, curvature="hessian").curvature
-    )
+    torch.testing.assert_close(expansion.curvature, loss.expand(half.float(), values, curvature="hessian").curvature)
 
 
 def test_names_and_their_parameters():
@@ -199,9 +197,7 @@ def test_compile(name):
     expand = torch.compile(
         lambda s, v: loss.expand(s, v, curvature="hessian").curvature, fullgraph=True, backend="aot_eager"
     )
-    torch.testing.assert_close(
-        expand(scores, values), loss.expand(scores, values, curvature="hessian").curvature
-    )
+    torch.testing.assert_close(expand(scores, values), loss.expand(scores, values, curvature="hessian").curvature)
 
 
 @pytest.mark.gpu

@@ -11,9 +11,7 @@ diffsort = pytest.importorskip("diffsort")
 
 
 @pytest.mark.parametrize("distribution", DISTRIBUTIONS)
-@pytest.mark.parametrize(
-    ("network", "n"), [("odd_even", n) for n in (*SIZES, 7)] + [("bitonic", 4), ("bitonic", 16)]
-)
+@pytest.mark.parametrize(("network", "n"), [("odd_even", n) for n in (*SIZES, 7)] + [("bitonic", 4), ("bitonic", 16)])
 def test_networks_equal_diffsort(distribution, network, n):
     scores, _ = scores_and_values(20, n)
     peer = diffsort.DiffSortNet(network, n, steepness=4.0, distribution=distribution)
@@ -40,9 +38,7 @@ def test_softmax_relaxations_equal_the_textbook_in_descending_order(n):
     ordered = scores.sort(-1, descending=True).values
     difference = (ordered.unsqueeze(-1) - scores.unsqueeze(-2)).abs()
     torch.testing.assert_close(softsort(scores, 0.3, descending=True), (-difference / 0.3).softmax(-1))
-    torch.testing.assert_close(
-        softsort(scores, 0.3, p=2, descending=True), (-difference.square() / 0.3).softmax(-1)
-    )
+    torch.testing.assert_close(softsort(scores, 0.3, p=2, descending=True), (-difference.square() / 0.3).softmax(-1))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -61,9 +57,7 @@ def test_the_sharp_limit_is_the_hard_permutation(name):
     hard = torch.nn.functional.one_hot(scores.argsort(-1), 6).double()
     # Heavy tails end slowly: a comparison is wrong by about 1/(πβd).
     torch.testing.assert_close(make(name, 1e9).matrix(scores), hard, rtol=0, atol=1e-5)
-    torch.testing.assert_close(
-        make(name, 1e9).matrix(scores, descending=True), hard.flip(-2), rtol=0, atol=1e-5
-    )
+    torch.testing.assert_close(make(name, 1e9).matrix(scores, descending=True), hard.flip(-2), rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", NAMES)

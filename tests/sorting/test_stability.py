@@ -44,11 +44,7 @@ def adversarial(n):
         (2, 1000.0),
         (5, 10.0),
         (5, 1000.0),
-        *(
-            pytest.param(n, sharpness, marks=pytest.mark.slow)
-            for n in (3, 16)
-            for sharpness in (0.1, 10.0, 1000.0)
-        ),
+        *(pytest.param(n, sharpness, marks=pytest.mark.slow) for n in (3, 16) for sharpness in (0.1, 10.0, 1000.0)),
     ],
 )
 @pytest.mark.parametrize("name", NAMES)

@@ -42,7 +42,12 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     if hashlib.sha256(payload).hexdigest() != digest:
         raise BadCheckpoint(f"{path}: damaged, its checksum does not match ({len(payload)} bytes).")
     try:
-        state: dict[str, Any] = torch.load(io.BytesIO(payload), map_location="cpu", weights_only=True)
+        state = torch.load(io.BytesIO(payload), map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise BadCheckpoint(f"{path}: holds more than weights and numbers, and is not loaded ({error}).") from error
+    except Exception as error:
+        # The sum is right, so this was made, not damaged; torch has many ways to fail at what it did not write.
+        raise BadCheckpoint(f"{path}: not written by torch.save, and not loaded ({error!r}).") from error
+    if not isinstance(state, dict):
+        raise BadCheckpoint(f"{path}: holds a {type(state).__name__} instead of the state of a run.")
     return state

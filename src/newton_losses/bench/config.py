@@ -184,6 +184,8 @@ class PathsConfig(RunConfig):
         for name in ("epochs", "train_maps", "test_maps"):
             check_at_least(name, getattr(self, name), 1)
         check_at_least("size", self.size, 2)
+        if self.data == "warcraft" and self.size != 12:
+            raise ArgumentError(f"--size {self.size}: the warcraft maps have 12×12 cells. Other sizes are terrain's.")
         # Tenfold lower after three and after four fifths of the epochs: after 30 and 40 of the paper's 50.
         drops = (self.epochs * 3 // 5, self.epochs * 4 // 5) if self.drops is None else self.drops
         config = replace(config, drops=tuple(sorted(drops)))

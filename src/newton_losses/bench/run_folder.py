@@ -154,18 +154,27 @@ class RunFolder:
                     f"{self.path} is not a run folder and holds other files ({', '.join(others[:3])}…). "
                     "Choose a new folder with --out."
                 )
-            write_atomically(file, _pretty({"configuration": wanted, "environment": environment()}))
+            self._write_configuration(wanted)
             return
         stored = read_json(file).get("configuration", {})
+        if not isinstance(stored, dict):
+            raise RunError(f"{file}: its configuration is no JSON object. Restore it, or use another folder.")
         names = [name for name in {**stored, **wanted} if stored.get(name) != wanted.get(name)]
         # The same data may lie elsewhere today.
         names = [name for name in names if name != "data_root"]
-        if names:
+        if names and not any((self.path / name).exists() for name in (CHECKPOINT, PREVIOUS, EVALUATIONS, RESULT)):
+            # A run that never got anywhere, as with a forgotten data set: nothing to protect.
+            self._write_configuration(wanted)
+        elif names:
             lines = [f"  {option(n)}: {stored.get(n)} there, {wanted.get(n)} here" for n in names]
             raise RunError(
                 f"{self.path} holds a run with another configuration:\n" + "\n".join(lines) + "\nGive the same "
                 "settings to go on with it, choose another folder with --out, or add --overwrite to delete it."
             )
+
+    def _write_configuration(self, configuration: Record) -> None:
+        content = {"configuration": configuration, "environment": environment()}
+        write_atomically(self.path / CONFIG, _pretty(content))
 
     def _clear(self) -> bool:
         """Delete the run that is here, and nothing else; whether there was one."""
@@ -183,9 +192,11 @@ class RunFolder:
 def read_json(path: Path) -> Record:
     """A JSON object from a file, with an error that names the file."""
     try:
-        found: Record = json.loads(path.read_text())
+        found = json.loads(path.read_text())
     except (OSError, ValueError) as error:
         raise RunError(f"{path}: could not be read as JSON ({error}). Restore it, or use another folder.") from error
+    if not isinstance(found, dict):
+        raise RunError(f"{path}: holds {type(found).__name__} instead of an object. Restore it, or use another folder.")
     return found
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from .capture import CapturedStep
 from .config import RunConfig
+from .files import RunError
 from .tasks import Task
 
 
@@ -96,6 +97,11 @@ class Trainer:
 
     def restore(self, state: dict[str, Any]) -> None:
         """Be as at the time of `state()`, in place: captured graphs stay valid."""
+        if state["tensors"].keys() != self.tensors.keys():
+            raise RunError(
+                "The checkpoint is of another version of newton-losses or torch: it holds other tensors than this one "
+                "trains. Go on with the versions named in the run's config.json, or start anew in another folder."
+            )
         self.step = state["step"]
         with torch.no_grad():
             for name, tensor in self.tensors.items():

@@ -1,5 +1,6 @@
 """`newton-losses demo`: train, watch, look."""
 
+import importlib
 import json
 import sys
 import time
@@ -36,7 +37,9 @@ def demo(
     Takes about two minutes on two cores and needs no data and no network. Ctrl-C saves; the same command goes on.
     """
     with spoken_errors(as_json):
+        importlib.import_module("matplotlib")  # better missed now than after two minutes of training
         check_at_least("seeds", seeds, 1)
+        check_at_least("steps", steps, 1)
         config = DemoConfig(steps=steps, eval_every=max(1, steps // 20))
         try:
             out.mkdir(parents=True, exist_ok=True)

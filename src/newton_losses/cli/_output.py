@@ -14,6 +14,7 @@ from ..bench.progress import JsonLines, PlainLines, Progress
 from ..errors import NewtonLossesError
 
 FAILED = 2
+_OPTIONAL = ("sklearn", "matplotlib", "pooch", "tensorboard")
 
 
 @contextlib.contextmanager
@@ -23,6 +24,13 @@ def spoken_errors(as_json: bool = False) -> Iterator[None]:
         yield
     except NewtonLossesError as error:
         _complain("error", str(error), as_json)
+        raise typer.Exit(FAILED) from None
+    except ModuleNotFoundError as error:
+        # Only what the extra brings is imported this late; anything else missing is a bug and keeps its traceback.
+        if (error.name or "").split(".")[0] not in _OPTIONAL:
+            raise
+        install = "pip install 'newton-losses[bench]'"
+        _complain("error", f"this needs the package {error.name}, which the extra 'bench' brings: {install}", as_json)
         raise typer.Exit(FAILED) from None
     except Interrupted as stop:
         command = shlex.join(["newton-losses", *sys.argv[1:]])

@@ -21,6 +21,12 @@ from ._forms import Curvature as Curvature
 from ._forms import Dense as Dense
 from ._forms import LowRank as LowRank
 from ._forms import Products as Products
+from ._global import Shared as Shared
+from ._global import goes_by_products as goes_by_products
+from ._global import share_curvature as share_curvature
+from ._group import GroupChoice as GroupChoice
+from ._group import check_group as check_group
+from ._group import resolve_group as resolve_group
 from ._solve import Spectrum as Spectrum
 from ._solve import damped_solve as damped_solve
 from ._step import Step as Step

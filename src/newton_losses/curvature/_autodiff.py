@@ -100,9 +100,10 @@ def _forward_products(total: Total, flat: Tensor, directions: Tensor) -> tuple[T
         return value, gradient, product
 
     # A loss that draws random numbers has to draw the same ones in every direction.
-    vectorised = torch.func.vmap(along, out_dims=(None, None, 0), randomness="same")  # type: ignore[arg-type]
-    value, gradient, product = vectorised(directions)
-    return value, gradient, product
+    value, gradient, product = torch.func.vmap(along, randomness="same")(directions)
+    # The first two are the same in every direction, and stored once. (Saying so by out_dims=None is
+    # refused where the caller's own vmap is around this one.)
+    return value[0], gradient[0], product
 
 
 def _reverse_graph(total: Total, flat: Tensor, loss: object, *, twice: bool) -> tuple[Tensor, Tensor, SecondProduct]:

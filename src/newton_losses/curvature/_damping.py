@@ -46,7 +46,7 @@ class RelativeDamping:
         if expansion.curvature is None:
             raise ArgumentError("RelativeDamping needs an expansion with a curvature to be relative to.")
         scale = as_curvature(expansion.curvature).mean_square().sqrt()
-        return torch.where(scale > 0, self.factor * scale, math.nan)
+        return self.factor * scale
 
 
 def check_damping(damping: object) -> None:
@@ -63,10 +63,19 @@ def check_damping(damping: object) -> None:
 
 
 def apply_rule(damping: Damping, expansion: Expansion) -> Tensor | float:
-    """The damping of this batch."""
-    if isinstance(damping, Tensor):
-        return damping.detach().reshape(())
-    return damping if isinstance(damping, int | float) else damping(expansion)
+    """The damping of this batch.
+
+    One in a tensor that is not positive and finite becomes NaN, without waiting for the device: no sample
+    has a solution then, and all are counted as left out.
+    """
+    found = damping if isinstance(damping, int | float | Tensor) else damping(expansion)
+    if not isinstance(found, int | float | Tensor):
+        raise ArgumentError(f"A damping rule returned {found!r}; it gives a positive number or a scalar tensor.")
+    check_damping(found)
+    if not isinstance(found, Tensor):
+        return found
+    found = found.detach().reshape(())
+    return torch.where((found > 0) & torch.isfinite(found), found, math.nan)
 
 
 def _check_positive(number: float, what: str) -> None:

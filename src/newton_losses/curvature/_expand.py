@@ -10,7 +10,7 @@ from ._autodiff import Derivatives, SecondProduct, first_order, second_order, se
 from ._call import Loss, Reduction, flatten_outputs, full_precision, make_total, name_of, resolve_reduction
 from ._expansion import CurvatureKind, Expandable, Expansion
 from ._fisher import empirical_fisher
-from ._forms import Curvature, Dense, Products, as_curvature
+from ._forms import Curvature, Dense, LowRank, Products, as_curvature
 
 KINDS = ("hessian", "fisher", None)
 
@@ -91,9 +91,10 @@ def _expansion(found: Derivatives, curvature: Curvature | None) -> Expansion:
 def _mean_hessian(found: Derivatives) -> Dense:
     assert found.second is not None
     kept = finite(found) & torch.isfinite(found.second).all(2).all(0)
-    mean = torch.where(kept[None, :, None], found.second, 0.0).sum(1) / kept.sum().clamp(min=1)
+    count = kept.sum()
+    mean = torch.where(kept[None, :, None], found.second, 0.0).sum(1) / count.clamp(min=1)
     # Rounding makes it a little unsymmetric; the solvers may read one triangle only.
-    return Dense((mean + mean.mT) / 2)
+    return Dense((mean + mean.mT) / 2, count=count)
 
 
 def _mean_products(product: SecondProduct, kept: Tensor, flat: Tensor) -> Products:
@@ -110,8 +111,7 @@ def _mean_products(product: SecondProduct, kept: Tensor, flat: Tensor) -> Produc
 
 def _empty(flat: Tensor, kind: CurvatureKind | None) -> Expansion:
     """No samples, or samples of no outputs: nothing to differentiate, and the loss is not called."""
-    size = flat.shape[1]
-    curvature = None if kind is None else Dense(flat.new_zeros(size, size), semidefinite=True)
+    curvature = None if kind is None else LowRank(flat.new_zeros(0, flat.shape[1]))
     return Expansion(flat.new_zeros(len(flat)), flat, curvature)
 
 

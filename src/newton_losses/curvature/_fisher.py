@@ -23,5 +23,6 @@ def empirical_fisher(gradient: Tensor, kept: Tensor | None = None) -> Dense | Lo
     # In float64, because a small damping has to survive next to the squares of large gradients.
     wide = gradient if gradient.device.type == "mps" else gradient.double()
     if gradient.shape[0] < gradient.shape[1]:
-        return LowRank(wide / torch.as_tensor(count, dtype=wide.dtype, device=wide.device).sqrt())
+        scale = torch.as_tensor(count, dtype=wide.dtype, device=wide.device).sqrt()
+        return LowRank(wide / scale, scale)
     return Dense(wide.mT @ wide / count, semidefinite=True)

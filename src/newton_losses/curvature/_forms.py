@@ -5,17 +5,25 @@ Only the mathematics of the matrix lives here. Solving with it is in `_solve.py`
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
 
 @dataclass(frozen=True)
 class Dense:
-    """C, stored as an `(m, m)` symmetric tensor; `semidefinite` where no eigenvalue can be negative."""
+    """C, stored as an `(m, m)` symmetric tensor; `semidefinite` where no eigenvalue can be negative.
+
+    `count` is how many samples C is the mean over, where that is not all with a finite gradient.
+    """
 
     matrix: Tensor
     semidefinite: bool = False
+    count: Tensor | None = None
 
     def dense(self) -> Tensor:
         return self.matrix
@@ -31,9 +39,14 @@ class Dense:
 
 @dataclass(frozen=True)
 class LowRank:
-    """C = AᵀA, given by its factor A of shape `(K, m)`. The empirical Fisher with N < m, where A = G/√N."""
+    """C = AᵀA, given by its factor A of shape `(K, m)`. The empirical Fisher with N < m, where A = G/√N.
+
+    Where the gradients gᵢ of the batch are themselves in it, `scale` and `first` say how: gᵢ = scale · A[first + i].
+    """
 
     factor: Tensor
+    scale: Tensor | None = None
+    first: int = 0
 
     def dense(self) -> Tensor:
         return self.factor.mT @ self.factor
@@ -52,11 +65,14 @@ class Products:
     """C as a function that maps rows `(K, m)` to rows times C; nothing of size m² is ever stored.
 
     `example` is any tensor of the dtype and on the device that the function works with, `size` is m.
+    With a `group`, the function is made of what all its ranks know: they have to
+    call it together and with the same rows.
     """
 
     function: Callable[[Tensor], Tensor]
     size: int
     example: Tensor
+    group: "ProcessGroup | None" = None
 
     def dense(self) -> Tensor:
         return self.function(torch.eye(self.size, dtype=self.example.dtype, device=self.example.device))

@@ -5,13 +5,17 @@ the caller leaves out. The small systems are solved in float64 where the device 
 nothing at these sizes, and a λ of 1e-6 next to a curvature of 1e3 keeps its meaning.
 """
 
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
 
 from ..errors import ArgumentError
 from ._forms import Curvature, LowRank, Products
+from ._group import any_over, gather_numbers, gather_rows, own_rank
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 Spectrum = Literal["raw", "absolute", "clip"]
 SPECTRA = ("raw", "absolute", "clip")
@@ -36,14 +40,15 @@ def damped_solve(
     >>> damped_solve(Dense(torch.tensor([[3.0, 0.0], [0.0, -3.0]])), torch.ones(1, 2), 1.0, "absolute")
     tensor([[0.2500, 0.2500]])
     """
-    if spectrum not in SPECTRA:
-        raise ArgumentError(f"spectrum={spectrum!r}; it can be 'raw', 'absolute' or 'clip'.")
+    check_spectrum(spectrum)
     if isinstance(curvature, Products):
         if spectrum != "raw":
             raise ArgumentError(
                 f"spectrum={spectrum!r} needs the eigenvalues of the curvature, and this one is given by "
                 "products only. Use spectrum='raw', or matrix_free=False where the matrix fits into memory."
             )
+        if curvature.group is not None:
+            return _solve_together(curvature, curvature.group, rows, damping, iterations, tolerance)
         return _conjugate_residuals(curvature, rows, damping, iterations, tolerance)
     dtype = _solve_dtype(rows)
     if isinstance(damping, Tensor):
@@ -59,6 +64,11 @@ def damped_solve(
         solved: Tensor = torch.linalg.solve_ex(_damped(matrix, damping), wide.mT)[0]
         return solved.mT.to(rows.dtype)
     return _definite_part(matrix, spectrum, damping, wide).to(rows.dtype)
+
+
+def check_spectrum(spectrum: object) -> None:
+    if spectrum not in SPECTRA:
+        raise ArgumentError(f"spectrum={spectrum!r}; it can be 'raw', 'absolute' or 'clip'.")
 
 
 def _solve_dtype(rows: Tensor) -> torch.dtype:
@@ -79,6 +89,22 @@ def _woodbury(factor: Tensor, rows: Tensor, damping: Tensor | float) -> Tensor:
     """(AᵀA + λI)⁻¹b = (b − Aᵀ(AAᵀ + λI)⁻¹Ab) / λ: a K×K system instead of an m×m one."""
     inner = _cholesky(_damped(factor @ factor.mT, damping), rows @ factor.mT)
     return (rows - inner @ factor) / damping
+
+
+def solve_gradients(curvature: LowRank, count: int, damping: Tensor | float) -> Tensor:
+    """(AᵀA + λI)⁻¹gᵢ for the `count` gradients that the factor itself is made of, gᵢ = scale · A[first + i].
+
+    (AᵀA + λI)⁻¹Aᵀ = Aᵀ(AAᵀ + λI)⁻¹: nothing is subtracted, so that this stays right where ‖C‖ is so many
+    orders above λ that the general formula, which takes the difference of two nearly equal numbers
+    and divides it by λ, has no digit left.
+    """
+    assert curvature.scale is not None
+    dtype = _solve_dtype(curvature.factor)
+    factor = curvature.factor.to(dtype)
+    damping = damping.to(dtype) if isinstance(damping, Tensor) else damping
+    own = torch.eye(len(factor), dtype=dtype, device=factor.device)[curvature.first : curvature.first + count]
+    inner = _cholesky(_damped(factor @ factor.mT, damping), own * curvature.scale.to(dtype))
+    return inner @ factor
 
 
 def _definite_part(matrix: Tensor, spectrum: Spectrum, damping: Tensor | float, rows: Tensor) -> Tensor:
@@ -111,6 +137,21 @@ def matrix_sign(matrix: Tensor) -> Tensor:
     return sign
 
 
+def _solve_together(
+    curvature: Products, group: "ProcessGroup", rows: Tensor, damping: Tensor | float, iterations: int, tolerance: float
+) -> Tensor:
+    """Every rank solves for the rows of all, since each product needs all ranks at the same rows.
+
+    A row travels with its own damping, which a rule may have made different from rank to rank.
+    """
+    column = torch.as_tensor(damping, dtype=rows.dtype, device=rows.device).expand(len(rows), 1)
+    sizes = [size for (size,) in gather_numbers(group, torch.tensor([len(rows)], device=rows.device))]
+    gathered = torch.cat(gather_rows(group, torch.cat([rows, column], dim=1), sizes))
+    solved = _conjugate_residuals(curvature, gathered[:, :-1], gathered[:, -1:], iterations, tolerance)
+    own: Tensor = torch.split(solved, sizes)[own_rank(group)]
+    return own
+
+
 def _conjugate_residuals(
     curvature: Products, rows: Tensor, damping: Tensor | float, iterations: int, tolerance: float
 ) -> Tensor:
@@ -134,7 +175,7 @@ def _conjugate_residuals(
     curve = dot(residual, product_residual)
     for _ in range(min(iterations, 4 * rows.shape[1])):
         active = dot(residual, residual) > goal
-        if rows.device.type == "cpu" and not torch.compiler.is_compiling() and not bool(active.any()):
+        if rows.device.type == "cpu" and not torch.compiler.is_compiling() and not _any(active, curvature.group):
             break
         length = torch.where(active, curve / dot(product_direction, product_direction), 0.0)
         solution = solution + length * direction
@@ -146,3 +187,7 @@ def _conjugate_residuals(
         direction = residual + turn * direction
         product_direction = product_residual + turn * product_direction
     return solution
+
+
+def _any(flags: Tensor, group: "ProcessGroup | None") -> bool:
+    return bool(flags.any()) if group is None else any_over(group, flags.any())

@@ -10,8 +10,8 @@ from ._call import full_precision
 from ._damping import Damping, apply_rule
 from ._expand import finite
 from ._expansion import Expansion
-from ._forms import as_curvature
-from ._solve import Spectrum, damped_solve
+from ._forms import LowRank, as_curvature
+from ._solve import Spectrum, check_spectrum, damped_solve, solve_gradients
 
 
 @dataclass(frozen=True)
@@ -36,10 +36,15 @@ def newton_step(expansion: Expansion, damping: Damping, spectrum: Spectrum = "ra
     """
     if expansion.curvature is None:
         raise ArgumentError("A Newton step needs an expansion with a curvature.")
+    check_spectrum(spectrum)
     usable = finite(expansion)
     gradient = torch.where(usable[:, None], expansion.gradient, 0.0)
     with full_precision(gradient):
         damping = apply_rule(damping, expansion)
-        solved = damped_solve(as_curvature(expansion.curvature), gradient, damping, spectrum)
+        curvature = as_curvature(expansion.curvature)
+        if isinstance(curvature, LowRank) and curvature.scale is not None:
+            solved = solve_gradients(curvature, len(gradient), damping).to(gradient.dtype)
+        else:
+            solved = damped_solve(curvature, gradient, damping, spectrum)
     kept = usable & torch.isfinite(solved).all(1)
     return Step(torch.where(kept[:, None], solved, 0.0), kept, usable.sum().clamp(min=1).to(gradient.dtype))

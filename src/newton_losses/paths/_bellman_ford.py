@@ -5,6 +5,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from .._arguments import real_tensor
 from ..errors import ArgumentError, ShapeError
 from . import _buffered
 
@@ -49,18 +50,14 @@ class RelaxedBellmanFord(nn.Module):
         conorm: Conorm = "probabilistic",
     ) -> None:
         super().__init__()
-        if not beta > 0:
+        if not isinstance(beta, int | float) or not beta > 0:
             raise ArgumentError(f"RelaxedBellmanFord: beta is {beta}. It is an inverse temperature, above 0.")
-        if iterations < 1:
-            raise ArgumentError(
-                f"RelaxedBellmanFord: iterations is {iterations}. There has to be at least 1."
-            )
-        if loop not in ("for", "while"):
+        if not isinstance(iterations, int) or iterations < 1:
+            raise ArgumentError(f"RelaxedBellmanFord: iterations is {iterations}. There has to be at least 1.")
+        if not isinstance(loop, str) or loop not in ("for", "while"):
             raise ArgumentError(f"RelaxedBellmanFord: loop is {loop!r}. It can be 'for' or 'while'.")
-        if conorm not in ("probabilistic", "yager"):
-            raise ArgumentError(
-                f"RelaxedBellmanFord: conorm is {conorm!r}. It can be 'probabilistic' or 'yager'."
-            )
+        if not isinstance(conorm, str) or conorm not in ("probabilistic", "yager"):
+            raise ArgumentError(f"RelaxedBellmanFord: conorm is {conorm!r}. It can be 'probabilistic' or 'yager'.")
         self.beta = float(beta)
         self.iterations = iterations
         self.loop: Loop = loop
@@ -70,7 +67,7 @@ class RelaxedBellmanFord(nn.Module):
         return f"beta={self.beta}, iterations={self.iterations}, loop={self.loop!r}, conorm={self.conorm!r}"
 
     def forward(self, costs: Tensor) -> Tensor:
-        if costs.ndim != 3 or 0 in costs.shape[1:]:
+        if real_tensor(costs, "costs", "RelaxedBellmanFord").ndim != 3 or 0 in costs.shape[1:]:
             raise ShapeError(
                 f"RelaxedBellmanFord: costs have shape {tuple(costs.shape)}. They are vertex costs of a "
                 "batch of grids, (B, H, W)."

@@ -5,6 +5,7 @@ from typing import Literal
 
 from torch import Tensor, nn
 
+from .._arguments import real_tensor
 from ..errors import ArgumentError, ShapeError
 
 
@@ -37,7 +38,7 @@ class PathLoss(nn.Module):
 
     def forward(self, costs: Tensor, label: Tensor) -> Tensor:
         path = self.algorithm(costs)
-        if label.shape != path.shape:
+        if real_tensor(label, "the label's cells", "PathLoss").shape != path.shape:
             raise ShapeError(
                 f"PathLoss: the label has shape {tuple(label.shape)} and the path {tuple(path.shape)}. They "
                 "have to be equal: one 0/1 mask per map."

@@ -48,9 +48,7 @@ def solve(costs: Tensor, neighbors: int, start: int, goal: int) -> tuple[Tensor,
     dtype = costs.dtype if costs.dtype in (torch.float32, torch.float64) else torch.float32
     maps = costs.to(dtype).contiguous().numpy()
     kernel = _kernel(maps.dtype)
-    maps, offsets, start, goal, path, cost, unique, reachable, budget = _arguments(
-        maps, neighbors, start, goal
-    )
+    maps, offsets, start, goal, path, cost, unique, reachable, budget = _arguments(maps, neighbors, start, goal)
 
     def work(part: slice) -> None:
         results = path[part], cost[part], unique[part], reachable[part]

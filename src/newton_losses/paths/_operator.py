@@ -31,8 +31,7 @@ def choose(backend: str, device: torch.device) -> str:
         return backend
     if backend not in ("numba", "triton"):
         raise ArgumentError(
-            f"shortest_path: backend is {backend!r}. It can be 'auto', 'torch', 'numba' (CPU) or "
-            "'triton' (CUDA)."
+            f"shortest_path: backend is {backend!r}. It can be 'auto', 'torch', 'numba' (CPU) or 'triton' (CUDA)."
         )
     if backend != native:
         raise ArgumentError(

@@ -63,10 +63,7 @@ def incoming(weights: Tensor) -> Tensor:
     height, width = weights.shape[1:3]
     padded = functional.pad(weights, (0, 0, 1, 1, 1, 1))
     return torch.stack(
-        [
-            padded[OPPOSITE[k], 1 + i : 1 + i + height, 1 + j : 1 + j + width]
-            for k, (i, j) in enumerate(OFFSETS)
-        ]
+        [padded[OPPOSITE[k], 1 + i : 1 + i + height, 1 + j : 1 + j + width] for k, (i, j) in enumerate(OFFSETS)]
     )
 
 

@@ -1,10 +1,12 @@
 """Shortest paths on grids of vertex costs: what a caller sees. The searching is done by the back ends."""
 
+import operator
 from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
+from .._arguments import real_tensor
 from ..errors import ArgumentError, ShapeError
 from ._grid import OFFSETS, Neighbors
 from ._operator import shortest_path_operator
@@ -92,6 +94,8 @@ def solve(
     (tensor(7., dtype=torch.float64), tensor(True))
     """
     _check_arguments(costs, neighbors)
+    if not isinstance(backend, str):
+        raise ArgumentError(f"shortest_path: backend is {backend!r}. It is a name, such as 'auto'.")
     height, width = costs.shape[-2:]
     first = _flat("start", (0, 0) if start is None else start, height, width)
     last = _flat("goal", (-1, -1) if goal is None else goal, height, width)
@@ -115,6 +119,8 @@ def path_cost(costs: Tensor, path: Tensor) -> Tensor:
     >>> path_cost(costs, shortest_path(costs))
     tensor(5.)
     """
+    real_tensor(costs, "costs", "path_cost")
+    real_tensor(path, "the path's cells", "path_cost")
     if costs.ndim < 2 or path.ndim < 2 or costs.shape[-2:] != path.shape[-2:]:
         raise ShapeError(
             f"path_cost: costs have shape {tuple(costs.shape)} and the path {tuple(path.shape)}. Both end in "
@@ -126,22 +132,23 @@ def path_cost(costs: Tensor, path: Tensor) -> Tensor:
 
 
 def _check_arguments(costs: Tensor, neighbors: int) -> None:
-    if costs.ndim < 2 or costs.shape[-1] == 0 or costs.shape[-2] == 0:
+    if real_tensor(costs, "costs", "shortest_path").ndim < 2 or 0 in costs.shape[-2:]:
         raise ShapeError(
             f"shortest_path: costs have shape {tuple(costs.shape)}. They are vertex costs of grids, "
             "(..., H, W) with at least one row and one column."
         )
-    if neighbors not in OFFSETS:
+    if not isinstance(neighbors, int) or neighbors not in OFFSETS:
         raise ArgumentError(
             f"shortest_path: neighbors is {neighbors!r}. A vertex has 4 neighbours, or 8 with the diagonals."
         )
-    if costs.is_complex():
-        raise ArgumentError(f"shortest_path: costs are {costs.dtype}. Complex numbers have no order.")
 
 
 def _flat(name: str, vertex: Vertex, height: int, width: int) -> int:
     """A (row, column), negative ones from the end as in Python, as an index into the flattened map."""
-    row, column = vertex
+    try:
+        row, column = (operator.index(place) for place in vertex)
+    except (TypeError, ValueError):
+        raise ArgumentError(f"shortest_path: {name} is {vertex!r}. It is a vertex, (row, column).") from None
     if not (-height <= row < height and -width <= column < width):
         raise ArgumentError(
             f"shortest_path: {name} is {tuple(vertex)}, outside of maps of {height} rows and {width} columns."

@@ -56,9 +56,7 @@ def _shifted(values: Tensor, neighbors: int, outside: float) -> Tensor:
     """The values of every vertex's neighbours, `(K, B, H, W)` in the order of OFFSETS."""
     height, width = values.shape[-2:]
     padded = functional.pad(values, (1, 1, 1, 1), value=outside)
-    return torch.stack(
-        [padded[:, 1 + i : 1 + i + height, 1 + j : 1 + j + width] for i, j in OFFSETS[neighbors]]
-    )
+    return torch.stack([padded[:, 1 + i : 1 + i + height, 1 + j : 1 + j + width] for i, j in OFFSETS[neighbors]])
 
 
 def _tight(distance: Tensor, costs: Tensor, neighbors: int, start: int) -> Tensor:

@@ -81,9 +81,7 @@ def solve_maps(  # type: ignore[no-untyped-def]
     todo = live & (cost < INFINITY)
     tl.store(path + vertex * count, 1, mask=todo)
     # Until the first tie there is one way back only; it is the path, whatever the rule for ties.
-    vertex, tied = trace(
-        costs, distance, hops, path, vertex, todo, start, count, stride, False, DIAGONAL, BLOCK
-    )
+    vertex, tied = trace(costs, distance, hops, path, vertex, todo, start, count, stride, False, DIAGONAL, BLOCK)
     tl.store(tied_out + lane, tied, mask=live)
     if tl.max(tied.to(tl.int32), 0) > 0:
         changing = 1

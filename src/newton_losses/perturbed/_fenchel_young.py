@@ -5,7 +5,7 @@ from typing import Any, Literal, Unpack, get_args
 import torch
 from torch import Tensor
 
-from ..curvature import CurvatureKind
+from ..curvature import CurvatureKind, empirical_fisher
 from ..errors import ArgumentError, ShapeError
 from ..smoothing import SmoothingOptions
 from ..smoothing import _estimators as estimators
@@ -69,9 +69,7 @@ class FenchelYoungLoss(EstimatedLoss):
     ) -> None:
         super().__init__(solver, scale, num_samples, **options)
         if hessian not in get_args(HessianEstimator):
-            raise ArgumentError(
-                f"FenchelYoungLoss: hessian is {hessian!r}; it is one of 'jacobian', 'optimal_value'."
-            )
+            raise ArgumentError(f"FenchelYoungLoss: hessian is {hessian!r}; it is one of 'jacobian', 'optimal_value'.")
         self.minimize = minimize
         self.hessian = hessian
 
@@ -99,14 +97,12 @@ class FenchelYoungLoss(EstimatedLoss):
             return value, gradient, None
         keep = estimators.finite(value, gradient)
         if curvature == "fisher":
-            return value, gradient, estimators.empirical_fisher(gradient, keep)
+            return value, gradient, empirical_fisher(gradient, keep)
         if centred:
             costs = torch.cat([flat.unsqueeze(0), costs])
         return value, gradient, sign * self._mean_hessian(solutions, costs, noise, centred, keep)
 
-    def _mean_hessian(
-        self, solutions: Tensor, costs: Tensor, noise: Noise, centred: bool, keep: Tensor
-    ) -> Tensor:
+    def _mean_hessian(self, solutions: Tensor, costs: Tensor, noise: Noise, centred: bool, keep: Tensor) -> Tensor:
         """The mean Hessian of the smoothed optimum E⟨c, w(c)⟩ from solutions and costs `(S or 1+S, N, m)`."""
         if self.hessian == "jacobian":
             weights = self._weights(solutions, centred)
@@ -116,10 +112,13 @@ class FenchelYoungLoss(EstimatedLoss):
 
     def _flat_target(self, y: Tensor, targets: tuple[Any, ...]) -> Tensor:
         if len(targets) != 1:
+            raise ArgumentError(f"FenchelYoungLoss: got {len(targets)} targets; it takes one, the wanted solutions.")
+        try:
+            target = torch.as_tensor(targets[0], device=y.device)
+        except (TypeError, ValueError, RuntimeError) as error:
             raise ArgumentError(
-                f"FenchelYoungLoss: got {len(targets)} targets; it takes one, the wanted solutions."
-            )
-        target = torch.as_tensor(targets[0], device=y.device)
+                f"FenchelYoungLoss: the target is {type(targets[0]).__name__}; it is a tensor of wanted solutions."
+            ) from error
         if target.shape != y.shape:
             raise ShapeError(
                 f"FenchelYoungLoss: the target has shape {tuple(target.shape)} and the costs "

@@ -13,8 +13,6 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from ..curvature import LowRank
-
 VarianceReduction = Literal["none", "value", "leave_one_out"]
 VARIANCE_REDUCTIONS: tuple[str, ...] = get_args(VarianceReduction)
 
@@ -58,12 +56,6 @@ def mean_jacobian(weights: Tensor, first: Tensor, keep: Tensor) -> Tensor:
     """The mean Jacobian of the kept samples, `(k, m)`, from weights `(S, N, k)`: one matrix product."""
     weights = torch.where(keep.unsqueeze(-1), weights, 0.0)
     return weights.flatten(0, 1).mT @ first.flatten(0, 1) / (weights.shape[0] * kept(keep))
-
-
-def empirical_fisher(gradients: Tensor, keep: Tensor) -> Tensor | LowRank:
-    """(1/N) Σ gᵢgᵢᵀ over the kept samples: `(m, m)`, or its factor where that is smaller (N < m)."""
-    factor = torch.where(keep.unsqueeze(-1), gradients, 0.0) / kept(keep).to(gradients.dtype).sqrt()
-    return factor.mT @ factor if factor.shape[1] <= factor.shape[0] else LowRank(factor)
 
 
 def finite(value: Tensor, gradients: Tensor) -> Tensor:

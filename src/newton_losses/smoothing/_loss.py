@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..curvature import CurvatureKind, Expansion
+from ..curvature import CurvatureKind, Expansion, empirical_fisher
 from ..errors import ArgumentError, DerivativeError, ShapeError
 from . import _estimators as estimators
 from ._autograd import estimated
@@ -108,7 +108,7 @@ class SmoothedLoss(EstimatedLoss):
             return value, gradient, None
         keep = estimators.finite(value, gradient)
         if curvature == "fisher":
-            return value, gradient, estimators.empirical_fisher(gradient, keep)
+            return value, gradient, empirical_fisher(gradient, keep)
         return value, gradient, self._mean_hessian_of(weights, noise, keep)
 
     def _check_output(self, output: Tensor, shape: tuple[int, ...]) -> None:

@@ -56,7 +56,7 @@ class Sampler:
         # A baseline from other draws is unbiased only if they are independent, so it takes two groups.
         divisor = mirrored * (2 if self.quasi and self.leave_one_out else 1)
         least = 2 * mirrored if self.leave_one_out else mirrored
-        if self.num_samples < least or self.num_samples % divisor:
+        if not isinstance(self.num_samples, int) or self.num_samples < least or self.num_samples % divisor:
             raise ArgumentError(
                 f"num_samples is {self.num_samples}; with antithetic={self.antithetic}, quasi={self.quasi} "
                 f"and {'a' if self.leave_one_out else 'no'} leave-one-out baseline it has to be a "
@@ -84,9 +84,7 @@ class Sampler:
             uniform = torch.stack([uniform, 1 - uniform], dim=2)
         return uniform.reshape(self.num_samples, y.shape[0], size)
 
-    def draw(
-        self, y: Tensor, scale: float, distribution: Distribution, generator: torch.Generator | None
-    ) -> Noise:
+    def draw(self, y: Tensor, scale: float, distribution: Distribution, generator: torch.Generator | None) -> Noise:
         """Noise for a batch y of shape `(N, m)`, in its dtype and on its device."""
         size = y.shape[1] * getattr(distribution, "num_uniforms", 1)
         return Noise(distribution.sample(self.uniform(y, size, generator)), scale, distribution)
@@ -99,14 +97,14 @@ def _shifted_sobol(shape: tuple[int, int, int, int], y: Tensor, generator: torch
     independent, and keeps the points' even spread, which a shift modulo 1 does not.
     """
     groups, points, batch, size = shape
+    if size == 0:  # no outputs, and Sobol points have at least one dimension
+        return y.new_zeros(shape)
     if size > SobolEngine.MAXDIM:
         raise ArgumentError(
             f"quasi=True: Sobol points exist for up to {SobolEngine.MAXDIM} dimensions, and these draws "
             f"have {size}. Use quasi=False; in so many dimensions quasi-random points gain nothing."
         )
-    shift = torch.randint(
-        2**SobolEngine.MAXBIT, (groups, 1, batch, size), device=y.device, generator=generator
-    )
+    shift = torch.randint(2**SobolEngine.MAXBIT, (groups, 1, batch, size), device=y.device, generator=generator)
     digits = torch.bitwise_xor(_sobol_digits(points, size, y.device)[None, :, None, :], shift)
     return (digits.to(y.dtype) + 0.5) / float(2**SobolEngine.MAXBIT)
 
@@ -127,7 +125,5 @@ def _sobol_digits(points: int, size: int, device: torch.device) -> Tensor:
 
 
 def check_scale(owner: str, scale: float) -> None:
-    if not 0 < scale < math.inf:
-        raise ArgumentError(
-            f"{owner}: scale is {scale}; the noise needs a positive, finite scale, for example 0.1."
-        )
+    if not isinstance(scale, int | float) or not 0 < scale < math.inf:
+        raise ArgumentError(f"{owner}: scale is {scale}; the noise needs a positive, finite scale, for example 0.1.")

@@ -71,7 +71,7 @@ class Smoothed(nn.Module):
                 f"{owner}: distribution is {distribution!r}; it has to be an object with the methods "
                 f"sample and derivatives, for example nl.smoothing.Gaussian()."
             )
-        if variance_reduction not in VARIANCE_REDUCTIONS:
+        if not isinstance(variance_reduction, str) or variance_reduction not in VARIANCE_REDUCTIONS:
             raise ArgumentError(
                 f"{owner}: variance_reduction is {variance_reduction!r}; "
                 f"it is one of {', '.join(map(repr, VARIANCE_REDUCTIONS))}."
@@ -133,8 +133,7 @@ class Smoothed(nn.Module):
             inputs = torch.cat([flat.unsqueeze(0), inputs])
         rows, batch = inputs.shape[:2]
         repeated = [
-            t.expand(rows, *t.shape).flatten(0, 1) if isinstance(t, Tensor) and t.dim() > 0 else t
-            for t in targets
+            t.expand(rows, *t.shape).flatten(0, 1) if isinstance(t, Tensor) and t.dim() > 0 else t for t in targets
         ]
         inputs = inputs.reshape(rows * batch, *y.shape[1:])
         shape = tuple(inputs.shape)

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .._arguments import positive_number, real_tensor
 from ..errors import ArgumentError, ShapeError
 
 
@@ -18,7 +19,7 @@ def full_precision(scores: Tensor) -> Any:
 
 def as_working(scores: Tensor, where: str) -> Tensor:
     """`scores` in the precision the sorting code works in: float32, or float64 where it came so."""
-    if not scores.is_floating_point():
+    if not real_tensor(scores, "scores", where).is_floating_point():
         raise ArgumentError(f"{where}: scores have dtype {scores.dtype}. Pass floating-point scores.")
     if scores.dtype in (torch.float16, torch.bfloat16):
         return scores.float()
@@ -32,7 +33,7 @@ def as_wide(scores: Tensor) -> Tensor:
 
 def sorted_last(scores: Tensor, dim: int, where: str) -> Tensor:
     """`scores` with the dimension to sort moved to the end."""
-    if scores.ndim == 0:
+    if real_tensor(scores, "scores", where).ndim == 0:
         raise ShapeError(f"{where}: scores have no dimension to sort, shape (). Pass at least shape (n,).")
     if not -scores.ndim <= dim < scores.ndim:
         raise ShapeError(f"{where}: dim={dim} does not exist in scores of shape {tuple(scores.shape)}.")
@@ -44,14 +45,12 @@ def sorted_last(scores: Tensor, dim: int, where: str) -> Tensor:
 
 def check_positive(value: float, name: str, where: str) -> float:
     """`value`, if it is a positive finite number."""
-    if not 0 < value < float("inf"):
-        raise ArgumentError(f"{where}: {name}={value!r} is not a positive finite number.")
-    return float(value)
+    return positive_number(value, name, where)
 
 
 def check_same_shape(scores: Tensor, values: Tensor, where: str, name: str = "values") -> None:
     """Raise unless every score has its own target."""
-    if scores.shape != values.shape:
+    if real_tensor(scores, "scores", where).shape != real_tensor(values, name, where).shape:
         raise ShapeError(
             f"{where}: {name} have shape {tuple(values.shape)} for scores of shape {tuple(scores.shape)}. "
             f"Each score needs one of the {name}, so the two shapes are equal, (..., n)."

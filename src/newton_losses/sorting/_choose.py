@@ -28,6 +28,8 @@ def choose(
         if temperature is not None or steepness is not None:
             raise ArgumentError(f"{where}: {algorithm} already has its temperature or steepness; pass none.")
         return algorithm
+    if not isinstance(algorithm, str):
+        raise ArgumentError(f"{where}: the algorithm is {algorithm!r}. Pass a name, or a relaxation.")
     if algorithm in DISTRIBUTIONS:
         if temperature is not None:
             raise ArgumentError(
@@ -43,6 +45,4 @@ def choose(
     if algorithm == "softsort":
         return SoftSort(0.1 if temperature is None else temperature)
     names = ", ".join(map(repr, ("neuralsort", "softsort", *DISTRIBUTIONS)))
-    raise ArgumentError(
-        f"{where}: algorithm={algorithm!r} is not known. Choose one of {names}, or pass a relaxation."
-    )
+    raise ArgumentError(f"{where}: algorithm={algorithm!r} is not known. Choose one of {names}, or pass a relaxation.")

@@ -19,7 +19,12 @@ DistributionName = Literal["logistic", "logistic_phi", "gaussian", "cauchy", "re
 
 
 class Distribution:
-    """log F, its derivatives, and the argument u = steepness · d."""
+    """log F, its derivatives, and the argument u = steepness · d.
+
+    `cancels` where the derivatives by d are large terms that cancel, so that float32 would not do for them.
+    """
+
+    cancels = False
 
     def argument(self, difference: Tensor, steepness: float) -> Tensor:
         return difference * steepness
@@ -61,6 +66,8 @@ class Logistic(Distribution):
 
 class LogisticPhi(Logistic):
     """The logistic distribution at u = β d / (|d| + 10⁻¹⁰)^¼, which tells close wires apart sooner."""
+
+    cancels = True  # the slope of the argument has a pole at d = 0
 
     power = 0.25
     floor = 1e-10

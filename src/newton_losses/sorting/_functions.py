@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from .._arguments import whole_number
 from ..errors import ArgumentError
 from ._arguments import full_precision
 from ._choose import AlgorithmName, choose
@@ -83,7 +84,7 @@ def soft_topk(
 
 def check_k(k: int, n: int, where: str) -> None:
     """Raise unless 1 ≤ k ≤ n."""
-    if not 1 <= k <= n:
+    if whole_number(k, "k", where, least=0) not in range(1, n + 1):
         raise ArgumentError(f"{where}: k={k} of n={n} items. Choose k from 1 to n.")
 
 

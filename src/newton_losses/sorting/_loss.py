@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from ..curvature import CurvatureKind, Expansion
 from ..errors import ArgumentError, ShapeError
-from ._arguments import as_working, check_same_shape, full_precision
+from ._arguments import as_working, check_same_shape, full_precision, sorted_last
 from ._choose import AlgorithmName, choose
 from ._expansions import expand_reference, expand_stable, reference_cross_entropy
 from ._fast_gradient import sorting_cross_entropy
@@ -49,9 +49,7 @@ class SortingLoss(nn.Module):
     ) -> None:
         super().__init__()
         if numerics not in ("stable", "reference"):
-            raise ArgumentError(
-                f"SortingLoss: numerics={numerics!r} is not known. Choose 'stable' or 'reference'."
-            )
+            raise ArgumentError(f"SortingLoss: numerics={numerics!r} is not known. Choose 'stable' or 'reference'.")
         self.relaxation = choose(algorithm, temperature, steepness, "SortingLoss")
         self.numerics = numerics
         self.ties = check_ties(ties, "SortingLoss")
@@ -61,7 +59,8 @@ class SortingLoss(nn.Module):
         with full_precision(scores):
             if self.numerics == "stable":
                 n = scores.shape[-1]
-                flat = scores.reshape(-1, n), target.reshape(-1, n, n), cells.reshape(-1, n, n)
+                count = scores.shape[:-1].numel()
+                flat = scores.reshape(count, n), target.reshape(count, n, n), cells.reshape(count, n, n)
                 return sorting_cross_entropy(self.relaxation, *flat).reshape(scores.shape[:-1])
             return reference_cross_entropy(self.relaxation, scores, target, cells)
 
@@ -95,7 +94,7 @@ class SortingLoss(nn.Module):
         order = values if values is not None else ranks
         assert order is not None
         check_same_shape(scores, order, "SortingLoss", "values" if ranks is None else "ranks")
-        scores = as_working(scores, "SortingLoss")
+        scores = as_working(sorted_last(scores, -1, "SortingLoss"), "SortingLoss")
         target = target_matrix(order.detach(), scores.dtype)
         return scores, target, cell_weights(target, self.ties)
 

@@ -7,6 +7,8 @@ different value have no order, so that they count as wrong.
 import torch
 from torch import Tensor
 
+from .._arguments import real_tensor
+from ..errors import ShapeError
 from ._arguments import check_same_shape
 from ._order import rank_span
 
@@ -27,7 +29,8 @@ def exact_match(scores: Tensor, values: Tensor, first: int | None = None) -> Ten
     >>> exact_match(torch.tensor([[0.1, 0.2, 0.3], [0.3, 0.2, 0.1]]), torch.tensor([[1, 5, 9], [1, 5, 9]]))
     tensor([1., 0.])
     """
-    return rank_matches(scores[..., :first], values[..., :first]).all(-1).to(torch.float32)
+    scores, values = _items(scores, "scores", first), _items(values, "values", first)
+    return rank_matches(scores, values).all(-1).to(torch.float32)
 
 
 def element_wise_match(scores: Tensor, values: Tensor, first: int | None = None) -> Tensor:
@@ -36,4 +39,12 @@ def element_wise_match(scores: Tensor, values: Tensor, first: int | None = None)
     >>> element_wise_match(torch.tensor([[0.3, 0.2, 0.1]]), torch.tensor([[1, 5, 9]]))
     tensor([0.3333])
     """
-    return rank_matches(scores[..., :first], values[..., :first]).to(torch.float32).mean(-1)
+    scores, values = _items(scores, "scores", first), _items(values, "values", first)
+    return rank_matches(scores, values).to(torch.float32).mean(-1)
+
+
+def _items(tensor: Tensor, name: str, first: int | None) -> Tensor:
+    """The items to look at, `(..., n)`: all or the first ones, of which there has to be one."""
+    if real_tensor(tensor, name, "A metric of an order").ndim == 0 or tensor.shape[-1] == 0:
+        raise ShapeError(f"A metric of an order: {name} have shape {tuple(tensor.shape)}, without any items.")
+    return tensor[..., :first]

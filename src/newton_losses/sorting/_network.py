@@ -8,6 +8,7 @@ Second derivatives are in `_network_derivatives.py`.
 import torch
 from torch import Tensor
 
+from .._arguments import whole_number
 from ..errors import ArgumentError, ShapeError
 from ._arguments import as_wide, check_positive
 from ._distributions import DISTRIBUTIONS, Distribution, DistributionName
@@ -44,9 +45,9 @@ class SortingNetwork(Relaxation):
         steepness: float = 10.0,
     ) -> None:
         super().__init__()
-        if n is not None and n < 1:
-            raise ArgumentError(f"SortingNetwork: n={n} items cannot be sorted. Pass at least 1, or None.")
-        if distribution not in DISTRIBUTIONS:
+        if n is not None:
+            n = whole_number(n, "n, the number of items,", "SortingNetwork", least=1)
+        if not isinstance(distribution, str) or distribution not in DISTRIBUTIONS:
             raise ArgumentError(
                 f"SortingNetwork: distribution={distribution!r} is not known. "
                 f"Choose one of {', '.join(map(repr, DISTRIBUTIONS))}."
@@ -81,15 +82,13 @@ class SortingNetwork(Relaxation):
         # A wire's new row comes along two paths, from itself and from its partner: both in one operation.
         sources = torch.cat((torch.arange(size, device=scores.device).expand_as(partners), partners), 1)
         keep_swap = torch.stack((signs, -signs), 1).unsqueeze(-1).to(values.dtype)
-        for partner, source, sign in zip(
-            partners.unbind(0), sources.unbind(0), keep_swap.unbind(0), strict=True
-        ):
+        for partner, source, sign in zip(partners.unbind(0), sources.unbind(0), keep_swap.unbind(0), strict=True):
             difference = values.index_select(0, partner) - values
             chances = self._law.log_cdf(self._law.argument(difference * sign, self.steepness))
             values = torch.addcmul(values, chances[1].exp(), difference)
             paths = state.index_select(0, source).view(2, size, size, -1)
             state = log_sum(paths + chances.unsqueeze(2))
-        return state.movedim(-1, 0).reshape(*scores.shape, -1)
+        return state.movedim(-1, 0).reshape(*scores.shape, scores.shape[-1])
 
     def probabilities(self, scores: Tensor) -> Tensor:
         partners, signs = self._wiring(scores)
@@ -101,22 +100,25 @@ class SortingNetwork(Relaxation):
             values = keep * values + (1 - keep) * other
             keep = keep.unsqueeze(1)
             state = keep * state + (1 - keep) * state.index_select(0, partner)
-        return state.movedim(-1, 0).reshape(*scores.shape, -1)
+        return state.movedim(-1, 0).reshape(*scores.shape, scores.shape[-1])
 
     def derivatives(
         self, scores: Tensor, target: Tensor, cells: Tensor, hessian: bool
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         partners, signs = self._wiring(scores)
         values = as_wide(batch_last(scores))
-        return network_derivatives(values, target, cells, partners, signs, self._law, self.steepness, hessian)
+        dtype = values.dtype if self._law.cancels else target.dtype
+        value, gradient, total = network_derivatives(
+            values, target.to(dtype), cells.to(dtype), partners, signs, self._law, self.steepness, hessian
+        )
+        narrow = target.dtype
+        return value.to(narrow), gradient.to(narrow), None if total is None else total.to(narrow)
 
     def extra_repr(self) -> str:
-        return (
-            f"{self.n}, network={self.network!r}, distribution={self.distribution!r}, "
-            f"steepness={self.steepness}"
-        )
+        return f"{self.n}, network={self.network!r}, distribution={self.distribution!r}, steepness={self.steepness}"
 
 
 def batch_last(scores: Tensor) -> Tensor:
     """`(..., n)` as `(n, N)`: a layer then moves whole rows, and inner loops run over the batch."""
-    return scores.reshape(-1, scores.shape[-1]).mT
+    # Not -1: how many samples there are cannot be inferred where there are none.
+    return scores.reshape(scores.shape[:-1].numel(), scores.shape[-1]).mT

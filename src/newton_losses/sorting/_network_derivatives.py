@@ -125,9 +125,7 @@ def _comparators(difference: Tensor, sign: Tensor, law: Distribution, steepness:
     )
 
 
-def _bend(
-    comparators: Comparators, law: Distribution, kept: Tensor, swapped: Tensor, moved: Tensor
-) -> Tensor:
+def _bend(comparators: Comparators, law: Distribution, kept: Tensor, swapped: Tensor, moved: Tensor) -> Tensor:
     """Σ (adjoint) · (second derivative by d) of what a comparator computes: k, s and the move q."""
     second = law.log_bend(comparators.both) * comparators.slope.square()
     by_keep = second[0] + comparators.keep_first * comparators.relative_bend

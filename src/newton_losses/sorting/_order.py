@@ -9,7 +9,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from ..errors import ArgumentError
+from .._arguments import real_tensor
+from ..errors import ArgumentError, ShapeError
 
 Ties = Literal["share", "mask"]
 
@@ -36,6 +37,8 @@ def target_matrix(values: Tensor, dtype: torch.dtype | None = None) -> Tensor:
             [0.5000, 0.0000, 0.5000],
             [0.5000, 0.0000, 0.5000]])
     """
+    if real_tensor(values, "values", "target_matrix").ndim == 0:
+        raise ShapeError("target_matrix: the values have no dimension to order, shape (). Pass at least shape (n,).")
     first, count = rank_span(values)
     rank = torch.arange(values.shape[-1], device=values.device).unsqueeze(-1)
     first, count = first.unsqueeze(-2), count.unsqueeze(-2)
@@ -49,7 +52,7 @@ def cell_weights(target: Tensor, ties: Ties) -> Tensor:
     "share" weighs all n² cells alike. "mask" leaves out the cells that ties make ambiguous, 0 < Q < 1.
     """
     if ties == "share":
-        return torch.full_like(target, 1 / target.shape[-1] ** 2)
+        return torch.full_like(target, 1 / max(1, target.shape[-1]) ** 2)
     certain = ((target == 0) | (target == 1)).to(target.dtype)
     # All items tied: no cell is certain, and a mean over none of them is 0, not 0/0.
     return certain / certain.sum((-2, -1), keepdim=True).clamp(min=1)

@@ -6,8 +6,9 @@ Both are plain functions of a relaxation, differentiated automatically. `Sorting
 import torch
 from torch import Tensor, nn
 
-from ..errors import ShapeError
-from ._arguments import check_same_shape
+from .._arguments import real_tensor
+from ..errors import ArgumentError, ShapeError
+from ._arguments import check_same_shape, sorted_last
 from ._choose import AlgorithmName, choose
 from ._functions import check_k, log_column_weights, soft_rank
 from ._order import rank_span
@@ -38,12 +39,14 @@ class TopKLoss(nn.Module):
         self.relaxation = choose(algorithm, temperature, steepness, "TopKLoss")
 
     def forward(self, scores: Tensor, labels: Tensor) -> Tensor:
-        if labels.shape != scores.shape[:-1]:
+        sorted_last(scores, -1, "TopKLoss")
+        if real_tensor(labels, "labels", "TopKLoss").shape != scores.shape[:-1]:
             raise ShapeError(
                 f"TopKLoss: labels have shape {tuple(labels.shape)} for scores of shape "
                 f"{tuple(scores.shape)}. One label for each row of scores: {tuple(scores.shape[:-1])}."
             )
         check_k(self.k, scores.shape[-1], "TopKLoss")
+        _check_labels(labels, scores.shape[-1])
         weights = log_column_weights(self.relaxation, scores, descending=True)
         index = labels[..., None, None].expand(*weights.shape[:-1], 1)
         column = weights.gather(-1, index).squeeze(-1)
@@ -52,6 +55,17 @@ class TopKLoss(nn.Module):
 
     def extra_repr(self) -> str:
         return f"k={self.k}"
+
+
+def _check_labels(labels: Tensor, n: int) -> None:
+    """On a device, torch's own check says that something was out of range; looking here would wait for it."""
+    if labels.dtype != torch.int64:
+        raise ArgumentError(f"TopKLoss: labels are {labels.dtype}. They are numbers of items, torch.int64.")
+    on_host = labels.device.type == "cpu" and not torch.compiler.is_compiling()
+    if on_host and not torch._C._functorch.is_functorch_wrapped_tensor(labels) and labels.numel():
+        low, high = int(labels.min()), int(labels.max())
+        if low < 0 or high >= n:
+            raise ArgumentError(f"TopKLoss: labels from {low} to {high} among n={n} items. They go from 0 to n − 1.")
 
 
 class SpearmanLoss(nn.Module):
@@ -78,6 +92,7 @@ class SpearmanLoss(nn.Module):
 
     def forward(self, scores: Tensor, values: Tensor) -> Tensor:
         check_same_shape(scores, values, "SpearmanLoss")
+        sorted_last(scores, -1, "SpearmanLoss")
         scores = scores if scores.dtype == torch.float64 else scores.float()
         first, count = rank_span(values)
         wanted = first + (count - 1) / 2

@@ -5,6 +5,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from .._arguments import one_of
 from ..errors import ArgumentError
 
 NetworkName = Literal["odd_even", "bitonic"]
@@ -20,11 +21,10 @@ def wiring(network: NetworkName, n: int, device: torch.device | None = None) -> 
     >>> wiring("odd_even", 3)[0].tolist()
     [[1, 0, 2], [0, 2, 1], [1, 0, 2]]
     """
+    one_of(network, ("odd_even", "bitonic"), "network", "SortingNetwork")
     if network == "odd_even":
         return _odd_even(n, device)
-    if network == "bitonic":
-        return _bitonic(n, device)
-    raise ArgumentError(f"SortingNetwork: network={network!r} is not known. Choose 'odd_even' or 'bitonic'.")
+    return _bitonic(n, device)
 
 
 def _odd_even(n: int, device: torch.device | None) -> tuple[Tensor, Tensor]:

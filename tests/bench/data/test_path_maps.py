@@ -10,9 +10,7 @@ from newton_losses.errors import ArgumentError, ShapeError
 
 @pytest.fixture
 def data():
-    maps = torch.randint(
-        0, 256, (10, 16, 16, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)
-    )
+    maps = torch.randint(0, 256, (10, 16, 16, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     weights = torch.arange(10).reshape(10, 1, 1).expand(10, 2, 2).half()
     return PathMaps(maps, weights, torch.ones(10, 2, 2, dtype=torch.uint8))
 
@@ -26,9 +24,7 @@ def test_an_epoch_holds_every_sample_once_and_keeps_the_last_batch(data):
 
 
 def test_the_protocols_epoch_has_143_steps(data):
-    many = PathMaps(
-        *(part[:1].expand(10000, *part.shape[1:]) for part in (data.maps, data.weights, data.paths))
-    )
+    many = PathMaps(*(part[:1].expand(10000, *part.shape[1:]) for part in (data.maps, data.weights, data.paths)))
     assert len(torch.split(many.order(None), 70)) == 143
 
 

@@ -167,9 +167,7 @@ def test_other_sizes(size):
 
 def test_make_writes_the_drawn_maps_and_counts_them(tmp_path):
     calls = []
-    folder = terrain.make(
-        tmp_path, size=4, counts=(40, 2, 3), seed=8, progress=lambda *call: calls.append(call)
-    )
+    folder = terrain.make(tmp_path, size=4, counts=(40, 2, 3), seed=8, progress=lambda *call: calls.append(call))
     assert folder == tmp_path / "terrain" / "4x4"
     assert calls == [(32, 45), (40, 45), (42, 45), (45, 45)]
     for split, count in (("train", 40), ("val", 2), ("test", 3)):

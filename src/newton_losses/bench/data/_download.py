@@ -18,9 +18,7 @@ Progress = Callable[[str, int, int], None]
 _LOCAL_TROUBLE = {errno.ENOSPC, errno.EACCES, errno.EPERM, errno.EROFS, errno.EDQUOT, errno.EISDIR}
 
 
-def fetch(
-    folder: Path, name: str, md5: str, mirrors: Sequence[str], progress: Progress | None = None
-) -> Path:
+def fetch(folder: Path, name: str, md5: str, mirrors: Sequence[str], progress: Progress | None = None) -> Path:
     """Return `folder/name` with the sum `md5`, downloaded from `mirror/name` where it is not there yet.
 
     `progress(name, done, total)` counts bytes. When no mirror gives the file, the error lists what each did.

@@ -127,9 +127,7 @@ def verify_files(folder: Path, sums: Mapping[str, str], advice: str, again: bool
             continue
         found = file_md5(path)
         if found != md5:
-            raise DataError(
-                f"{path} has the md5 sum {found}, not {md5}: it is damaged or of another set. {advice}"
-            )
+            raise DataError(f"{path} has the md5 sum {found}, not {md5}: it is damaged or of another set. {advice}")
         passed[name] = stamp
     with suppress(OSError), atomic_path(folder / _STAMP) as temporary:
         temporary.write_text(json.dumps(passed))

@@ -29,9 +29,7 @@ class MapFiles:
     `maps` is `(N, 8k, 8k, 3)` uint8, `weights` `(N, k, k)` float16, `paths` `(N, k, k)` uint8 of 0 and 1.
     """
 
-    def __init__(
-        self, folder: Path, split: str, size: int, sums: Mapping[str, str], advice: str, check: bool
-    ) -> None:
+    def __init__(self, folder: Path, split: str, size: int, sums: Mapping[str, str], advice: str, check: bool) -> None:
         self.folder, self.split, self.size = folder, known_split(split), size
         self._sums, self._advice = sums, advice
         arrays = [_open(folder / file_name(split, part), dtype, advice) for part, dtype in PARTS.items()]

@@ -87,9 +87,7 @@ class MNIST(LabeledImages):
 
 
 def _idx_files(base: Path, part: str, suffix: str) -> list[Path]:
-    return [
-        base / "MNIST" / "raw" / f"{part}-{name}-ubyte{suffix}" for name in ("images-idx3", "labels-idx1")
-    ]
+    return [base / "MNIST" / "raw" / f"{part}-{name}-ubyte{suffix}" for name in ("images-idx3", "labels-idx1")]
 
 
 def _npz_files(base: Path) -> list[Path]:

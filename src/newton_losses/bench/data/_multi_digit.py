@@ -34,13 +34,9 @@ class MultiDigit:
     (torch.Size([3, 5, 1, 8, 32]), torch.Size([3, 5]))
     """
 
-    def __init__(
-        self, data: LabeledImages, n: int = 5, num_digits: int = 4, affine: Affine | None = None
-    ) -> None:
+    def __init__(self, data: LabeledImages, n: int = 5, num_digits: int = 4, affine: Affine | None = None) -> None:
         if n < 1 or not 1 <= num_digits <= 18:
-            raise ArgumentError(
-                f"MultiDigit: n={n} has to be at least 1, and num_digits={num_digits} 1 to 18."
-            )
+            raise ArgumentError(f"MultiDigit: n={n} has to be at least 1, and num_digits={num_digits} 1 to 18.")
         if len(data) == 0:
             raise ArgumentError("MultiDigit: there are no pictures to draw from.")
         self.n, self.num_digits, self.affine = n, num_digits, affine

@@ -35,9 +35,7 @@ class Warcraft(MapFiles):
     the md5 sums of the split's files are compared, once for as long as the files do not change.
     """
 
-    def __init__(
-        self, root: str | os.PathLike[str] | None = None, split: str = "train", check: bool = True
-    ) -> None:
+    def __init__(self, root: str | os.PathLike[str] | None = None, split: str = "train", check: bool = True) -> None:
         super().__init__(_folder(data_root(root)), split, SIZE, SUMS, _ADVICE, check)
 
     @staticmethod

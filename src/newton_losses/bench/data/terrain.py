@@ -84,9 +84,7 @@ def make(
     leaves everything as it was: the set appears, or takes the place of the old one, once all of it is there.
     """
     if len(counts) != 3:
-        raise ArgumentError(
-            f"terrain.make: counts={tuple(counts)} has to be three numbers, train, val and test."
-        )
+        raise ArgumentError(f"terrain.make: counts={tuple(counts)} has to be three numbers, train, val and test.")
     for count in counts:
         _check_numbers(count, size, seed)
     folder = _folder(data_root(root), size)
@@ -138,9 +136,7 @@ class Terrain(MapFiles):
         super().__init__(folder, split, size, facts["md5"], advice, check)
 
     @staticmethod
-    def splits(
-        root: str | os.PathLike[str] | None = None, size: int = 12, check: bool = True
-    ) -> Splits[PathMaps]:
+    def splits(root: str | os.PathLike[str] | None = None, size: int = 12, check: bool = True) -> Splits[PathMaps]:
         """All three splits as tensors, normalised by the mean and standard deviation of the training maps."""
         return normalized_splits(*(Terrain(root, split, size, check) for split in Splits._fields))
 
@@ -151,9 +147,7 @@ def _draw_chunk(seed: int, set_number: int, first: int, count: int, size: int) -
     return Drawn(render(streams, corners), COSTS[corners[:, 1:-1, 1:-1]], paths.astype(np.uint8))
 
 
-def _write_split(
-    folder: Path, split: str, count: int, size: int, seed: int, progress: Callable[[int], None]
-) -> None:
+def _write_split(folder: Path, split: str, count: int, size: int, seed: int, progress: Callable[[int], None]) -> None:
     """Write the three files of a split, a chunk of maps at a time."""
     shapes = ((count, TILE * size, TILE * size, 3), (count, size, size), (count, size, size))
     set_number = Splits._fields.index(split)

@@ -11,6 +11,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
+from multiprocessing.synchronize import Event
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from ..run_folder import EVALUATIONS
 from ._setting import ARMS, Arm, DemoConfig, make_demo_task
 
 Record = dict[str, Any]
+_stop: Event | None = None  # of a worker process: set when no further run should begin
 Watch = Callable[[dict[str, list[list[Record]]]], None]
 
 
@@ -37,7 +39,8 @@ def train_arms(out: Path, config: DemoConfig, seeds: int, watch: Watch) -> bool:
     """
     processes = min(os.cpu_count() or 1, len(ARMS) * seeds)
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(processes, context, initializer=_one_thread) as pool:
+    stop = context.Event()
+    with ProcessPoolExecutor(processes, context, initializer=_begin_worker, initargs=(stop,)) as pool:
         # Seed by seed, so that the first comparison is complete early.
         waiting: list[Future[bool]] = [
             pool.submit(_train, str(folder_of(out, arm, seed)), config.with_arm(arm, seed))
@@ -49,9 +52,8 @@ def train_arms(out: Path, config: DemoConfig, seeds: int, watch: Watch) -> bool:
                 watch(evaluations_of(out, seeds))
                 time.sleep(0.5)
         except KeyboardInterrupt:
-            # The terminal sent it to the children too: they are saving now.
-            for future in waiting:
-                future.cancel()
+            # The terminal sent it to the children too: they are saving now, and those to come do not begin.
+            stop.set()
             return False
         watch(evaluations_of(out, seeds))
         return all(future.result() for future in waiting)
@@ -72,13 +74,18 @@ def _read(folder: Path) -> Iterator[Record]:
             yield json.loads(line)
 
 
-def _one_thread() -> None:
+def _begin_worker(stop: Event) -> None:
     """The runs share the cores among themselves; networks this small gain nothing from more threads."""
+    global _stop
+    _stop = stop
     torch.set_num_threads(1)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    # While it trains, a worker answers Ctrl-C by saving. While it waits there is nothing to answer.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _train(folder: str, config: DemoConfig) -> bool:
+    if _stop is not None and _stop.is_set():
+        return False
     try:
         run(config, folder, make=make_demo_task)
     except Interrupted:

@@ -45,9 +45,7 @@ def render(streams: Streams, corners: NDArray[np.uint8]) -> NDArray[np.uint8]:
 
 def _bilinear(indicator: NDArray[np.bool_]) -> NDArray[np.int16]:
     """Weights `(N, 8k, 8k)` out of 256 of the corners `(N, k+2, k+2)` in which the indicator is true."""
-    rising: NDArray[np.int16] = np.arange(
-        1, 2 * TILE, 2, dtype=np.int16
-    )  # sixteenths, at the centres of the pixels
+    rising: NDArray[np.int16] = np.arange(1, 2 * TILE, 2, dtype=np.int16)  # sixteenths, at the centres of the pixels
     falling = rising[::-1]
     values = indicator.astype(np.int16)
     count, side, _ = values.shape
@@ -59,9 +57,7 @@ def _bilinear(indicator: NDArray[np.bool_]) -> NDArray[np.int16]:
     return whole[:, half:-half, half:-half].astype(np.int16, copy=False)
 
 
-def _drawn_variation(
-    streams: Streams, count: int, pixels: int
-) -> tuple[NDArray[np.int16], NDArray[np.int16]]:
+def _drawn_variation(streams: Streams, count: int, pixels: int) -> tuple[NDArray[np.int16], NDArray[np.int16]]:
     """Each map's own texture planes `(N, 5, 3, p, p)` and edge noise `(N, 5, p, p)`.
 
     For each terrain a map draws a variant, its offset and a jitter of its colour.

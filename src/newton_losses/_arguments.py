@@ -1,0 +1,54 @@
+"""Checks of arguments that every public boundary shares: is it a tensor, a number, one of the words?
+
+Each gives its argument back, or raises an error that says where, what came, and what would do. None reads a tensor
+on a device back to the host.
+"""
+
+import math
+import operator
+from collections.abc import Iterable
+from typing import Any
+
+from torch import Tensor
+
+from .errors import ArgumentError
+
+
+def real_tensor(thing: Any, name: str, where: str) -> Tensor:
+    """`thing`, if it is a tensor of numbers that have an order."""
+    if not isinstance(thing, Tensor):
+        raise ArgumentError(f"{where}: {name} have to be a tensor, got {type(thing).__name__}.")
+    if thing.is_complex():
+        raise ArgumentError(f"{where}: {name} are {thing.dtype}. Complex numbers have no order.")
+    return thing
+
+
+def positive_number(thing: Any, name: str, where: str) -> float:
+    """`thing` as a number, if it is a positive and finite one."""
+    try:
+        number = math.nan if isinstance(thing, str) else float(thing)
+    except (TypeError, ValueError, RuntimeError):
+        number = math.nan
+    if not 0 < number < math.inf:
+        raise ArgumentError(f"{where}: {name}={thing!r} is not a positive finite number.")
+    return number
+
+
+def whole_number(thing: Any, name: str, where: str, least: int) -> int:
+    """`thing` as an integer, if it is one and not below `least`."""
+    try:
+        number = operator.index(thing)
+    except TypeError:
+        number = least - 1
+    if number < least:
+        raise ArgumentError(f"{where}: {name} is {thing!r}. It is a whole number, at least {least}.")
+    return number
+
+
+def one_of(thing: Any, choices: Iterable[str], name: str, where: str) -> Any:
+    """`thing`, if it is one of the words."""
+    choices = tuple(choices)
+    if not isinstance(thing, str) or thing not in choices:
+        listed = ", ".join(map(repr, choices))
+        raise ArgumentError(f"{where}: {name}={thing!r} is not known. Choose one of {listed}.")
+    return thing

@@ -1,0 +1,141 @@
+"""The curvature of a batch that several processes share, from the curvature that each has of its own part.
+
+    C = Σ_r n_r C_r / Σ_r n_r,   n_r the samples that rank r's mean C_r is over
+
+The ranks must agree on what they exchange without asking, since a collective that not all of them join
+never ends. So the form is chosen from what is the same everywhere: m, the kind of curvature, the
+options. It does not depend on the number of samples, which may differ and may be zero.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from ..errors import ArgumentError
+from ._expand import finite
+from ._expansion import CurvatureKind, Expansion
+from ._forms import Curvature, Dense, LowRank, Products, as_curvature
+from ._group import gather_numbers, gather_rows, own_rank, ranks_in, sum_over
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+# Up to here the empirical Fisher is summed as an m×m matrix without another thought (2 MiB); above, the
+# ranks first tell each other how many gradients they have, and gather those where they are fewer than m.
+SUMMED_FISHER_SIZE = 512
+# Up to here a Hessian is summed as a matrix (32 MiB); above, its products are.
+SUMMED_HESSIAN_SIZE = 2048
+
+
+@dataclass(frozen=True)
+class Shared:
+    """An expansion with the curvature of all ranks' samples; the `total` of these, at least 1, and the `ranks`.
+
+    A mean over all samples is what averaging the gradients over the ranks (DDP, FSDP) makes of
+    the factor ranks/total on each rank; a sum, of the factor ranks.
+    """
+
+    expansion: Expansion
+    total: Tensor
+    ranks: int
+
+
+def share_curvature(
+    expansion: Expansion, kind: CurvatureKind, group: "ProcessGroup", *, matrix_free: bool | None = None
+) -> Shared:
+    """The expansion of this rank's samples with the curvature of all ranks'. Every rank has to call it.
+
+    A rank without samples, or whose samples are all non-finite, adds nothing and takes part. One
+    all-reduce of m² + 2 numbers; for a Fisher with m > 512 two collectives, the first of which has
+    two numbers a rank; for products one now and one with each product.
+    """
+    if expansion.curvature is None:
+        raise ArgumentError("Sharing a curvature needs an expansion that has one.")
+    curvature = as_curvature(expansion.curvature, semidefinite=kind == "fisher")
+    samples = _wide(finite(expansion).sum())
+    found, total = _shared(curvature, samples, expansion.gradient, kind, group, matrix_free)
+    total = total.clamp(min=1).to(expansion.gradient.dtype)
+    return Shared(replace(expansion, curvature=found), total, ranks_in(group))
+
+
+def goes_by_products(size: int, matrix_free: bool | None) -> bool:
+    """Whether ranks share a Hessian of `size`² by products: the same answer on all of them."""
+    return size > SUMMED_HESSIAN_SIZE if matrix_free is None else matrix_free
+
+
+def _shared(
+    curvature: Curvature,
+    samples: Tensor,
+    gradient: Tensor,
+    kind: CurvatureKind,
+    group: "ProcessGroup",
+    matrix_free: bool | None,
+) -> tuple[Curvature, Tensor]:
+    size = gradient.shape[1]
+    if kind == "hessian" and goes_by_products(size, matrix_free):
+        return _share_products(curvature, samples, gradient, group)
+    if kind == "fisher" and size > SUMMED_FISHER_SIZE:
+        # An empty batch has nothing to say in the choice, whatever form its zero curvature has.
+        rows = len(curvature.factor) if isinstance(curvature, LowRank) else min(len(gradient), 1) * size
+        said = gather_numbers(group, torch.stack([samples.new_tensor(rows), samples]).to(torch.int64))
+        sizes, counts = zip(*said, strict=True)
+        if sum(sizes) < size:
+            total = samples.new_tensor(sum(counts))
+            return _share_rows(curvature, samples, total, group, sizes), total
+    return _share_matrix(curvature, samples, group, semidefinite=kind == "fisher")
+
+
+def _share_matrix(
+    curvature: Curvature, samples: Tensor, group: "ProcessGroup", *, semidefinite: bool
+) -> tuple[Dense, Tensor]:
+    """One all-reduce of the matrix and both counts."""
+    matrix = _wide(curvature.dense())
+    count = _count(curvature, samples)
+    counts = torch.stack([count, samples]).to(matrix.dtype)
+    summed = sum_over(group, torch.cat([_times(count, matrix).flatten(), counts]))
+    mean = summed[:-2].reshape(matrix.shape) / summed[-2].clamp(min=1)
+    return Dense(mean, semidefinite), summed[-1]
+
+
+def _share_rows(
+    curvature: Curvature, samples: Tensor, total: Tensor, group: "ProcessGroup", sizes: Sequence[int]
+) -> LowRank:
+    """The factor of the whole is that of its parts, one below the other: √n_r A_r / √n."""
+    factor = curvature.factor if isinstance(curvature, LowRank) else curvature.dense()[:0]
+    parts = gather_rows(group, _times(samples.sqrt(), _wide(factor)), sizes)
+    scale = total.clamp(min=1).sqrt()
+    known = isinstance(curvature, LowRank) and curvature.scale is not None
+    return LowRank(torch.cat(parts) / scale, scale if known else None, first=sum(sizes[: own_rank(group)]))
+
+
+def _share_products(
+    curvature: Curvature, samples: Tensor, gradient: Tensor, group: "ProcessGroup"
+) -> tuple[Products, Tensor]:
+    count = _count(curvature, samples)
+    counts = sum_over(group, torch.stack([count, samples]))
+
+    def product(vectors: Tensor) -> Tensor:
+        if len(vectors) == 0:
+            return vectors
+        return sum_over(group, _times(count, curvature.product(vectors)).to(vectors.dtype)) / counts[0].clamp(min=1)
+
+    return Products(product, gradient.shape[1], gradient, group=group), counts[1]
+
+
+def _count(curvature: Curvature, samples: Tensor) -> Tensor:
+    """How many samples the mean is over, where the form knows it better than by their finite gradients."""
+    own = curvature.count if isinstance(curvature, Dense) else None
+    return samples if own is None else own.to(samples.dtype)
+
+
+def _times(count: Tensor, tensor: Tensor) -> Tensor:
+    """count · tensor, and zero where there is nothing to count even if the mean of nothing was not finite."""
+    return torch.where(count > 0, tensor * count, 0.0)
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    """In float64, so that ranks agree on a dtype and a small damping survives next to large squares."""
+    return tensor if tensor.device.type == "mps" else tensor.double()

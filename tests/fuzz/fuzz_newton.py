@@ -1,0 +1,206 @@
+"""Fuzzed calls of the Newton loss: each result is put back into the equation that defines it, in float64."""
+
+from typing import Any
+
+import torch
+from drawing import NOT_TENSORS, Draw, same, tolerance, working
+from torch import Tensor
+
+import newton_losses as nl
+from newton_losses.curvature import LowRank
+
+# Of one number z: a loss, its first and its second derivative. A sample's loss is their sum.
+LOSSES = {
+    "square": (lambda z: z.square() / 2, lambda z: z, torch.ones_like),
+    "fourth": (lambda z: z.pow(4), lambda z: 4 * z.pow(3), lambda z: 12 * z.square()),
+    "cosine": (torch.cos, lambda z: -torch.sin(z), lambda z: -torch.cos(z)),
+    "linear": (lambda z: 2 * z, lambda z: torch.full_like(z, 2.0), torch.zeros_like),
+}
+TRAILING = ((), (1,), (2,), (3,), (5,), (2, 2), (0,), (1, 3))
+WRONG_OPTIONS: tuple[dict[str, Any], ...] = (
+    {"curvature": "gauss"}, {"curvature": None}, {"damping": 0.0}, {"damping": -1}, {"damping": float("nan")},
+    {"damping": float("inf")}, {"damping": "1"}, {"damping": None}, {"damping": True}, {"damping": torch.ones(2)},
+    {"damping": torch.tensor(-1.0)}, {"damping": torch.tensor(torch.inf)}, {"damping": lambda _: 0.0},
+    {"damping": lambda _: "small"}, {"spectrum": "abs"}, {"reduction": "average"}, {"process_group": "world"},
+)  # fmt: skip
+
+
+def make_loss(name: str, shape: torch.Size, reduction: str | None) -> Any:
+    function = LOSSES[name][0]
+
+    def loss(y: Tensor, target: Tensor) -> Tensor:
+        values = function((y - target).reshape(len(y), shape[1:].numel())).sum(1)
+        return values.mean() if reduction == "mean" else values.sum() if reduction == "sum" else values
+
+    return loss
+
+
+def newton_target(draw: Draw) -> None:
+    y = draw.tensor((int(draw.random.integers(5)), *draw.pick(TRAILING)))
+    target = draw.tensor(y.shape, y.dtype, bad=0.05)
+    name, reduction = draw.pick(tuple(LOSSES)), draw.pick((None, None, "mean", "sum"))
+    options = draw_options(draw, reduction)
+    loss = make_loss(name, y.shape, reduction)
+    found = nl.newton_target(loss, y, target, **options)
+    z = (working(y) - working(target)).reshape(found.step.shape)
+    check_expansion(name, z, found, options["curvature"], reduction)
+    check_step(found, options)
+    assert found.target.dtype == y.dtype
+    assert torch.equal(found.target.isnan(), (y - found.step.reshape(y.shape).to(y.dtype)).isnan())
+    same(found.target, y - found.step.reshape(y.shape).to(y.dtype), 0.0, "target")
+    if draw.chance(0.4):
+        check_loss_and_gradient(draw, loss, y, target, found, options)
+
+
+def draw_options(draw: Draw, reduction: str | None) -> dict[str, Any]:
+    if draw.chance(0.03):
+        usual = {"curvature": "hessian", "damping": 1.0, "spectrum": "raw", "reduction": reduction}
+        return {**usual, **draw.pick(WRONG_OPTIONS)}
+    damping: Any = draw.power(-6, 6)
+    if draw.chance(0.1):
+        damping = torch.tensor(damping)
+    elif draw.chance(0.1):
+        damping = nl.RelativeDamping(draw.power(-3, 2))
+    return {
+        "curvature": draw.pick(("hessian", "fisher")),
+        "damping": damping,
+        "spectrum": draw.pick(("raw", "raw", "absolute", "clip")),
+        "reduction": reduction,
+    }
+
+
+def check_expansion(name: str, z: Tensor, found: nl.NewtonTarget, kind: str, reduction: str | None) -> None:
+    """Gradients and curvature against the derivatives written down by hand, of the same numbers z."""
+    if z.numel() == 0:
+        assert not found.step.any()
+        return
+    _, first, second = LOSSES[name]
+    wide, limit = z.double(), torch.finfo(z.dtype).max ** 0.5 / 10
+    usable = torch.isfinite(wide).all(1)
+    # Where a power leaves the range, which samples remain depends on the order of operations. A reduced loss
+    # is not finite for any sample if it is not for one.
+    if (wide[usable].abs() ** 4 > limit).any() or (reduction is not None and not usable.all()):
+        return
+    relative, tiny = tolerance(z), torch.finfo(z.dtype).tiny
+    at, count = wide[usable], usable.sum().clamp(min=1)
+    same(found.gradient[usable], first(at), relative, "gradient", tiny)
+    wanted = torch.diag(second(at).sum(0) / count) if kind == "hessian" else first(at).mT @ first(at) / count
+    same(found.curvature.dense(), wanted, 10 * relative, "curvature", tiny)
+
+
+def check_step(found: nl.NewtonTarget, options: dict[str, Any]) -> None:
+    """(C + λI) · step = gradient up to rounding, zero rows for what was left out."""
+    assert torch.isfinite(found.step).all(), f"the step is not finite: {found.step}"
+    assert not found.step[~found.kept].any(), "a sample that was left out has a step"
+    curvature = found.curvature.dense().double()
+    if not found.kept.any() or found.step.shape[1] == 0:
+        return
+    damping = options["damping"]
+    damping = float(damping(found) if callable(damping) else damping)
+    if options["spectrum"] != "raw" and options["curvature"] == "hessian":
+        values, vectors = torch.linalg.eigh(curvature)
+        values = values.abs() if options["spectrum"] == "absolute" else values.clamp(min=0)
+        curvature = vectors @ torch.diag(values) @ vectors.mT
+    system = curvature + damping * torch.eye(len(curvature), dtype=torch.float64)
+    step, gradient = found.step[found.kept].double(), found.gradient[found.kept].double()
+    relative = tolerance(found.step)
+    if isinstance(found.curvature, LowRank) and beyond_digits(system, damping, relative):
+        return
+    check_solution(system, step, gradient, relative, torch.finfo(found.step.dtype).tiny)
+
+
+def beyond_digits(system: Tensor, damping: float, relative: float) -> bool:
+    """Whether λ is so far below the curvature that a system of N×N inner products has too few digits for it."""
+    return bool(torch.linalg.matrix_norm(system) * 1e-15 > relative * damping)
+
+
+def check_solution(system: Tensor, step: Tensor, gradient: Tensor, relative: float, tiny: float) -> None:
+    """As small a residual as rounding the step to its dtype allows, each row on its own."""
+    left = torch.linalg.vector_norm(step @ system - gradient, dim=1)
+    size = torch.linalg.matrix_norm(system) * (torch.linalg.vector_norm(step, dim=1) + tiny)
+    bound = relative * (size + torch.linalg.vector_norm(gradient, dim=1)) + tiny
+    assert (left <= bound).all(), f"(C + λI)·step misses the gradient by {left}, more than {bound}"
+
+
+def check_loss_and_gradient(
+    draw: Draw, loss: Any, y: Tensor, target: Tensor, found: nl.NewtonTarget, options: dict[str, Any]
+) -> None:
+    leaf = y.detach().clone().requires_grad_()
+    if draw.chance(0.5):
+        value = nl.newton_loss(loss, leaf, target, **options)
+    else:
+        value = nl.NewtonLoss(loss, check=False, **options)(leaf, target)
+    value.backward()
+    total = options["reduction"] == "sum"
+    wanted = found.step if total else found.step / found.count
+    same(leaf.grad, wanted.reshape(y.shape).to(y.dtype), 1e-3 if y.dtype.itemsize == 2 else 1e-6, "backward")
+    with torch.no_grad():
+        same(value, nl.newton_loss(loss, y, target, **options), 1e-5, "value with and without gradients")
+
+
+def inject_fisher(draw: Draw) -> None:
+    y = draw.tensor((int(draw.random.integers(6)), *draw.pick(TRAILING)), bad=0.0)
+    reduction, damping = draw.pick(("mean", "sum")), draw.power(-6, 6)
+    leaf = y.detach().clone().requires_grad_(y.is_floating_point())
+    out = nl.inject_fisher(leaf, damping, reduction=reduction)
+    assert torch.equal(out, y), "the forward pass is not the identity"
+    arrived = draw.tensor(y.shape, y.dtype)
+    out.backward(arrived)
+    check_injected(leaf.grad, arrived, damping, reduction)
+
+
+def check_injected(left: Tensor, arrived: Tensor, damping: float, reduction: str) -> None:
+    assert left.dtype == arrived.dtype
+    if arrived.numel() == 0:
+        return
+    rows, gone = working(arrived).reshape(len(arrived), -1).double(), left.reshape(len(arrived), -1).double()
+    good = torch.isfinite(rows).all(1) & torch.isfinite(working(arrived).reshape(len(arrived), -1) * len(rows)).all(1)
+    assert not gone[~good].any(), "a sample that is not finite sends something back"
+    if not good.any():
+        return
+    count = int(good.sum())
+    gradient = rows[good] * (len(rows) if reduction == "mean" else 1)
+    step = gone[good] * (count if reduction == "mean" else 1)
+    if not gone[good].any():  # no finite solution, or one that vanishes in this precision
+        return
+    system = gradient.mT @ gradient / count + damping * torch.eye(rows.shape[1], dtype=torch.float64)
+    relative = 1e-2 if arrived.dtype.itemsize == 2 else tolerance(arrived)
+    if len(rows) < rows.shape[1] and beyond_digits(system, damping, relative):
+        return
+    # a number below the range of the dtype is lost in a step, whatever the tolerance
+    tiny = torch.finfo(arrived.dtype).smallest_normal * count / relative
+    check_solution(system, step, gradient, relative, tiny)
+
+
+def expand_alone(draw: Draw) -> None:
+    """`expand` in all forms, the same numbers in another layout, and products equal to the stored matrix."""
+    y = draw.tensor((int(draw.random.integers(1, 5)), *draw.pick(TRAILING)), bad=0.1)
+    loss = make_loss(draw.pick(tuple(LOSSES)), y.shape, None)
+    target = torch.zeros_like(y)
+    kind = draw.pick(("hessian", "fisher", None))
+    found = nl.expand(loss, y, target, curvature=kind)
+    plain = nl.expand(loss, y.clone(memory_format=torch.contiguous_format), target, curvature=kind)
+    same(found.value, plain.value, 1e-6, "value in another layout")
+    same(found.gradient, plain.gradient, 1e-6, "gradient in another layout")
+    if kind is not None and y.numel():
+        same(found.curvature.dense(), plain.curvature.dense(), 1e-5, "curvature in another layout")
+        vectors = torch.eye(found.gradient.shape[1], dtype=found.curvature.dense().dtype)
+        same(found.curvature.product(vectors), found.curvature.dense(), 1e-9, "product")
+
+
+def not_outputs(draw: Draw) -> None:
+    thing = draw.pick((*NOT_TENSORS, torch.tensor(1.0), torch.ones(2, 2, dtype=torch.int64)))
+    call = draw.pick((nl.newton_target, nl.newton_loss, nl.NewtonLoss(make_loss("square", torch.Size((1, 1)), None))))
+    try:
+        if isinstance(call, nl.NewtonLoss):
+            call(thing, thing)
+        elif draw.chance(0.5):
+            call(make_loss("square", torch.Size((1, 1)), None), thing, thing)
+        else:
+            nl.inject_fisher(thing, 0.1)
+    except nl.ArgumentError:
+        return
+    raise AssertionError(f"{thing!r} was taken for outputs")
+
+
+CALLS = (newton_target,) * 4 + (inject_fisher,) * 3 + (expand_alone, not_outputs)
