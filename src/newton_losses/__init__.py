@@ -10,6 +10,7 @@ from .curvature import Expansion as Expansion
 from .curvature import RelativeDamping as RelativeDamping
 from .curvature import check_loss as check_loss
 from .curvature import expand as expand
+from .diagnose import diagnose as diagnose
 from .errors import ArgumentError as ArgumentError
 from .errors import DerivativeError as DerivativeError
 from .errors import NewtonLossesError as NewtonLossesError

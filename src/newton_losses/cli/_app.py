@@ -7,6 +7,7 @@ import typer
 from .. import __version__
 from ._data import data_app
 from ._demo import demo
+from ._diagnose import diagnose
 from ._info import info
 from ._train import train_app
 
@@ -18,6 +19,7 @@ app = typer.Typer(
 )
 app.add_typer(train_app, name="train")
 app.add_typer(data_app, name="data")
+app.command()(diagnose)
 app.command()(demo)
 app.command()(info)
 
