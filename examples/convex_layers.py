@@ -74,8 +74,10 @@ def main() -> None:
         parser.add_argument(name, type=int, default=default)
     parser.add_argument("--damping", type=float, default=0.1)
     parser.add_argument("--exact", action="store_true", help="max(Wx + b, 0) in place of the solver")
+    parser.add_argument("--double", action="store_true", help="float64, which also draws other weights and data")
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
+    torch.set_default_dtype(torch.float64 if arguments.double else torch.float32)
     runs = []
     print("seed   baseline     Fisher   (loss after the last step)")
     for seed in range(arguments.seeds):
