@@ -1,5 +1,6 @@
 """Newton losses for PyTorch: train networks on losses that are hard to optimise."""
 
+from . import convex as convex
 from . import paths as paths
 from . import perturbed as perturbed
 from . import smoothing as smoothing

@@ -143,6 +143,12 @@ def test_a_missing_second_derivative_names_its_operator(operator: type) -> None:
     assert_close(expand(loss, y, curvature="fisher").gradient, 3 * y**2, 1e-6)
 
 
+def test_a_missing_second_derivative_is_seen_beside_terms_that_have_one() -> None:
+    """torch leaves the operator's part of the Hessian out silently here: it counts as a constant."""
+    with pytest.raises(DerivativeError, match="CubeOnce"):
+        expand(lambda y: CubeOnce.apply(y).sum(1) + y.square().sum(1), torch.ones(4, 3))
+
+
 def test_linear_loss_has_zero_hessian() -> None:
     y = torch.ones(4, 3)
     for loss in (lambda y: y.sum(1), lambda y: Cube.apply(y).sum(1) * 0 + y.sum(1)):

@@ -149,7 +149,7 @@ def catalogue() -> list[Known]:
         Known("no gradient", stepped, y, (target,), "fix", ("does not depend on the outputs", "smoothing")),
         Known("wrong gradient", wrong_gradient, y, (target,), "fix", ("The gradient is wrong",)),
         Known("cut second", cut_second, y, (target,), "yes", ("silently wrong", "fisher")),
-        Known("half cut second", half_cut_second, y, (target,), "yes", ("silently wrong", "fisher")),
+        Known("half cut second", half_cut_second, y, (target,), "yes", ("no second derivative", "_OldSine", "fisher")),
         Known("no second", old_sine, y, (target,), "yes", ("no second derivative", "_OldSine", "fisher")),
         Known("few samples", smoothed(2), scores, (ranks,), "fix", ("The estimate is noise", "times the samples")),
         Known("many samples", smoothed(1000), scores, (ranks,), "yes", ()),

@@ -6,7 +6,7 @@ tensors without a graph. Two ways lead to second derivatives: forward over rever
 that have no forward rule. The first that works for a loss is remembered for it.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -60,7 +60,7 @@ def second_order(total: Total, flat: Tensor, loss: object) -> Derivatives:
     directions = torch.eye(flat.shape[1], dtype=flat.dtype, device=flat.device)
 
     def forward() -> Derivatives:
-        chunks = [_forward_products(total, flat, part) for part in torch.split(directions, _chunk(flat))]
+        chunks = [forward_products(total, flat, part) for part in torch.split(directions, _chunk(flat))]
         value, gradient, _ = chunks[0]
         return Derivatives(value, gradient, torch.cat([second for _, _, second in chunks]))
 
@@ -76,8 +76,8 @@ def second_products(total: Total, flat: Tensor, loss: object) -> tuple[Derivativ
 
     def forward() -> tuple[Derivatives, SecondProduct]:
         probe = torch.zeros(1, flat.shape[1], dtype=flat.dtype, device=flat.device)
-        value, gradient, _ = _forward_products(total, flat, probe)
-        return Derivatives(value, gradient), lambda vectors: _forward_products(total, flat, vectors)[2]
+        value, gradient, _ = forward_products(total, flat, probe)
+        return Derivatives(value, gradient), lambda vectors: forward_products(total, flat, vectors)[2]
 
     def reverse() -> tuple[Derivatives, SecondProduct]:
         value, gradient, product = _reverse_graph(total, flat, loss, twice=True)
@@ -90,7 +90,7 @@ def _chunk(flat: Tensor) -> int:
     return max(1, PASS_ELEMENTS // max(1, flat.numel()))
 
 
-def _forward_products(total: Total, flat: Tensor, directions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def forward_products(total: Total, flat: Tensor, directions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """(values, gradients, products) in one pass: the value and gradient are not repeated per direction."""
 
     def along(direction: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -116,7 +116,10 @@ def _reverse_graph(total: Total, flat: Tensor, loss: object, *, twice: bool) -> 
         (gradient,) = torch.autograd.grad(total_value, leaf, create_graph=twice, allow_unused=True)
         if gradient is None:
             raise no_dependence(loss)
-    custom = _custom_operators(total_value)
+    operators = custom_operators(total_value)
+    custom = names_of(operators)
+    if twice and (once := names_of(operator for operator in operators if _is_once_differentiable(operator))):
+        raise _no_second_derivative(loss, once, "its backward pass is marked @once_differentiable")
     if twice and not gradient.requires_grad and custom:
         raise DerivativeError(
             f"The gradient of the loss {name_of(loss)} does not depend on its input: the backward pass of "
@@ -134,7 +137,7 @@ def _reverse_graph(total: Total, flat: Tensor, loss: object, *, twice: bool) -> 
             try:  # an operator without a rule for vectorising: one direction after another
                 return torch.stack([_grad_of_grad(gradient, leaf, one, batched=False) for one in along])
             except (RuntimeError, NotImplementedError) as error:
-                raise _no_second_derivative(loss, custom, error) from error
+                raise _no_second_derivative(loss, custom, f"torch says: {str(error).splitlines()[0]}") from error
 
     return value.detach(), gradient.detach(), product
 
@@ -183,9 +186,9 @@ def _remember(loss: object) -> None:
         return
 
 
-def _custom_operators(value: Tensor) -> list[str]:
-    """The names of the user's own `torch.autograd.Function`s in the graph of `value`."""
-    names, seen, queue = [], set(), [value.grad_fn]
+def custom_operators(value: Tensor) -> set[type]:
+    """The user's own `torch.autograd.Function`s in the graph of `value`."""
+    found, seen, queue = set(), set(), [value.grad_fn]
     while queue:
         node = queue.pop()
         if node is None or node in seen:
@@ -193,9 +196,23 @@ def _custom_operators(value: Tensor) -> list[str]:
         seen.add(node)
         own = getattr(node, "_forward_cls", None)
         if own is not None:
-            names.append(own.__name__)
+            found.add(own)
         queue.extend(following for following, _ in node.next_functions)
-    return sorted(set(names))
+    return found
+
+
+def _is_once_differentiable(operator: type) -> bool:
+    """Whether the decorator of that name is on its backward pass.
+
+    It is asked for here because torch looks only at the gradient that comes in: that of a sum is a
+    constant, and the second derivative of such an operator would be left out without a word.
+    """
+    code = getattr(getattr(operator, "backward", None), "__code__", None)
+    return code is not None and bool(code.co_filename == torch.autograd.function.__file__)
+
+
+def names_of(operators: Iterable[type]) -> list[str]:
+    return sorted(operator.__name__ for operator in operators)
 
 
 def _listed(names: list[str]) -> str:
@@ -210,9 +227,9 @@ def no_dependence(loss: object) -> DerivativeError:
     )
 
 
-def _no_second_derivative(loss: object, custom: list[str], error: Exception) -> DerivativeError:
+def _no_second_derivative(loss: object, custom: list[str], reason: str) -> DerivativeError:
     where = f"the operator {_listed(custom)}" if custom else "one of its operators"
     return DerivativeError(
         f"The loss {name_of(loss)} is not differentiable twice: {where} has no second derivative "
-        f"(torch says: {str(error).splitlines()[0]}). curvature='fisher' needs first derivatives only."
+        f"({reason}). curvature='fisher' needs first derivatives only."
     )

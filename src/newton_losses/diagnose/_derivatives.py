@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..curvature import Expandable, resolve_reduction
-from ..curvature._autodiff import _custom_operators, _forward_products
+from ..curvature._autodiff import custom_operators, forward_products, names_of
 from ..curvature._call import make_total
 from ..curvature._forms import Curvature
 from ..errors import DerivativeError
@@ -113,11 +113,11 @@ def forward_mode(probe: Probe) -> tuple[bool | None, str | None]:
     total = make_total(probe.loss, probe.y.shape, probe.targets, resolve_reduction(probe.loss, probe.reduction))
     flat = probe.flat
     try:
-        _forward_products(total, flat, flat.new_ones(1, probe.size))
+        forward_products(total, flat, flat.new_ones(1, probe.size))
     except (RuntimeError, NotImplementedError) as error:
         named = re.search(r"forward AD with (\S+)", str(error))
         with torch.enable_grad():
-            custom = _custom_operators(total(flat.detach().requires_grad_())[0])
+            custom = names_of(custom_operators(total(flat.detach().requires_grad_())[0]))
         operator = named.group(1) if named else " and ".join(custom)
         return False, operator or str(error).splitlines()[0]
     return True, None
