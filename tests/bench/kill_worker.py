@@ -19,8 +19,9 @@ from pathlib import Path
 import torch
 
 torch.set_num_threads(1)
-# Without its compiled back end: compiling would be most of the time, and its threads do not survive a fork.
-sys.modules["numba"] = None  # type: ignore[assignment]
+if __name__ == "__main__":  # the test runner imports this file as well, to look for examples in it
+    # Without its compiled back end: compiling would be most of the time, and its threads do not survive a fork.
+    sys.modules["numba"] = None  # type: ignore[assignment]
 
 from newton_losses.bench.config import PathsConfig, SortingConfig  # noqa: E402  after the above
 from newton_losses.bench.loop import run  # noqa: E402
