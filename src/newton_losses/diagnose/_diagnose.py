@@ -50,7 +50,7 @@ def diagnose(loss: Loss | Expandable, y: Tensor, *targets: Any, reduction: Reduc
     gradients that are rounding or noise. Nothing is changed: neither the loss nor any random state.
 
     >>> squares = lambda y, target: (y - target).square().sum(1)
-    >>> report = diagnose(squares, torch.randn(20, 3), torch.randn(20, 3))
+    >>> report = diagnose(squares, torch.arange(12.0).reshape(4, 3), torch.zeros(4, 3))
     >>> report.verdict, report.reasons[0]
     ('no', 'One gradient step solves it: the best one takes 100% of the decrease that is to be had.')
     """
