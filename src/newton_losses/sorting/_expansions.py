@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy
 
-from ..curvature import CurvatureKind, Expansion, expand
+from ..curvature import CurvatureKind, Expansion, empirical_fisher, expand
 from ._relaxation import Relaxation
 
 # Beyond this the squares and sums of a relaxation may overflow in float32: such a score is as good as ∞.
@@ -28,9 +28,9 @@ def expand_stable(
         torch.where(matrix, cells, 0.0),
         curvature == "hessian",
     )
-    if curvature == "fisher":
-        total = gradient.mT @ gradient
     value, gradient = torch.where(usable, value, torch.nan), torch.where(row, gradient, torch.nan)
+    if curvature == "fisher":
+        return Expansion(value, gradient, empirical_fisher(gradient, usable))
     return Expansion(value, gradient, None if total is None else total / usable.sum().clamp(min=1))
 
 
