@@ -3,11 +3,12 @@
 import torch
 from torch import Tensor
 
+from ..curvature import full_precision
 from ..errors import ShapeError
 from . import _estimators as estimators
 from ._autograd import estimated
 from ._noise import Noise
-from ._smoothed import Smoothed, flatten_from, full_precision, working
+from ._smoothed import Smoothed, flatten_from, working
 
 _NO_SECOND = (
     "{owner}: its Jacobian is estimated from samples and cannot be differentiated again: the second "

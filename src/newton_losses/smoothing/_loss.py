@@ -5,12 +5,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..curvature import CurvatureKind, Expansion, empirical_fisher
+from ..curvature import CurvatureKind, Expansion, empirical_fisher, full_precision
 from ..errors import ArgumentError, DerivativeError, ShapeError
 from . import _estimators as estimators
 from ._autograd import estimated
 from ._noise import Noise
-from ._smoothed import Smoothed, flatten_from, full_precision, working
+from ._smoothed import Smoothed, flatten_from, working
 
 _NO_SECOND = (
     "{owner}: its gradient is estimated from samples and cannot be differentiated again by autograd. "

@@ -4,7 +4,6 @@ The estimators are in `_estimators.py`; what is made of them is in the modules o
 """
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from typing import Any, TypedDict
 
 import torch
@@ -168,8 +167,3 @@ def working(y: Tensor) -> Tensor:
 def flatten_from(tensor: Tensor, dim: int) -> Tensor:
     """All dimensions from `dim` on as one, which is 1 long where there is none."""
     return tensor.flatten(dim) if tensor.dim() > dim else tensor.unsqueeze(-1)
-
-
-def full_precision(y: Tensor) -> AbstractContextManager[Any]:
-    """No automatic mixed precision in here: sums of ±1/σ² in half precision are noise."""
-    return torch.autocast(y.device.type, enabled=False)

@@ -3,18 +3,11 @@
 No mathematics lives here.
 """
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from .._arguments import positive_number, real_tensor
 from ..errors import ArgumentError, ShapeError
-
-
-def full_precision(scores: Tensor) -> Any:
-    """A context in which autocast leaves the operators alone."""
-    return torch.autocast(scores.device.type, enabled=False)
 
 
 def as_working(scores: Tensor, where: str) -> Tensor:

@@ -4,8 +4,8 @@ import torch
 from torch import Tensor
 
 from .._arguments import whole_number
+from ..curvature import full_precision
 from ..errors import ArgumentError
-from ._arguments import full_precision
 from ._choose import AlgorithmName, choose
 from ._relaxation import Relaxation, places
 

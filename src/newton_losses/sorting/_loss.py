@@ -5,9 +5,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from ..curvature import CurvatureKind, Expansion
+from ..curvature import CurvatureKind, Expansion, full_precision
 from ..errors import ArgumentError, ShapeError
-from ._arguments import as_working, check_same_shape, full_precision, sorted_last
+from ._arguments import as_working, check_same_shape, sorted_last
 from ._choose import AlgorithmName, choose
 from ._expansions import expand_reference, expand_stable, reference_cross_entropy
 from ._fast_gradient import sorting_cross_entropy

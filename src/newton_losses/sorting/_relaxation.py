@@ -8,7 +8,8 @@ from abc import abstractmethod
 import torch
 from torch import Tensor, nn
 
-from ._arguments import as_working, full_precision, sorted_last
+from ..curvature import full_precision
+from ._arguments import as_working, sorted_last
 
 
 class Relaxation(nn.Module):

@@ -65,7 +65,8 @@ class MNIST(LabeledImages):
             raise DataNotFoundError(
                 f"MNIST is not there. Looked for {part}-images-idx3-ubyte and {part}-labels-idx1-ubyte, "
                 f"packed as .gz or not, in {base / 'MNIST' / 'raw'}, and for {base / 'MNIST' / 'mnist.npz'} "
-                f"and {base / 'mnist.npz'}. Fetch it with download=True, or put one of these there."
+                f"and {base / 'mnist.npz'}. Fetch it with `newton-losses data fetch mnist` "
+                "(download=True in Python), or put one of these there."
             )
         if check:
             _check_content(base, part, arrays)
