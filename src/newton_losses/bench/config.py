@@ -105,6 +105,8 @@ class RunConfig:
 class SortingConfig(RunConfig):
     """Ranking supervision: sets of `n` images of `digits` digits each, of which only the order is known.
 
+    `kernels`: with bf16 on CUDA, run the convolutions through this project's kernels.
+
     >>> config = SortingConfig(algorithm="softsort", curvature="fisher", n=10, device="cpu").resolved()
     >>> config.damping, config.temperature, config.learning_rate
     (100.0, 0.1, 0.001)
@@ -124,9 +126,11 @@ class SortingConfig(RunConfig):
     steps: int = 100_000
     validation_sets: int = 5_000
     test_sets: int = 10_000
+    kernels: bool = True
 
     def resolved(self) -> Self:
         config = super().resolved()
+        config = replace(config, kernels=self.kernels and config.device.startswith("cuda") and self.precision == "bf16")
         check_choice("numerics", self.numerics, defaults.NUMERICS)
         check_at_least("n", self.n, 2)
         for name in ("digits", "steps", "validation_sets", "test_sets"):

@@ -42,7 +42,7 @@ Device = Annotated[str, _option(_COMPUTING, "auto, cpu or cuda.")]
 Precision = Annotated[
     str, _option(_COMPUTING, "Of the convolutions: float32, tf32 or bf16. Scores and losses are float32.")
 ]
-Compile = Annotated[bool, _option(_COMPUTING, "Compile the network with torch.compile.", "--compile/--no-compile")]
+Compile = Annotated[bool, _option(_COMPUTING, "Compile network and loss with torch.compile.", "--compile/--no-compile")]
 Graph = Annotated[bool, _option(_COMPUTING, "On CUDA, capture the whole step as one graph.", "--graph/--no-graph")]
 Out = Annotated[Path | None, _option(_OUTPUT, "Run folder. Default: in runs/, named by the settings.", "--out", "-o")]
 Overwrite = Annotated[bool, _option(_OUTPUT, "Delete the run that is in the folder and start anew.", "--overwrite")]
@@ -82,6 +82,9 @@ def sorting(
     precision: Precision = "float32",
     compile: Compile = False,
     graph: Graph = True,
+    kernels: Annotated[
+        bool, _option(_COMPUTING, "With bf16 on CUDA, use this project's kernels.", "--kernels/--no-kernels")
+    ] = True,
     out: Out = None,
     overwrite: Overwrite = False,
     as_json: Json = False,

@@ -11,7 +11,10 @@ from ._images import LabeledImages
 
 
 class DigitBatch(NamedTuple):
-    """`images` `(B, n, 1, height, digits·width)` float32 from 0 to 1, and their `values` `(B, n)` int64."""
+    """`images` `(B, n, 1, height, digits·width)`, and their `values` `(B, n)` int64.
+
+    Images are float32 from 0 to 1, or bytes from 0 to 255 where those were asked for.
+    """
 
     images: Tensor
     values: Tensor
@@ -22,7 +25,8 @@ class MultiDigit:
 
     The value of a number is Σ_d 10^(num_digits−1−d)·label_d, its picture the digits side by side, divided by
     255. Two numbers of a set may be equal. Pictures and labels stay on the device on which they are given.
-    With `affine`, every digit is changed at random each time it is drawn: an endless supply.
+    With `affine`, every digit is changed at random each time it is drawn: an endless supply. With `as_bytes`
+    pictures stay the bytes that they are stored as.
 
     A step is `draw` (all the randomness) and `assemble` (no randomness); `sample` does both. Neither
     synchronises with the host, so a CUDA graph can hold them; register the generator with the graph.
@@ -34,12 +38,21 @@ class MultiDigit:
     (torch.Size([3, 5, 1, 8, 32]), torch.Size([3, 5]))
     """
 
-    def __init__(self, data: LabeledImages, n: int = 5, num_digits: int = 4, affine: Affine | None = None) -> None:
+    def __init__(
+        self,
+        data: LabeledImages,
+        n: int = 5,
+        num_digits: int = 4,
+        affine: Affine | None = None,
+        as_bytes: bool = False,
+    ) -> None:
         if n < 1 or not 1 <= num_digits <= 18:
             raise ArgumentError(f"MultiDigit: n={n} has to be at least 1, and num_digits={num_digits} 1 to 18.")
         if len(data) == 0:
             raise ArgumentError("MultiDigit: there are no pictures to draw from.")
-        self.n, self.num_digits, self.affine = n, num_digits, affine
+        if affine is not None and as_bytes:
+            raise ArgumentError("MultiDigit: changed pictures are no bytes any more. Leave as_bytes or affine out.")
+        self.n, self.num_digits, self.affine, self._as_bytes = n, num_digits, affine, as_bytes
         self._images = data.images.contiguous()
         self._labels = data.labels
         powers = [10 ** (num_digits - 1 - digit) for digit in range(num_digits)]
@@ -69,7 +82,8 @@ class MultiDigit:
         """The pictures and values of what was drawn."""
         values = (self._labels[indices] * self._powers).sum(dim=-1)
         if matrices is None:
-            images = self._gather(indices).to(torch.float32) / 255
+            images = self._gather(indices)
+            images = images if self._as_bytes else images.to(torch.float32) / 255
         else:
             images = self._gather_changed(indices, matrices)
         return DigitBatch(images, values)

@@ -35,10 +35,15 @@ class SortingTask:
         self.generators = {name: stream(config.seed, name, config.device) for name in ("batches", "evaluation")}
         splits = splits or _load(config)
         affine = Affine() if config.augment else None
-        self._train = MultiDigit(splits.train.to(config.device), config.n, config.digits, affine)
+
+        def sets(data: LabeledImages, affine: Affine | None = None) -> MultiDigit:
+            as_bytes = config.kernels and affine is None and network is DigitCNN
+            return MultiDigit(data.to(config.device), config.n, config.digits, affine, as_bytes)
+
+        self._train = sets(splits.train, affine)
         self._held_out = {
-            "validation": (MultiDigit(splits.val.to(config.device), config.n, config.digits), config.validation_sets),
-            "test": (MultiDigit(splits.test.to(config.device), config.n, config.digits), config.test_sets),
+            "validation": (sets(splits.val), config.validation_sets),
+            "test": (sets(splits.test), config.test_sets),
         }
         self.model = make_model(lambda p: network(self._train.image_size, p), config)
         loss = SortingLoss(
@@ -48,8 +53,10 @@ class SortingTask:
             numerics=config.numerics,  # type: ignore[arg-type]
         )
         self.loss_module = training_loss(loss, config).to(config.device)
-        # Compiled as one: the small operators of sampling, loss and curvature fuse with each other.
-        self._loss_of = torch.compile(self._plain_loss_of) if config.compile else self._plain_loss_of
+        # In two parts: the kernels of the network are compiled already, and pictures are put together once
+        # instead of for every window of a convolution.
+        self._forward = torch.compile(self.model) if config.compile and not config.kernels else self.model
+        self._loss = torch.compile(self.loss_module) if config.compile else self.loss_module
         self.tensors: dict[str, Tensor] = {}
         self.total_steps = config.steps
         self.batch_sizes: tuple[int, ...] = (config.batch_size,)
@@ -58,11 +65,8 @@ class SortingTask:
         return self._config.batch_size
 
     def draw_loss(self, size: int) -> Tensor:
-        return self._loss_of(*self._train.draw(size, self.generators["batches"]))
-
-    def _plain_loss_of(self, indices: Tensor, changes: Tensor | None) -> Tensor:
-        images, values = self._train.assemble(indices, changes)
-        return cast(Tensor, self.loss_module(self.model(images), values))
+        images, values = self._train.sample(size, self.generators["batches"])
+        return cast(Tensor, self._loss(self._forward(images), values))
 
     def learning_rate(self, step: int) -> float:
         assert self._config.learning_rate is not None

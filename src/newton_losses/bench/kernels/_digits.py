@@ -1,0 +1,68 @@
+"""The convolutional part of `DigitCNN` in bf16, straight from bytes, by the kernels of `_digit_triton.py`."""
+
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn import functional
+
+
+def has_digit_kernels(image_size: tuple[int, int]) -> bool:
+    """Whether `digit_features` can do pictures of this size here, given a CUDA device.
+
+    >>> has_digit_kernels((27, 27))
+    False
+    """
+    return all(size % 4 == 0 for size in image_size) and find_spec("triton") is not None
+
+
+def digit_features(pictures: Tensor, weight_1: Tensor, bias_1: Tensor, weight_2: Tensor, bias_2: Tensor) -> Tensor:
+    """Two times convolution (5×5, padded), ReLU and 2×2 pooling: `(N, H, W)` uint8 → `(N, C·H/4·W/4)` float32.
+
+    Pixels count from 0 to 1. Operands are rounded to bf16, sums are float32. H and W are multiples of 4, the
+    numbers of channels powers of 2.
+    """
+    padded = functional.pad(pictures, (2, 2, 2, 2))
+    first = _FirstLayer.apply(padded, weight_1, bias_1).permute(0, 3, 1, 2)  # type: ignore[no-untyped-call]
+    second = functional.conv2d(first, weight_2.to(torch.bfloat16), padding=2)
+    features: Tensor = _Pool.apply(second.permute(0, 2, 3, 1), bias_2)  # type: ignore[no-untyped-call]
+    return features
+
+
+class _FirstLayer(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, padded: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        from ._digit_triton import first_layer
+
+        pooled, codes = first_layer(padded, weight.contiguous(), bias)
+        ctx.save_for_backward(padded, codes)
+        return pooled
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[None, Tensor, Tensor]:
+        from ._digit_triton import first_layer_gradients
+
+        padded, codes = ctx.saved_tensors
+        return None, *first_layer_gradients(padded, gradient.contiguous(), codes)
+
+
+class _Pool(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, features: Tensor, bias: Tensor) -> Tensor:
+        from ._digit_triton import pool
+
+        pooled, codes = pool(features.contiguous(), bias)
+        ctx.save_for_backward(codes)
+        ctx.size = features.shape[1:3]
+        return pooled
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
+        from ._digit_triton import pool_gradients
+
+        (codes,) = ctx.saved_tensors
+        return pool_gradients(gradient.contiguous(), codes, *ctx.size)
