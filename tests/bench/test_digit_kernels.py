@@ -5,7 +5,7 @@ import torch
 from torch.nn import functional
 
 from newton_losses.bench.data import LabeledImages, MultiDigit
-from newton_losses.bench.kernels import digit_features
+from newton_losses.bench.kernels import digit_features, make_adam, wide_linear
 from newton_losses.bench.models import DigitCNN
 from newton_losses.errors import ArgumentError
 
@@ -41,12 +41,12 @@ def test_features_and_gradients_are_as_good_as_bf16_operands_allow(count, size, 
 
     single = [w.detach().float().requires_grad_() for w in weights]
     found = digit_features(pictures, *single)
-    gradients = torch.autograd.grad(found, single, slope.float())
+    gradients = torch.autograd.grad(found, single, slope.to(found.dtype))
     with torch.autocast("cuda", dtype=torch.bfloat16):
         usual = plain_features(pixels.float(), *single)
     usual_gradients = torch.autograd.grad(usual, single, slope.to(usual.dtype))
 
-    assert found.dtype == torch.float32
+    assert found.dtype == torch.bfloat16
     # Pixels are exact here and the bias is added in float32, so that it should be a little better than torch's bf16.
     assert difference(found, wanted) <= 1.05 * difference(usual, wanted)
     for one, other, true in zip(gradients, usual_gradients, wanted_gradients, strict=True):
@@ -62,6 +62,42 @@ def test_a_dark_picture_has_no_gradient_where_the_relu_is_off():
     assert torch.equal(features, torch.ones_like(features))
     gradients = torch.autograd.grad(features.sum(), weights)
     assert [g.abs().sum().item() for g in gradients] == [0, 0, 0, 2 * 4 * 64]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("count", "size"), [(1, 64), (500, 12544), (70, 200)])
+def test_the_wide_linear_layer_is_a_float32_one(count, size, fresh):
+    features = torch.randn(count, size, generator=fresh).bfloat16().cuda().requires_grad_()
+    weight, bias = (torch.randn(*shape, generator=fresh).cuda().requires_grad_() for shape in ((64, size), (64,)))
+    inputs = [features, weight, bias]
+    found = wide_linear(*inputs)
+    exact = [x.detach().double().requires_grad_() for x in inputs]
+    wanted = functional.linear(*exact)
+    slope = torch.randn(count, 64, generator=fresh).cuda()
+    gradients = torch.autograd.grad(found, inputs, slope)
+    true = torch.autograd.grad(wanted, exact, slope.double())
+    assert difference(found, wanted) < 1e-6
+    assert difference(gradients[0], true[0]) < 2**-8  # it comes in bf16
+    assert difference(gradients[1], true[1]) < 1e-6
+    assert difference(gradients[2], true[2]) < 1e-6
+
+
+@pytest.mark.gpu
+def test_the_wide_adam_is_adam(fresh):
+    start = [torch.randn(64, 12544, generator=fresh), torch.randn(8, 4, 5, 5, generator=fresh), torch.randn(1)]
+    start[1] = start[1].to(memory_format=torch.channels_last)
+    ours, torchs = ([torch.nn.Parameter(p.cuda()) for p in start] for _ in range(2))
+    rate = torch.tensor(0.01, device="cuda")
+    one, other = make_adam(ours, rate, captured=True), torch.optim.Adam(torchs, lr=0.01)
+    assert type(one) is not torch.optim.Adam
+    for _ in range(20):
+        for left, right in zip(ours, torchs, strict=True):
+            left.grad = torch.randn(left.shape, generator=fresh).cuda()
+            right.grad = left.grad.clone()
+        one.step()
+        other.step()
+    for left, right in zip(ours, torchs, strict=True):
+        torch.testing.assert_close(left, right, rtol=1e-5, atol=1e-6)
 
 
 def test_bytes_are_the_same_pictures():

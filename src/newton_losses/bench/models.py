@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ..errors import ArgumentError, ShapeError
-from .kernels import digit_features, has_digit_kernels
+from .kernels import digit_features, has_digit_kernels, wide_linear
 
 PRECISIONS = ("float32", "bf16")
 
@@ -79,8 +79,6 @@ class DigitCNN(_Precise):
 
     def _features(self, convolutions: nn.Module, images: Tensor) -> Tensor:
         if images.dtype == torch.uint8:
-            if images.is_cuda and self.precision == "bf16" and has_digit_kernels(self.image_size):
-                return self._features_by_kernels(images)
             images = images.to(torch.float32) / 255
         if not (images.is_cuda and self.precision == "bf16"):
             return super()._features(convolutions, images)
@@ -92,10 +90,15 @@ class DigitCNN(_Precise):
                 features = layer(features)
         return features.to(first.weight.dtype)
 
-    def _features_by_kernels(self, images: Tensor) -> Tensor:
+    def _scores_by_kernels(self, images: Tensor) -> Tensor:
         first, second = (layer for layer in self.convolutions if isinstance(layer, nn.Conv2d))
-        assert first.bias is not None and second.bias is not None  # noqa: PT018
-        return digit_features(images[:, 0], first.weight, first.bias, second.weight, second.bias)
+        wide, *rest = self.head
+        assert isinstance(wide, nn.Linear) and first.bias is not None and second.bias is not None  # noqa: PT018
+        features = digit_features(images[:, 0], first.weight, first.bias, second.weight, second.bias)
+        scores = wide_linear(features, wide.weight, wide.bias)
+        for layer in rest:
+            scores = layer(scores)
+        return scores
 
     def forward(self, images: Tensor) -> Tensor:
         if images.ndim < 4 or images.shape[-3:] != (1, *self.image_size):
@@ -104,9 +107,13 @@ class DigitCNN(_Precise):
                 f"DigitCNN: pictures have the shape (B, n, 1, {height}, {width}), not {tuple(images.shape)}. "
                 "Other sizes need DigitCNN(image_size=(height, width))."
             )
-        features = self._features(self.convolutions, images.flatten(0, -4))
+        pictures = images.flatten(0, -4)
+        in_bytes = images.dtype == torch.uint8 and images.is_cuda and self.precision == "bf16"
         with torch.autocast(images.device.type, enabled=False):
-            scores: Tensor = self.head(features)
+            if in_bytes and has_digit_kernels(self.image_size):
+                scores = self._scores_by_kernels(pictures)
+            else:
+                scores = self.head(self._features(self.convolutions, pictures))
         return scores.reshape(images.shape[:-3])
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from .capture import CapturedStep
 from .config import RunConfig
 from .files import RunError
+from .kernels import make_adam
 from .tasks import Task
 
 
@@ -116,7 +117,7 @@ def _adam(parameters: list[torch.nn.Parameter], config: RunConfig) -> torch.opti
     captured = config.graph
     # In a captured graph a number would be frozen; a tensor can change between replays.
     rate = torch.tensor(config.learning_rate, device=config.device) if captured else config.learning_rate
-    optimizer = torch.optim.Adam(parameters, lr=rate, fused=True, capturable=captured)
+    optimizer = make_adam(parameters, rate, captured)
     for parameter in parameters:
         parameter.grad = torch.zeros_like(parameter)
     # Zero gradients move nothing; they only make Adam allocate what it keeps.

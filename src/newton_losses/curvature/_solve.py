@@ -13,6 +13,7 @@ from torch import Tensor
 from ..errors import ArgumentError
 from ._forms import Curvature, LowRank, Products
 from ._group import any_over, gather_numbers, gather_rows, own_rank
+from ._small_solve import is_small, small_solve
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -60,9 +61,7 @@ def damped_solve(
     if curvature.semidefinite:
         return _cholesky(_damped(matrix, damping), wide).to(rows.dtype)
     if spectrum == "raw":
-        # Symmetric but perhaps indefinite: Cholesky would not do.
-        solved: Tensor = torch.linalg.solve_ex(_damped(matrix, damping), wide.mT)[0]
-        return solved.mT.to(rows.dtype)
+        return _lu(_damped(matrix, damping), wide).to(rows.dtype)
     return _definite_part(matrix, spectrum, damping, wide).to(rows.dtype)
 
 
@@ -79,7 +78,21 @@ def _damped(matrix: Tensor, damping: Tensor | float) -> Tensor:
     return matrix + damping * torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)
 
 
+def _lu(matrix: Tensor, rows: Tensor) -> Tensor:
+    """For what is symmetric but perhaps indefinite: Cholesky would not do."""
+    solved: Tensor
+    if is_small(matrix, rows):
+        solved = small_solve(matrix, rows, definite=False)
+        return solved
+    solved = torch.linalg.solve_ex(matrix, rows.mT)[0]
+    return solved.mT
+
+
 def _cholesky(matrix: Tensor, rows: Tensor) -> Tensor:
+    solved: Tensor
+    if is_small(matrix, rows):
+        solved = small_solve(matrix, rows, definite=True)
+        return solved
     factor, info = torch.linalg.cholesky_ex(matrix)
     solved = torch.cholesky_solve(rows.mT, factor).mT
     return torch.where(info == 0, solved, torch.nan)

@@ -22,7 +22,7 @@ SIDE = tl.constexpr(6)
 PATCH = tl.constexpr(64)
 OFF = tl.constexpr(4)
 # Enough programs for every multiprocessor to have a few; each loads the weights once and then many patches.
-PROGRAMS = 528
+PROGRAMS = 264
 
 
 def first_layer(padded: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
@@ -32,7 +32,7 @@ def first_layer(padded: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, T
     pooled = torch.empty(shape, dtype=torch.bfloat16, device=padded.device)
     codes = torch.empty(shape, dtype=torch.uint8, device=padded.device)
     places = count * shape[1] * shape[2]
-    with torch.cuda.device(padded.device):
+    with torch.cuda.device_of(padded):  # type: ignore[no-untyped-call]
         first_layer_forward[(PROGRAMS,)](
             padded, weight, bias, pooled, codes, places,
             HEIGHT=height, WIDTH=width, CHANNELS=len(bias), BLOCK=128, num_warps=4,
@@ -46,23 +46,31 @@ def first_layer_gradients(padded: Tensor, gradient: Tensor, codes: Tensor) -> tu
     places = count * rows * columns
     parts = torch.empty((PROGRAMS, 4, PATCH.value, channels), dtype=torch.float32, device=padded.device)
     bias_parts = torch.empty((PROGRAMS, channels), dtype=torch.float32, device=padded.device)
-    with torch.cuda.device(padded.device):
+    weight = torch.empty((channels, 1, 5, 5), dtype=torch.float32, device=padded.device)
+    with torch.cuda.device_of(padded):  # type: ignore[no-untyped-call]
         first_layer_backward[(PROGRAMS,)](
             padded, gradient, codes, parts, bias_parts, places,
             HEIGHT=2 * rows, WIDTH=2 * columns, CHANNELS=channels, BLOCK=128, num_warps=4,
         )  # fmt: skip
-        weight = torch.empty((channels, 1, 5, 5), dtype=torch.float32, device=padded.device)
         add_parts[(25,)](parts, weight, PROGRAMS=PROGRAMS, CHANNELS=channels, BLOCK=32, num_warps=4)
-    return weight, bias_parts.sum(0)
+    return weight, add_rows(bias_parts)
+
+
+def add_rows(parts: Tensor) -> Tensor:
+    """The sum over the rows of `(R, C)` float32; torch is slow at narrow ones."""
+    total = torch.empty(parts.shape[1], dtype=torch.float32, device=parts.device)
+    with torch.cuda.device_of(parts):  # type: ignore[no-untyped-call]
+        add_all_rows[(1,)](parts, total, len(parts), COLUMNS=parts.shape[1], BLOCK=64, num_warps=8)
+    return total
 
 
 def pool(features: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
-    """Bias, ReLU, 2×2 pooling: `(N, H, W, C)` bf16 to `(N, C·H/2·W/2)` float32 in torch's order, and codes."""
+    """Bias, ReLU, 2×2 pooling: `(N, H, W, C)` bf16 to `(N, C·H/2·W/2)` bf16 in torch's order, and codes."""
     count, height, width, channels = features.shape
     places = height // 2 * (width // 2)
-    pooled = torch.empty((count, channels * places), dtype=torch.float32, device=features.device)
+    pooled = torch.empty((count, channels * places), dtype=torch.bfloat16, device=features.device)
     codes = torch.empty((count, places, channels), dtype=torch.uint8, device=features.device)
-    with torch.cuda.device(features.device):
+    with torch.cuda.device_of(features):  # type: ignore[no-untyped-call]
         pool_forward[(count, triton.cdiv(places, 32))](
             features, bias, pooled, codes, places, WIDTH=width, CHANNELS=channels, BLOCK=32, num_warps=4
         )
@@ -74,11 +82,11 @@ def pool_gradients(gradient: Tensor, codes: Tensor, height: int, width: int) -> 
     count, places, channels = codes.shape
     features = torch.empty((count, height, width, channels), dtype=torch.bfloat16, device=gradient.device)
     bias_parts = torch.empty((count, channels), dtype=torch.float32, device=gradient.device)
-    with torch.cuda.device(gradient.device):
+    with torch.cuda.device_of(gradient):  # type: ignore[no-untyped-call]
         pool_backward[(count,)](
             gradient, codes, features, bias_parts, places, WIDTH=width, CHANNELS=channels, BLOCK=32, num_warps=4
         )
-    return features, bias_parts.sum(0)
+    return features, add_rows(bias_parts)
 
 
 @_jit
@@ -201,6 +209,16 @@ def add_parts(parts, weight, PROGRAMS: tl.constexpr, CHANNELS: tl.constexpr, BLO
 
 
 @_jit
+def add_all_rows(parts, total, rows, COLUMNS: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    column = tl.arange(0, COLUMNS)
+    found = tl.zeros([BLOCK, COLUMNS], tl.float32)
+    for begin in range(0, rows, BLOCK):
+        row = begin + tl.arange(0, BLOCK)
+        found += tl.load(parts + row[:, None] * COLUMNS + column[None, :], mask=(row < rows)[:, None], other=0.0)
+    tl.store(total + column, tl.sum(found, 0))
+
+
+@_jit
 def pool_forward(  # type: ignore[no-untyped-def]
     features, bias, pooled, codes, places, WIDTH: tl.constexpr, CHANNELS: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
@@ -219,7 +237,8 @@ def pool_forward(  # type: ignore[no-untyped-def]
     best += tl.load(bias + channel)
     code = tl.where(best > 0, code, OFF)
     tl.store(codes + (picture * places + place)[:, None] * CHANNELS + channel, code.to(tl.uint8), mask=live)
-    tl.store(pooled + (picture * CHANNELS + channel) * places + place[:, None], tl.maximum(best, 0.0), mask=live)
+    out = (picture * CHANNELS + channel) * places + place[:, None]
+    tl.store(pooled + out, tl.maximum(best, 0.0).to(tl.bfloat16), mask=live)
 
 
 @_jit
@@ -236,8 +255,7 @@ def pool_backward(  # type: ignore[no-untyped-def]
         slope = tl.load(gradient + (picture * CHANNELS + channel) * places + place[:, None], mask=live, other=0.0)
         code = tl.load(codes + (picture * places + place)[:, None] * CHANNELS + channel, mask=live, other=OFF)
         code = code.to(tl.int32)
-        bias += tl.sum(tl.where(code < OFF, slope, 0.0), 0)
-        slope = slope.to(tl.bfloat16)
+        bias += tl.sum(tl.where(code < OFF, slope, 0.0).to(tl.float32), 0)
         none = tl.zeros_like(slope)
         corner = (picture * 4 * places + place // columns * (2 * WIDTH) + 2 * (place % columns))[:, None]
         first = features + corner * CHANNELS + channel

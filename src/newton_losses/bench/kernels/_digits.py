@@ -1,4 +1,4 @@
-"""The convolutional part of `DigitCNN` in bf16, straight from bytes, by the kernels of `_digit_triton.py`."""
+"""The large part of `DigitCNN` in bf16, straight from bytes. The kernels are in the modules named after triton."""
 
 from importlib.util import find_spec
 from typing import Any
@@ -19,7 +19,7 @@ def has_digit_kernels(image_size: tuple[int, int]) -> bool:
 
 
 def digit_features(pictures: Tensor, weight_1: Tensor, bias_1: Tensor, weight_2: Tensor, bias_2: Tensor) -> Tensor:
-    """Two times convolution (5×5, padded), ReLU and 2×2 pooling: `(N, H, W)` uint8 → `(N, C·H/4·W/4)` float32.
+    """Two times convolution (5×5, padded), ReLU and 2×2 pooling: `(N, H, W)` uint8 → `(N, C·H/4·W/4)` bf16.
 
     Pixels count from 0 to 1. Operands are rounded to bf16, sums are float32. H and W are multiples of 4, the
     numbers of channels powers of 2.
@@ -29,6 +29,12 @@ def digit_features(pictures: Tensor, weight_1: Tensor, bias_1: Tensor, weight_2:
     second = functional.conv2d(first, weight_2.to(torch.bfloat16), padding=2)
     features: Tensor = _Pool.apply(second.permute(0, 2, 3, 1), bias_2)  # type: ignore[no-untyped-call]
     return features
+
+
+def wide_linear(features: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """A float32 linear layer, `(N, K)` bf16 → `(N, M)`; products and sums are float32's. M is a power of 2."""
+    output: Tensor = _WideLinear.apply(features, weight, bias)  # type: ignore[no-untyped-call]
+    return output
 
 
 class _FirstLayer(torch.autograd.Function):
@@ -66,3 +72,21 @@ class _Pool(torch.autograd.Function):
 
         (codes,) = ctx.saved_tensors
         return pool_gradients(gradient.contiguous(), codes, *ctx.size)
+
+
+class _WideLinear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, features: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        from ._head_triton import linear
+
+        ctx.save_for_backward(features, weight)
+        return linear(features, weight, bias)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        from ._digit_triton import add_rows
+        from ._head_triton import linear_gradients
+
+        gradient = gradient.contiguous()
+        return *linear_gradients(gradient, *ctx.saved_tensors), add_rows(gradient)

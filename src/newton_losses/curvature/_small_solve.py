@@ -1,0 +1,43 @@
+"""Small systems on a GPU in one kernel: the libraries take ten for a 5×5 matrix, and each is a launch.
+
+Which form a curvature has, and what else could solve with it, is in `_solve.py`.
+"""
+
+from functools import cache
+from importlib.util import find_spec
+
+import torch
+from torch import Tensor
+
+# A matrix that a warp or four hold in their registers.
+LARGEST = 32
+
+
+@cache
+def _has_triton() -> bool:
+    return find_spec("triton") is not None
+
+
+def is_small(matrix: Tensor, rows: Tensor) -> bool:
+    """Whether `small_solve` can serve: a float64 CUDA system of at most 32 unknowns that nobody differentiates."""
+    if not (matrix.is_cuda and matrix.ndim == 2 and 0 < len(matrix) <= LARGEST and len(rows) > 0 and _has_triton()):
+        return False
+    differentiated = torch.is_grad_enabled() and (matrix.requires_grad or rows.requires_grad)
+    return matrix.dtype == torch.float64 and not differentiated and not torch._C._are_functorch_transforms_active()
+
+
+@torch.library.custom_op("newton_losses::small_solve", mutates_args=())
+def small_solve(matrix: Tensor, rows: Tensor, definite: bool) -> Tensor:
+    """`matrix`⁻¹ applied to each row of `rows`, `(K, m)` to `(K, m)`, both float64, by elimination.
+
+    With `definite` there is no pivoting, and a pivot that is not positive makes everything NaN; without it,
+    rows are exchanged for the largest pivot.
+    """
+    from ._small_solve_triton import eliminate_rows
+
+    return eliminate_rows(matrix.contiguous(), rows.contiguous(), definite)
+
+
+@small_solve.register_fake
+def _(matrix: Tensor, rows: Tensor, definite: bool) -> Tensor:
+    return rows.new_empty(rows.shape)
