@@ -3,7 +3,6 @@
 Which form a curvature has, and what else could solve with it, is in `_solve.py`.
 """
 
-from functools import cache
 from importlib.util import find_spec
 
 import torch
@@ -11,19 +10,19 @@ from torch import Tensor
 
 # A matrix that a warp or four hold in their registers.
 LARGEST = 32
-
-
-@cache
-def _has_triton() -> bool:
-    return find_spec("triton") is not None
+HAS_TRITON = find_spec("triton") is not None
 
 
 def is_small(matrix: Tensor, rows: Tensor) -> bool:
     """Whether `small_solve` can serve: a float64 CUDA system of at most 32 unknowns that nobody differentiates."""
-    if not (matrix.is_cuda and matrix.ndim == 2 and 0 < len(matrix) <= LARGEST and len(rows) > 0 and _has_triton()):
+    if not (HAS_TRITON and matrix.is_cuda and matrix.dtype == torch.float64 and matrix.ndim == 2):
         return False
-    differentiated = torch.is_grad_enabled() and (matrix.requires_grad or rows.requires_grad)
-    return matrix.dtype == torch.float64 and not differentiated and not torch._C._are_functorch_transforms_active()
+    if not (0 < len(matrix) <= LARGEST and len(rows) > 0):
+        return False
+    if torch.is_grad_enabled() and (matrix.requires_grad or rows.requires_grad):
+        return False
+    # A compiler cannot look into the question about transforms, and traces them itself.
+    return torch.compiler.is_compiling() or not torch._C._are_functorch_transforms_active()
 
 
 @torch.library.custom_op("newton_losses::small_solve", mutates_args=())

@@ -10,8 +10,6 @@ from torch import Tensor
 
 _jit: Callable[[Callable[..., Any]], Any] = triton.jit
 
-NAN = tl.constexpr(float("nan"))
-
 
 def eliminate_rows(matrix: Tensor, rows: Tensor, definite: bool) -> Tensor:
     """Every program eliminates the whole matrix again, for a block of right-hand sides: nothing to wait for."""
@@ -53,7 +51,7 @@ def eliminate(  # type: ignore[no-untyped-def]
             column = tl.where(other, tl.sum(tl.where(at, column, 0.0), 0), column)
         pivot = tl.sum(tl.where(at, row, 0.0), 0)
         if DEFINITE:
-            good = tl.where(pivot > 0, good, NAN)
+            good = tl.where(pivot > 0, good, float("nan"))
         row = row / pivot
         side = side / pivot
         a = tl.where(at[:, None], row[None, :], a - column[:, None] * row[None, :])
