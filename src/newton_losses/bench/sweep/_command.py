@@ -6,8 +6,8 @@ from typing import Any
 from ..config import option
 from ..results import configuration_class
 
-# The options of `train` that are spelled otherwise than their setting, or cannot be given at all.
-_NO_OPTION = ("drops", "data_root")
+# Not to be given: it follows from the epochs.
+_NO_OPTION = ("drops",)
 
 
 def train_command(configuration: dict[str, Any]) -> list[str]:
