@@ -14,6 +14,7 @@ import contextlib
 import io
 import json
 import os
+from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -31,6 +32,10 @@ CONFIG, EVALUATIONS, RESULT, WEIGHTS = "config.json", "evaluations.jsonl", "resu
 CHECKPOINT, PREVIOUS = "checkpoint.pt", "checkpoint.previous.pt"
 _OWN_FILES = (CONFIG, EVALUATIONS, RESULT, WEIGHTS, CHECKPOINT, PREVIOUS)
 _LOCK = ".lock"
+
+
+class RunInUse(RunError):
+    """Another process is at work in a run folder."""
 
 
 class RunFolder:
@@ -173,7 +178,8 @@ class RunFolder:
             )
 
     def _write_configuration(self, configuration: Record) -> None:
-        content = {"configuration": configuration, "environment": environment()}
+        started = datetime.now(UTC).isoformat(timespec="seconds")
+        content = {"configuration": configuration, "environment": {**environment(), "started": started}}
         write_atomically(self.path / CONFIG, _pretty(content))
 
     def _clear(self) -> bool:
@@ -187,6 +193,17 @@ class RunFolder:
             except OSError as error:
                 raise write_error(self.path / name, error) from error
         return True
+
+
+def is_in_use(path: Path) -> bool:
+    """Whether another process is at work in a run folder right now."""
+    if not (path / _LOCK).exists():
+        return False
+    try:
+        _take_lock(path / _LOCK).close()
+    except RunInUse:
+        return True
+    return False
 
 
 def read_json(path: Path) -> Record:
@@ -218,7 +235,7 @@ def _take_lock(path: Path) -> io.TextIOWrapper:
         owner = file.read().strip()
         file.close()
         who = f" (process {owner})" if owner else ""
-        raise RunError(
+        raise RunInUse(
             f"{path.parent} is in use by another run{who}. Wait until that has ended, or choose another folder "
             "with --out."
         ) from None
