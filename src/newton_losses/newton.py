@@ -28,6 +28,7 @@ from .curvature import (
     goes_by_products,
     loss_values,
     newton_step,
+    resolve_damping,
     resolve_group,
     resolve_reduction,
     share_curvature,
@@ -97,7 +98,7 @@ def newton_target(
     expansion = expand(loss, y, *targets, curvature=curvature, reduction=reduction, matrix_free=matrix_free)
     shared = None if group is None else share_curvature(expansion, curvature, group, matrix_free=matrix_free)
     expansion = expansion if shared is None else shared.expansion
-    step = newton_step(expansion, damping, spectrum)
+    step = newton_step(expansion, resolve_damping(damping, curvature), spectrum)
     return NewtonTarget(
         expansion.value,
         expansion.gradient,
@@ -126,7 +127,7 @@ def newton_loss(
     reduction = resolve_reduction(loss, options.get("reduction"))
     if _value_only(value):
         return _plain_value(loss, y, targets, reduction)
-    return _surrogate(y, newton_target(loss, y, *targets, **options), value, reduction)
+    return surrogate(y, newton_target(loss, y, *targets, **options), value, reduction)
 
 
 class NewtonLoss(nn.Module):
@@ -145,7 +146,9 @@ class NewtonLoss(nn.Module):
         loss: a callable `loss(y, *targets)` that returns one value per sample `(N,)` or a scalar, or an
             object that brings its own `expand`.
         curvature: "hessian" (the mean Hessian) or "fisher" (the empirical Fisher, first derivatives only).
-        damping: λ > 0, a number, a scalar tensor or a rule such as `RelativeDamping`.
+        damping: λ > 0, a number, a scalar tensor or a rule such as `RelativeDamping`; or "auto", with which the
+            step does not change when the loss is multiplied with a constant. A rule that is a module becomes
+            a part of this one, so that its buffers are moved and saved with it.
         spectrum: what becomes of negative eigenvalues of the Hessian: "raw" leaves them (the paper),
             "absolute" takes their absolute value, "clip" sets them to zero.
         reduction: how a scalar `loss` was reduced, "mean" or "sum"; by itself it is the loss's own
@@ -202,6 +205,8 @@ class NewtonLoss(nn.Module):
             "matrix_free": matrix_free,
             "process_group": process_group,
         }
+        if isinstance(damping, nn.Module):
+            self.rule = damping
         self.value: Value = value
         self.check = check
         self.register_buffer("skipped", torch.zeros((), dtype=torch.int64), persistent=False)
@@ -216,7 +221,7 @@ class NewtonLoss(nn.Module):
             self.check = False
         found = newton_target(self.loss, y, *targets, **self.options)
         count_skipped(self, found.kept)
-        return _surrogate(y, found, self.value, reduction)
+        return surrogate(y, found, self.value, reduction)
 
     def extra_repr(self) -> str:
         return f"curvature={self.options['curvature']!r}, damping={self.options['damping']!r}"
@@ -253,7 +258,7 @@ def _reduced(values: Tensor, reduction: Reduction | None) -> Tensor:
     return total if reduction == "sum" else total / usable.sum().clamp(min=1)
 
 
-def _surrogate(y: Tensor, found: NewtonTarget, value: Value, reduction: Reduction | None) -> Tensor:
+def surrogate(y: Tensor, found: NewtonTarget, value: Value, reduction: Reduction | None) -> Tensor:
     """A scalar with the wanted value, and with the gradient and Hessian of ½‖z* − y‖².
 
     With d = y − ȳ, which is zero but has a gradient, ½‖z* − y‖² = ½‖step‖² + step·d + ½‖d‖². Written

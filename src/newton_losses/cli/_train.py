@@ -30,7 +30,9 @@ def _option(panel: str, text: str, *names: str) -> Any:
 
 
 Curvature = Annotated[str, _option(_LOSS, "none (the baseline), hessian or fisher.", "--curvature", "-c")]
-Damping = Annotated[float | None, _option(_LOSS, "λ. Default: the paper's for algorithm and curvature.")]
+Damping = Annotated[
+    str | None, _option(_LOSS, "λ, or auto to take it from the curvature. Default: the paper's for the algorithm.")
+]
 RelativeDamping = Annotated[float | None, _option(_LOSS, "λ as a multiple of the curvature's own scale, instead.")]
 Spectrum = Annotated[str, _option(_LOSS, "Negative eigenvalues of the Hessian: raw, absolute or clip.")]
 ClipNorm = Annotated[float | None, _option(_TRAINING, "Clip the norm of the weights' gradient at this value.")]

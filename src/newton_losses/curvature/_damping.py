@@ -2,26 +2,36 @@
 
 import math
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from ..errors import ArgumentError
-from ._expansion import Expansion
+from ._expansion import CurvatureKind, Expansion
 from ._forms import as_curvature
 
 
+class Damped(NamedTuple):
+    """λ, and a factor of the step: the step becomes length · (C + λI)⁻¹∇ℓᵢ."""
+
+    damping: Tensor | float
+    length: Tensor | float = 1.0
+
+
 class DampingRule(Protocol):
-    """Gives the damping for one batch from its expansion: a positive scalar tensor, or a number.
+    """Gives the damping for one batch from its expansion: a positive scalar tensor, a number, or `Damped`.
 
     It is called once per batch, before the solve. It must not read tensors back to the host.
     """
 
-    def __call__(self, expansion: Expansion) -> Tensor | float: ...
+    def __call__(self, expansion: Expansion) -> Tensor | float | Damped: ...
 
 
-Damping = float | Tensor | DampingRule
+Damping = float | Tensor | DampingRule | Literal["auto"]
+
+# Of both rules that "auto" stands for.
+AUTO_FACTOR = 1.0
 
 
 @dataclass(frozen=True)
@@ -43,39 +53,89 @@ class RelativeDamping:
         _check_positive(self.factor, "The factor of RelativeDamping")
 
     def __call__(self, expansion: Expansion) -> Tensor:
-        if expansion.curvature is None:
-            raise ArgumentError("RelativeDamping needs an expansion with a curvature to be relative to.")
-        scale = as_curvature(expansion.curvature).mean_square().sqrt()
-        return self.factor * scale
+        return self.factor * eigenvalue_scale(expansion)
+
+
+@dataclass(frozen=True)
+class NormalizedDamping:
+    """λ = factor · r as in `RelativeDamping`, and the step times √r. Scale-free for the empirical Fisher.
+
+    The empirical Fisher is quadratic in the loss and the gradient linear in it, so that with λ ∝ r the
+    step of c·ℓ is that of ℓ over c. Multiplied with √r it does not depend on c any more:
+
+        √r (F + factor·r·I)⁻¹ ∇ℓᵢ = (F/r + factor·I)⁻¹ ∇ℓᵢ/√r
+
+    It is the step of the loss ℓ/√r, whose empirical Fisher has eigenvalues of root mean square 1,
+    with the damping `factor`.
+
+    >>> expansion = Expansion(torch.zeros(1), torch.zeros(1, 2), torch.diag(torch.tensor([3.0, 4.0])))
+    >>> NormalizedDamping(2.0)(expansion)
+    Damped(damping=tensor(7.0711), length=tensor(1.8803))
+    """
+
+    factor: float = 1.0
+
+    def __post_init__(self) -> None:
+        _check_positive(self.factor, "The factor of NormalizedDamping")
+
+    def __call__(self, expansion: Expansion) -> Damped:
+        scale = eigenvalue_scale(expansion)
+        return Damped(self.factor * scale, scale.sqrt())
+
+
+def eigenvalue_scale(expansion: Expansion) -> Tensor:
+    """The root mean square r of the m eigenvalues of an expansion's curvature."""
+    if expansion.curvature is None:
+        raise ArgumentError("A relative damping needs an expansion with a curvature to be relative to.")
+    return as_curvature(expansion.curvature).mean_square().sqrt()
+
+
+def resolve_damping(damping: Damping, kind: CurvatureKind) -> float | Tensor | DampingRule:
+    """The rule that "auto" stands for with this kind of curvature; everything else is itself."""
+    if not isinstance(damping, str):
+        return damping
+    return RelativeDamping(AUTO_FACTOR) if kind == "hessian" else NormalizedDamping(AUTO_FACTOR)
 
 
 def check_damping(damping: object) -> None:
     """Refuse what cannot be a damping. A tensor's value is not looked at: that would wait for the device."""
-    if isinstance(damping, bool) or not (isinstance(damping, int | float | Tensor) or callable(damping)):
+    if isinstance(damping, str) and damping == "auto":
+        return
+    _check_number(damping, or_rule=True)
+
+
+def apply_rule(damping: float | Tensor | DampingRule, expansion: Expansion) -> Damped:
+    """The damping of this batch and the factor of its step.
+
+    One in a tensor that is not positive and finite becomes NaN, without waiting for the device: no sample
+    has a solution then, and all are counted as left out.
+    """
+    found = damping if isinstance(damping, int | float | Tensor) else damping(expansion)
+    found = found if isinstance(found, Damped) else Damped(found)
+    return Damped(*(_usable(number) for number in found))
+
+
+def _usable(number: Tensor | float) -> Tensor | float:
+    if not isinstance(number, int | float | Tensor):
+        raise ArgumentError(f"A damping rule returned {number!r}; it gives a positive number or a scalar tensor.")
+    _check_number(number)
+    if not isinstance(number, Tensor):
+        return number
+    number = number.detach().reshape(())
+    return torch.where((number > 0) & torch.isfinite(number), number, math.nan)
+
+
+def _check_number(damping: object, *, or_rule: bool = False) -> None:
+    is_number = isinstance(damping, int | float | Tensor) or (or_rule and callable(damping))
+    if isinstance(damping, bool) or not is_number:
         raise ArgumentError(
-            f"The damping is a positive number, a scalar tensor or a rule that maps an expansion to "
+            f"The damping is a positive number, a scalar tensor, 'auto' or a rule that maps an expansion to "
             f"one, got {damping!r}."
         )
     if isinstance(damping, int | float):
         _check_positive(damping, "The damping")
     if isinstance(damping, Tensor) and damping.numel() != 1:
         raise ArgumentError(f"The damping is one number for the batch, got shape {tuple(damping.shape)}.")
-
-
-def apply_rule(damping: Damping, expansion: Expansion) -> Tensor | float:
-    """The damping of this batch.
-
-    One in a tensor that is not positive and finite becomes NaN, without waiting for the device: no sample
-    has a solution then, and all are counted as left out.
-    """
-    found = damping if isinstance(damping, int | float | Tensor) else damping(expansion)
-    if not isinstance(found, int | float | Tensor):
-        raise ArgumentError(f"A damping rule returned {found!r}; it gives a positive number or a scalar tensor.")
-    check_damping(found)
-    if not isinstance(found, Tensor):
-        return found
-    found = found.detach().reshape(())
-    return torch.where((found > 0) & torch.isfinite(found), found, math.nan)
 
 
 def _check_positive(number: float, what: str) -> None:

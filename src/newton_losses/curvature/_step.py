@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ..errors import ArgumentError
 from ._call import full_precision
-from ._damping import Damping, apply_rule
+from ._damping import DampingRule, apply_rule
 from ._expand import finite
 from ._expansion import Expansion
 from ._forms import LowRank, as_curvature
@@ -23,7 +23,7 @@ class Step:
     count: Tensor
 
 
-def newton_step(expansion: Expansion, damping: Damping, spectrum: Spectrum = "raw") -> Step:
+def newton_step(expansion: Expansion, damping: float | Tensor | DampingRule, spectrum: Spectrum = "raw") -> Step:
     """Solve for the Newton step of each sample.
 
     A sample with a non-finite value or gradient, or whose system has no finite solution, gets a zero
@@ -40,11 +40,12 @@ def newton_step(expansion: Expansion, damping: Damping, spectrum: Spectrum = "ra
     usable = finite(expansion)
     gradient = torch.where(usable[:, None], expansion.gradient, 0.0)
     with full_precision(gradient):
-        damping = apply_rule(damping, expansion)
+        damping, length = apply_rule(damping, expansion)
         curvature = as_curvature(expansion.curvature)
         if isinstance(curvature, LowRank) and curvature.scale is not None:
             solved = solve_gradients(curvature, len(gradient), damping).to(gradient.dtype)
         else:
             solved = damped_solve(curvature, gradient, damping, spectrum)
+        solved = solved * length
     kept = usable & torch.isfinite(solved).all(1)
     return Step(torch.where(kept[:, None], solved, 0.0), kept, usable.sum().clamp(min=1).to(gradient.dtype))

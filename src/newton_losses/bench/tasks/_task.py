@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from ...curvature import RelativeDamping
 from ...newton import NewtonLoss
 from ..config import RunConfig
+from ..dampings import with_rule
 
 Figures = dict[str, dict[str, float]]
 Record = dict[str, Any]
@@ -63,5 +64,7 @@ def training_loss(loss: Callable[..., Tensor], config: RunConfig) -> nn.Module:
     if config.curvature == "none":
         return _MeanLoss(loss)
     damping = config.damping if config.relative_damping is None else RelativeDamping(config.relative_damping)
+    if isinstance(damping, str):
+        return with_rule(loss, config.curvature, damping, spectrum=config.spectrum, check=False)  # type: ignore[arg-type]
     # No check on the first call: it would draw noise, and a resumed run makes a first call of its own.
     return NewtonLoss(loss, config.curvature, damping, spectrum=config.spectrum, check=False)  # type: ignore[arg-type]
