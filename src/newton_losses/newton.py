@@ -43,7 +43,7 @@ class NewtonOptions(TypedDict, total=False):
 
     curvature: CurvatureKind
     damping: Damping
-    spectrum: Spectrum
+    spectrum: Spectrum | None
     reduction: Reduction | None
     matrix_free: bool | None
     process_group: GroupChoice
@@ -74,7 +74,7 @@ def newton_target(
     *targets: Any,
     curvature: CurvatureKind = "hessian",
     damping: Damping = 0.1,
-    spectrum: Spectrum = "raw",
+    spectrum: Spectrum | None = None,
     reduction: Reduction | None = None,
     matrix_free: bool | None = None,
     process_group: GroupChoice = "default",
@@ -98,7 +98,7 @@ def newton_target(
     expansion = expand(loss, y, *targets, curvature=curvature, reduction=reduction, matrix_free=matrix_free)
     shared = None if group is None else share_curvature(expansion, curvature, group, matrix_free=matrix_free)
     expansion = expansion if shared is None else shared.expansion
-    step = newton_step(expansion, resolve_damping(damping, curvature), spectrum)
+    step = newton_step(expansion, resolve_damping(damping, group), spectrum)
     return NewtonTarget(
         expansion.value,
         expansion.gradient,
@@ -146,11 +146,12 @@ class NewtonLoss(nn.Module):
         loss: a callable `loss(y, *targets)` that returns one value per sample `(N,)` or a scalar, or an
             object that brings its own `expand`.
         curvature: "hessian" (the mean Hessian) or "fisher" (the empirical Fisher, first derivatives only).
-        damping: λ > 0, a number, a scalar tensor or a rule such as `RelativeDamping`; or "auto", with which the
-            step does not change when the loss is multiplied with a constant. A rule that is a module becomes
-            a part of this one, so that its buffers are moved and saved with it.
+        damping: λ > 0, a number, a scalar tensor or a rule such as `RelativeDamping`. "auto" stands for
+            `NormalizedDamping()`: λ from the curvature itself and the step in units of the gradient, so that
+            nothing changes when the loss is multiplied with a constant.
         spectrum: what becomes of negative eigenvalues of the Hessian: "raw" leaves them (the paper),
-            "absolute" takes their absolute value, "clip" sets them to zero.
+            "absolute" takes their absolute value, "clip" sets them to zero. By itself "raw"; with "auto", "absolute"
+            where the Hessian is stored.
         reduction: how a scalar `loss` was reduced, "mean" or "sum"; by itself it is the loss's own
             attribute `reduction`, else "mean".
         matrix_free: solve with Hessian products instead of a stored Hessian; by itself, where it is large.
@@ -186,7 +187,7 @@ class NewtonLoss(nn.Module):
         curvature: CurvatureKind = "hessian",
         damping: Damping = 0.1,
         *,
-        spectrum: Spectrum = "raw",
+        spectrum: Spectrum | None = None,
         reduction: Reduction | None = None,
         matrix_free: bool | None = None,
         value: Value = "loss",
@@ -205,8 +206,6 @@ class NewtonLoss(nn.Module):
             "matrix_free": matrix_free,
             "process_group": process_group,
         }
-        if isinstance(damping, nn.Module):
-            self.rule = damping
         self.value: Value = value
         self.check = check
         self.register_buffer("skipped", torch.zeros((), dtype=torch.int64), persistent=False)

@@ -33,7 +33,7 @@ class RunConfig:
     curvature: str = "none"
     damping: float | str | None = None
     relative_damping: float | None = None
-    spectrum: str = "raw"
+    spectrum: str | None = None
     clip_norm: float | None = None
     learning_rate: float | None = None
     batch_size: int = 100
@@ -51,7 +51,8 @@ class RunConfig:
         check_choice("algorithm", self.algorithm, self.algorithms)
         check_choice("data", self.data, self.sources)
         check_choice("curvature", self.curvature, defaults.CURVATURES)
-        check_choice("spectrum", self.spectrum, defaults.SPECTRA)
+        if self.spectrum is not None:
+            check_choice("spectrum", self.spectrum, defaults.SPECTRA)
         check_choice("precision", self.precision, defaults.PRECISIONS)
         self._check_curvature()
         for name in ("batch_size", "eval_every"):
@@ -64,7 +65,9 @@ class RunConfig:
         rate = self._default_learning_rate() if self.learning_rate is None else self.learning_rate
         device = resolve_device(self.device)
         graph = self.graph and device.startswith("cuda")
-        return replace(self, damping=damping, learning_rate=rate, device=device, graph=graph)
+        by_itself = "absolute" if self.curvature == "hessian" and isinstance(damping, str) else "raw"
+        spectrum = self.spectrum or by_itself
+        return replace(self, damping=damping, spectrum=spectrum, learning_rate=rate, device=device, graph=graph)
 
     def _check_curvature(self) -> None:
         if self.curvature == "none":
@@ -76,7 +79,7 @@ class RunConfig:
                     )
         if self.damping is not None and self.relative_damping is not None:
             raise ArgumentError("Give --damping or --relative-damping, not both: each says what λ is.")
-        if self.spectrum != "raw" and self.curvature != "hessian":
+        if self.spectrum not in (None, "raw") and self.curvature != "hessian":
             raise ArgumentError(
                 f"--spectrum {self.spectrum} changes negative eigenvalues. Only --curvature hessian can have "
                 "them: the empirical Fisher is a sum of squares."

@@ -12,10 +12,8 @@ from torch import Tensor, nn
 from ..curvature import (
     CurvatureKind,
     Damped,
-    DampingRule,
     Expansion,
     NormalizedDamping,
-    RelativeDamping,
     as_curvature,
     eigenvalue_scale,
     loss_values,
@@ -49,18 +47,13 @@ def with_rule(loss: Any, kind: CurvatureKind, text: str, **options: Any) -> Newt
     name, factor = parse_rule(text)
     if name == "trust":
         return TrustRegion(loss, kind, factor or 1.0, **options)
-    if factor is None and name == "auto":
-        return NewtonLoss(loss, kind, "auto", **options)
-    factor = factor or 1.0
     rules: dict[str, Any] = {"trace": _Trace, "largest": _Largest, "running": _Running}
     if name in rules:
-        return NewtonLoss(loss, kind, rules[name](factor, kind), **options)
-    return NewtonLoss(loss, kind, relative(factor, kind), **options)
-
-
-def relative(factor: float, kind: CurvatureKind) -> DampingRule:
-    """The rule that "auto" is, with another factor."""
-    return RelativeDamping(factor) if kind == "hessian" else NormalizedDamping(factor)
+        rule = rules[name](factor or 1.0, kind)
+        newton = NewtonLoss(loss, kind, rule, **options)
+        newton.add_module("rule", rule if isinstance(rule, nn.Module) else None)
+        return newton
+    return NewtonLoss(loss, kind, NormalizedDamping(factor or 1.0), **options)
 
 
 def _damped(factor: float | Tensor, scale: Tensor, kind: CurvatureKind) -> Damped:
@@ -144,7 +137,9 @@ class TrustRegion(NewtonLoss):
     rule: _Factor
 
     def __init__(self, loss: Any, kind: CurvatureKind, factor: float, **options: Any) -> None:
-        super().__init__(loss, kind, _Factor(factor, kind), **options)
+        rule = _Factor(factor, kind)
+        super().__init__(loss, kind, rule, **options)
+        self.rule = rule
 
     def forward(self, y: Tensor, *targets: Any) -> Tensor:
         found = newton_target(self.loss, y, *targets, **self.options)

@@ -1,15 +1,20 @@
 """Rules for the damping λ in C + λI. A number is the simplest rule; anything callable can be one."""
 
 import math
-from dataclasses import dataclass
-from typing import Literal, NamedTuple, Protocol
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from ..errors import ArgumentError
-from ._expansion import CurvatureKind, Expansion
-from ._forms import as_curvature
+from ._expand import finite
+from ._expansion import Expansion
+from ._forms import as_curvature, widened
+from ._group import sum_over
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 
 class Damped(NamedTuple):
@@ -29,9 +34,6 @@ class DampingRule(Protocol):
 
 
 Damping = float | Tensor | DampingRule | Literal["auto"]
-
-# Of both rules that "auto" stands for.
-AUTO_FACTOR = 1.0
 
 
 @dataclass(frozen=True)
@@ -58,29 +60,49 @@ class RelativeDamping:
 
 @dataclass(frozen=True)
 class NormalizedDamping:
-    """λ = factor · r as in `RelativeDamping`, and the step times √r. Scale-free for the empirical Fisher.
+    """λ = factor · r as in `RelativeDamping`, and the step normalised by the batch's gradient. "auto" is this one.
 
-    The empirical Fisher is quadratic in the loss and the gradient linear in it, so that with λ ∝ r the
-    step of c·ℓ is that of ℓ over c. Multiplied with √r it does not depend on c any more:
+    With ρ² the mean square of the entries of the gradients, (1/(N·m)) Σ ‖∇ℓᵢ‖², the step becomes
 
-        √r (F + factor·r·I)⁻¹ ∇ℓᵢ = (F/r + factor·I)⁻¹ ∇ℓᵢ/√r
+        (λ/ρ) (C + λI)⁻¹ ∇ℓᵢ = (C/λ + I)⁻¹ ∇ℓᵢ/ρ
 
-    It is the step of the loss ℓ/√r, whose empirical Fisher has eigenvalues of root mean square 1,
-    with the damping `factor`.
+    ∇ℓᵢ/ρ is the gradient in units of its own size, and C/λ the curvature in units of its own. Neither changes
+    when the loss is multiplied with a constant, and so nothing does: for the Hessian, which is
+    linear in the loss, as for the empirical Fisher, which is quadratic. No batch takes a longer step than
+    others because its curvature happens to be small, or its gradient large. The price is Newton's own
+    length: the step does not get shorter close to a minimum, which Adam would have undone anyway, while plain
+    gradient descent needs a learning rate that falls.
 
-    >>> expansion = Expansion(torch.zeros(1), torch.zeros(1, 2), torch.diag(torch.tensor([3.0, 4.0])))
-    >>> NormalizedDamping(2.0)(expansion)
-    Damped(damping=tensor(7.0711), length=tensor(1.8803))
+    Unless told otherwise, negative eigenvalues of a stored Hessian then lose their sign (spectrum
+    "absolute"), so that C/λ + I only ever shortens. With a `group`, ρ is that of all its ranks' samples;
+    `NewtonLoss` and `inject_fisher` see to that.
+
+    >>> expansion = Expansion(torch.zeros(1), torch.tensor([[3.0, 4.0]]), torch.eye(2))
+    >>> NormalizedDamping(2.0)(expansion)  # λ = 2, ρ² = (9 + 16) / 2
+    Damped(damping=tensor(2.), length=tensor(0.5657))
     """
 
     factor: float = 1.0
+    group: "ProcessGroup | None" = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         _check_positive(self.factor, "The factor of NormalizedDamping")
 
     def __call__(self, expansion: Expansion) -> Damped:
         scale = eigenvalue_scale(expansion)
-        return Damped(self.factor * scale, scale.sqrt())
+        # Without curvature every λ gives the same step, the normalised gradient.
+        damping = torch.where(scale == 0, 1.0, self.factor * scale)
+        size = self._gradient_size(expansion).to(damping.dtype)
+        return Damped(damping, torch.where(size == 0, 1.0, damping / size))
+
+    def _gradient_size(self, expansion: Expansion) -> Tensor:
+        """ρ, of the samples that are finite."""
+        usable = finite(expansion)
+        squares = widened(torch.where(usable[:, None], expansion.gradient, 0.0)).square().mean(1).sum()
+        sums = torch.stack([squares, usable.sum().to(squares.dtype)])
+        if self.group is not None:
+            sums = sum_over(self.group, sums)
+        return (sums[0] / sums[1].clamp(min=1)).sqrt()
 
 
 def eigenvalue_scale(expansion: Expansion) -> Tensor:
@@ -90,11 +112,10 @@ def eigenvalue_scale(expansion: Expansion) -> Tensor:
     return as_curvature(expansion.curvature).mean_square().sqrt()
 
 
-def resolve_damping(damping: Damping, kind: CurvatureKind) -> float | Tensor | DampingRule:
-    """The rule that "auto" stands for with this kind of curvature; everything else is itself."""
-    if not isinstance(damping, str):
-        return damping
-    return RelativeDamping(AUTO_FACTOR) if kind == "hessian" else NormalizedDamping(AUTO_FACTOR)
+def resolve_damping(damping: Damping, group: "ProcessGroup | None") -> float | Tensor | DampingRule:
+    """The rule that "auto" stands for, in the group that shares the batch; everything else is itself."""
+    rule = NormalizedDamping() if isinstance(damping, str) else damping
+    return replace(rule, group=group) if isinstance(rule, NormalizedDamping) else rule
 
 
 def check_damping(damping: object) -> None:
