@@ -22,6 +22,7 @@ from .curvature import (
     flatten_outputs,
     full_precision,
     newton_step,
+    resolve_damping,
     resolve_group,
     share_curvature,
 )
@@ -153,7 +154,7 @@ def _newton_rows(arrived: Tensor, settings: _Settings) -> tuple[Tensor, Tensor]:
     bare = Expansion(flat.new_zeros(len(flat)), gradient)
     expansion = Expansion(bare.value, gradient, empirical_fisher(gradient, finite(bare)))
     shared = None if group is None else share_curvature(expansion, "fisher", group)
-    step = newton_step(expansion if shared is None else shared.expansion, damping)
+    step = newton_step(expansion if shared is None else shared.expansion, resolve_damping(damping, group))
     ranks, total = (1, step.count) if shared is None else (shared.ranks, shared.total)
     back = ranks * scale / total if reduction == "mean" else ranks * scale
     rows = step.rows * back

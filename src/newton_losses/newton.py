@@ -28,6 +28,7 @@ from .curvature import (
     goes_by_products,
     loss_values,
     newton_step,
+    resolve_damping,
     resolve_group,
     resolve_reduction,
     share_curvature,
@@ -42,7 +43,7 @@ class NewtonOptions(TypedDict, total=False):
 
     curvature: CurvatureKind
     damping: Damping
-    spectrum: Spectrum
+    spectrum: Spectrum | None
     reduction: Reduction | None
     matrix_free: bool | None
     process_group: GroupChoice
@@ -73,7 +74,7 @@ def newton_target(
     *targets: Any,
     curvature: CurvatureKind = "hessian",
     damping: Damping = 0.1,
-    spectrum: Spectrum = "raw",
+    spectrum: Spectrum | None = None,
     reduction: Reduction | None = None,
     matrix_free: bool | None = None,
     process_group: GroupChoice = "default",
@@ -97,7 +98,7 @@ def newton_target(
     expansion = expand(loss, y, *targets, curvature=curvature, reduction=reduction, matrix_free=matrix_free)
     shared = None if group is None else share_curvature(expansion, curvature, group, matrix_free=matrix_free)
     expansion = expansion if shared is None else shared.expansion
-    step = newton_step(expansion, damping, spectrum)
+    step = newton_step(expansion, resolve_damping(damping, group), spectrum)
     return NewtonTarget(
         expansion.value,
         expansion.gradient,
@@ -126,7 +127,7 @@ def newton_loss(
     reduction = resolve_reduction(loss, options.get("reduction"))
     if _value_only(value):
         return _plain_value(loss, y, targets, reduction)
-    return _surrogate(y, newton_target(loss, y, *targets, **options), value, reduction)
+    return surrogate(y, newton_target(loss, y, *targets, **options), value, reduction)
 
 
 class NewtonLoss(nn.Module):
@@ -145,9 +146,12 @@ class NewtonLoss(nn.Module):
         loss: a callable `loss(y, *targets)` that returns one value per sample `(N,)` or a scalar, or an
             object that brings its own `expand`.
         curvature: "hessian" (the mean Hessian) or "fisher" (the empirical Fisher, first derivatives only).
-        damping: λ > 0, a number, a scalar tensor or a rule such as `RelativeDamping`.
+        damping: λ > 0, a number, a scalar tensor or a rule such as `RelativeDamping`. "auto" stands for
+            `NormalizedDamping()`: λ from the curvature itself and the step in units of the gradient, so that
+            nothing changes when the loss is multiplied with a constant.
         spectrum: what becomes of negative eigenvalues of the Hessian: "raw" leaves them (the paper),
-            "absolute" takes their absolute value, "clip" sets them to zero.
+            "absolute" takes their absolute value, "clip" sets them to zero. By itself "raw"; with "auto", "absolute"
+            where the Hessian is stored.
         reduction: how a scalar `loss` was reduced, "mean" or "sum"; by itself it is the loss's own
             attribute `reduction`, else "mean".
         matrix_free: solve with Hessian products instead of a stored Hessian; by itself, where it is large.
@@ -183,7 +187,7 @@ class NewtonLoss(nn.Module):
         curvature: CurvatureKind = "hessian",
         damping: Damping = 0.1,
         *,
-        spectrum: Spectrum = "raw",
+        spectrum: Spectrum | None = None,
         reduction: Reduction | None = None,
         matrix_free: bool | None = None,
         value: Value = "loss",
@@ -216,7 +220,7 @@ class NewtonLoss(nn.Module):
             self.check = False
         found = newton_target(self.loss, y, *targets, **self.options)
         count_skipped(self, found.kept)
-        return _surrogate(y, found, self.value, reduction)
+        return surrogate(y, found, self.value, reduction)
 
     def extra_repr(self) -> str:
         return f"curvature={self.options['curvature']!r}, damping={self.options['damping']!r}"
@@ -253,7 +257,7 @@ def _reduced(values: Tensor, reduction: Reduction | None) -> Tensor:
     return total if reduction == "sum" else total / usable.sum().clamp(min=1)
 
 
-def _surrogate(y: Tensor, found: NewtonTarget, value: Value, reduction: Reduction | None) -> Tensor:
+def surrogate(y: Tensor, found: NewtonTarget, value: Value, reduction: Reduction | None) -> Tensor:
     """A scalar with the wanted value, and with the gradient and Hessian of ½‖z* − y‖².
 
     With d = y − ȳ, which is zero but has a gradient, ½‖z* − y‖² = ½‖step‖² + step·d + ½‖d‖². Written

@@ -14,6 +14,7 @@ import torch
 
 from ..errors import ArgumentError
 from . import defaults
+from .dampings import parse_rule
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,9 +31,9 @@ class RunConfig:
 
     algorithm: str
     curvature: str = "none"
-    damping: float | None = None
+    damping: float | str | None = None
     relative_damping: float | None = None
-    spectrum: str = "raw"
+    spectrum: str | None = None
     clip_norm: float | None = None
     learning_rate: float | None = None
     batch_size: int = 100
@@ -50,20 +51,23 @@ class RunConfig:
         check_choice("algorithm", self.algorithm, self.algorithms)
         check_choice("data", self.data, self.sources)
         check_choice("curvature", self.curvature, defaults.CURVATURES)
-        check_choice("spectrum", self.spectrum, defaults.SPECTRA)
+        if self.spectrum is not None:
+            check_choice("spectrum", self.spectrum, defaults.SPECTRA)
         check_choice("precision", self.precision, defaults.PRECISIONS)
         self._check_curvature()
         for name in ("batch_size", "eval_every"):
             check_at_least(name, getattr(self, name), 1)
-        for name in ("learning_rate", "clip_norm", "damping", "relative_damping"):
+        for name in ("learning_rate", "clip_norm", "relative_damping"):
             check_positive(name, getattr(self, name))
-        damping = self.damping
+        damping = read_damping(self.damping)
         if self.curvature != "none" and damping is None and self.relative_damping is None:
             damping = self._default_damping()
         rate = self._default_learning_rate() if self.learning_rate is None else self.learning_rate
         device = resolve_device(self.device)
         graph = self.graph and device.startswith("cuda")
-        return replace(self, damping=damping, learning_rate=rate, device=device, graph=graph)
+        by_itself = "absolute" if self.curvature == "hessian" and isinstance(damping, str) else "raw"
+        spectrum = self.spectrum or by_itself
+        return replace(self, damping=damping, spectrum=spectrum, learning_rate=rate, device=device, graph=graph)
 
     def _check_curvature(self) -> None:
         if self.curvature == "none":
@@ -75,7 +79,7 @@ class RunConfig:
                     )
         if self.damping is not None and self.relative_damping is not None:
             raise ArgumentError("Give --damping or --relative-damping, not both: each says what λ is.")
-        if self.spectrum != "raw" and self.curvature != "hessian":
+        if self.spectrum not in (None, "raw") and self.curvature != "hessian":
             raise ArgumentError(
                 f"--spectrum {self.spectrum} changes negative eigenvalues. Only --curvature hessian can have "
                 "them: the empirical Fisher is a sum of squares."
@@ -268,6 +272,21 @@ def check_positive(name: str, value: float | None) -> None:
     """Refuse a number that is not positive and finite; `None` has not been given and passes."""
     if value is not None and not (math.isfinite(value) and value > 0):
         raise ArgumentError(f"{option(name)} {value}: it has to be a positive number.")
+
+
+def read_damping(damping: float | str | None) -> float | str | None:
+    """A number, also where it comes as text, or the name of a rule; `None` has not been given.
+
+    >>> read_damping("10"), read_damping("auto")
+    (10.0, 'auto')
+    """
+    try:
+        number = None if damping is None else float(damping)
+    except ValueError:
+        parse_rule(str(damping))
+        return damping
+    check_positive("damping", number)
+    return number
 
 
 def check_at_least(name: str, value: int, least: int) -> None:

@@ -182,6 +182,8 @@ def describe(config: RunConfig) -> str:
         arm = "baseline"
     elif config.relative_damping is not None:
         arm = f"{config.curvature} λ={config.relative_damping:g}·scale"
+    elif isinstance(config.damping, str):
+        arm = f"{config.curvature} λ={config.damping}"
     else:
         arm = f"{config.curvature} λ={config.damping:g}"
     return f"{config.task}{details}, {algorithm}, {arm}, seed {config.seed}"

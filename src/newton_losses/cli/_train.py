@@ -32,9 +32,14 @@ def _option(panel: str, text: str, *names: str) -> Any:
 Curvature = Annotated[
     str, _option(_LOSS, "none (the baseline), hessian, fisher, or the control energy.", "--curvature", "-c")
 ]
-Damping = Annotated[float | None, _option(_LOSS, "λ. Default: the paper's for algorithm and curvature.")]
+Damping = Annotated[
+    str | None, _option(_LOSS, "λ, or auto to take it from the curvature. Default: the paper's for the algorithm.")
+]
 RelativeDamping = Annotated[float | None, _option(_LOSS, "λ as a multiple of the curvature's own scale, instead.")]
-Spectrum = Annotated[str, _option(_LOSS, "Negative eigenvalues of the Hessian: raw, absolute or clip.")]
+Spectrum = Annotated[
+    str | None,
+    _option(_LOSS, "Negative eigenvalues of the Hessian: raw, absolute or clip. Default: raw; with auto, absolute."),
+]
 ClipNorm = Annotated[float | None, _option(_TRAINING, "Clip the norm of the weights' gradient at this value.")]
 Rate = Annotated[float | None, _option(_TRAINING, "Learning rate of Adam. Default: the paper's.", "--learning-rate")]
 Seed = Annotated[int, _option(_TRAINING, "Seed of weights, batches, noise and evaluation sets.")]
@@ -60,7 +65,7 @@ def sorting(
     curvature: Curvature = "none",
     damping: Damping = None,
     relative_damping: RelativeDamping = None,
-    spectrum: Spectrum = "raw",
+    spectrum: Spectrum = None,
     temperature: Annotated[float | None, _option(_LOSS, "Of neuralsort and softsort.")] = None,
     steepness: Annotated[float | None, _option(_LOSS, "Of the sorting networks.")] = None,
     numerics: Annotated[
@@ -111,7 +116,7 @@ def paths(
     curvature: Curvature = "none",
     damping: Damping = None,
     relative_damping: RelativeDamping = None,
-    spectrum: Spectrum = "raw",
+    spectrum: Spectrum = None,
     num_samples: Annotated[int | None, _option(_LOSS, "Draws of noise; 10 by default.", "--samples")] = None,
     scale: Annotated[float | None, _option(_LOSS, "Width of the noise; 0.1 by default.")] = None,
     loop: Annotated[str | None, _option(_LOSS, "Of bellman-ford: for (default) or while.")] = None,

@@ -1,27 +1,39 @@
 """Rules for the damping λ in C + λI. A number is the simplest rule; anything callable can be one."""
 
 import math
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from ..errors import ArgumentError
+from ._expand import finite
 from ._expansion import Expansion
-from ._forms import as_curvature
+from ._forms import as_curvature, widened
+from ._group import sum_over
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+
+class Damped(NamedTuple):
+    """λ, and a factor of the step: the step becomes length · (C + λI)⁻¹∇ℓᵢ."""
+
+    damping: Tensor | float
+    length: Tensor | float = 1.0
 
 
 class DampingRule(Protocol):
-    """Gives the damping for one batch from its expansion: a positive scalar tensor, or a number.
+    """Gives the damping for one batch from its expansion: a positive scalar tensor, a number, or `Damped`.
 
     It is called once per batch, before the solve. It must not read tensors back to the host.
     """
 
-    def __call__(self, expansion: Expansion) -> Tensor | float: ...
+    def __call__(self, expansion: Expansion) -> Tensor | float | Damped: ...
 
 
-Damping = float | Tensor | DampingRule
+Damping = float | Tensor | DampingRule | Literal["auto"]
 
 
 @dataclass(frozen=True)
@@ -43,39 +55,108 @@ class RelativeDamping:
         _check_positive(self.factor, "The factor of RelativeDamping")
 
     def __call__(self, expansion: Expansion) -> Tensor:
-        if expansion.curvature is None:
-            raise ArgumentError("RelativeDamping needs an expansion with a curvature to be relative to.")
-        scale = as_curvature(expansion.curvature).mean_square().sqrt()
-        return self.factor * scale
+        return self.factor * eigenvalue_scale(expansion)
+
+
+@dataclass(frozen=True)
+class NormalizedDamping:
+    """λ = factor · r as in `RelativeDamping`, and the step normalised by the batch's gradient. "auto" is this one.
+
+    With ρ² the mean square of the entries of the gradients, (1/(N·m)) Σ ‖∇ℓᵢ‖², the step becomes
+
+        (λ/ρ) (C + λI)⁻¹ ∇ℓᵢ = (C/λ + I)⁻¹ ∇ℓᵢ/ρ
+
+    ∇ℓᵢ/ρ is the gradient in units of its own size, and C/λ the curvature in units of its own. Neither changes
+    when the loss is multiplied with a constant, and so nothing does: for the Hessian, which is
+    linear in the loss, as for the empirical Fisher, which is quadratic. No batch takes a longer step than
+    others because its curvature happens to be small, or its gradient large. The price is Newton's own
+    length: the step does not get shorter close to a minimum, which Adam would have undone anyway, while plain
+    gradient descent needs a learning rate that falls.
+
+    Unless told otherwise, negative eigenvalues of a stored Hessian then lose their sign (spectrum
+    "absolute"), so that C/λ + I only ever shortens. With a `group`, ρ is that of all its ranks' samples;
+    `NewtonLoss` and `inject_fisher` see to that.
+
+    >>> expansion = Expansion(torch.zeros(1), torch.tensor([[3.0, 4.0]]), torch.eye(2))
+    >>> NormalizedDamping(2.0)(expansion)  # λ = 2, ρ² = (9 + 16) / 2
+    Damped(damping=tensor(2.), length=tensor(0.5657))
+    """
+
+    factor: float = 1.0
+    group: "ProcessGroup | None" = field(default=None, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        _check_positive(self.factor, "The factor of NormalizedDamping")
+
+    def __call__(self, expansion: Expansion) -> Damped:
+        scale = eigenvalue_scale(expansion)
+        # Without curvature every λ gives the same step, the normalised gradient.
+        damping = torch.where(scale == 0, 1.0, self.factor * scale)
+        size = self._gradient_size(expansion).to(damping.dtype)
+        return Damped(damping, torch.where(size == 0, 1.0, damping / size))
+
+    def _gradient_size(self, expansion: Expansion) -> Tensor:
+        """ρ, of the samples that are finite."""
+        usable = finite(expansion)
+        squares = widened(torch.where(usable[:, None], expansion.gradient, 0.0)).square().mean(1).sum()
+        sums = torch.stack([squares, usable.sum().to(squares.dtype)])
+        if self.group is not None:
+            sums = sum_over(self.group, sums)
+        return (sums[0] / sums[1].clamp(min=1)).sqrt()
+
+
+def eigenvalue_scale(expansion: Expansion) -> Tensor:
+    """The root mean square r of the m eigenvalues of an expansion's curvature."""
+    if expansion.curvature is None:
+        raise ArgumentError("A relative damping needs an expansion with a curvature to be relative to.")
+    return as_curvature(expansion.curvature).mean_square().sqrt()
+
+
+def resolve_damping(damping: Damping, group: "ProcessGroup | None") -> float | Tensor | DampingRule:
+    """The rule that "auto" stands for, in the group that shares the batch; everything else is itself."""
+    rule = NormalizedDamping() if isinstance(damping, str) else damping
+    return replace(rule, group=group) if isinstance(rule, NormalizedDamping) else rule
 
 
 def check_damping(damping: object) -> None:
     """Refuse what cannot be a damping. A tensor's value is not looked at: that would wait for the device."""
-    if isinstance(damping, bool) or not (isinstance(damping, int | float | Tensor) or callable(damping)):
+    if isinstance(damping, str) and damping == "auto":
+        return
+    _check_number(damping, or_rule=True)
+
+
+def apply_rule(damping: float | Tensor | DampingRule, expansion: Expansion) -> Damped:
+    """The damping of this batch and the factor of its step.
+
+    One in a tensor that is not positive and finite becomes NaN, without waiting for the device: no sample
+    has a solution then, and all are counted as left out.
+    """
+    found = damping if isinstance(damping, int | float | Tensor) else damping(expansion)
+    found = found if isinstance(found, Damped) else Damped(found)
+    return Damped(*(_usable(number) for number in found))
+
+
+def _usable(number: Tensor | float) -> Tensor | float:
+    if not isinstance(number, int | float | Tensor):
+        raise ArgumentError(f"A damping rule returned {number!r}; it gives a positive number or a scalar tensor.")
+    _check_number(number)
+    if not isinstance(number, Tensor):
+        return number
+    number = number.detach().reshape(())
+    return torch.where((number > 0) & torch.isfinite(number), number, math.nan)
+
+
+def _check_number(damping: object, *, or_rule: bool = False) -> None:
+    is_number = isinstance(damping, int | float | Tensor) or (or_rule and callable(damping))
+    if isinstance(damping, bool) or not is_number:
         raise ArgumentError(
-            f"The damping is a positive number, a scalar tensor or a rule that maps an expansion to "
+            f"The damping is a positive number, a scalar tensor, 'auto' or a rule that maps an expansion to "
             f"one, got {damping!r}."
         )
     if isinstance(damping, int | float):
         _check_positive(damping, "The damping")
     if isinstance(damping, Tensor) and damping.numel() != 1:
         raise ArgumentError(f"The damping is one number for the batch, got shape {tuple(damping.shape)}.")
-
-
-def apply_rule(damping: Damping, expansion: Expansion) -> Tensor | float:
-    """The damping of this batch.
-
-    One in a tensor that is not positive and finite becomes NaN, without waiting for the device: no sample
-    has a solution then, and all are counted as left out.
-    """
-    found = damping if isinstance(damping, int | float | Tensor) else damping(expansion)
-    if not isinstance(found, int | float | Tensor):
-        raise ArgumentError(f"A damping rule returned {found!r}; it gives a positive number or a scalar tensor.")
-    check_damping(found)
-    if not isinstance(found, Tensor):
-        return found
-    found = found.detach().reshape(())
-    return torch.where((found > 0) & torch.isfinite(found), found, math.nan)
 
 
 def _check_positive(number: float, what: str) -> None:

@@ -14,6 +14,11 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 
+def widened(tensor: Tensor) -> Tensor:
+    """In float64 where the device has it: squares of float32 numbers soon leave the range of float32."""
+    return tensor if tensor.device.type == "mps" else tensor.double()
+
+
 @dataclass(frozen=True)
 class Dense:
     """C, stored as an `(m, m)` symmetric tensor; `semidefinite` where no eigenvalue can be negative.
@@ -34,7 +39,7 @@ class Dense:
 
     def mean_square(self) -> Tensor:
         """The mean square of the m eigenvalues, ‖C‖²_F / m: a scale of C that no sign cancels."""
-        return self.matrix.square().sum() / self.matrix.shape[-1]
+        return widened(self.matrix).square().sum() / self.matrix.shape[-1]
 
 
 @dataclass(frozen=True)
@@ -57,7 +62,7 @@ class LowRank:
 
     def mean_square(self) -> Tensor:
         """The mean square of the m eigenvalues, from the small Gram matrix: it has the same non-zero ones."""
-        return (self.factor @ self.factor.mT).square().sum() / self.factor.shape[-1]
+        return widened(self.factor @ self.factor.mT).square().sum() / self.factor.shape[-1]
 
 
 @dataclass(frozen=True)
@@ -86,7 +91,7 @@ class Products:
         signs = torch.arange(8 * self.size, device=self.example.device).reshape(8, self.size)
         # A hash of the position instead of a random generator: no state, equal on every device.
         probes = ((signs * 2654435761) >> 15 & 1).to(self.example.dtype) * 2 - 1
-        return self.function(probes).square().mean()
+        return widened(self.function(probes)).square().mean()
 
 
 Curvature = Dense | LowRank | Products

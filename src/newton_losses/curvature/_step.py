@@ -7,10 +7,10 @@ from torch import Tensor
 
 from ..errors import ArgumentError
 from ._call import full_precision
-from ._damping import Damping, apply_rule
+from ._damping import DampingRule, NormalizedDamping, apply_rule
 from ._expand import finite
 from ._expansion import Expansion
-from ._forms import LowRank, as_curvature
+from ._forms import LowRank, Products, as_curvature
 from ._solve import Spectrum, check_spectrum, damped_solve, solve_gradients
 
 
@@ -23,8 +23,8 @@ class Step:
     count: Tensor
 
 
-def newton_step(expansion: Expansion, damping: Damping, spectrum: Spectrum = "raw") -> Step:
-    """Solve for the Newton step of each sample.
+def newton_step(expansion: Expansion, damping: float | Tensor | DampingRule, spectrum: Spectrum | None = None) -> Step:
+    """Solve for the Newton step of each sample. Without a `spectrum`, it is the one that goes with the damping.
 
     A sample with a non-finite value or gradient, or whose system has no finite solution, gets a zero
     row. `count`, at least 1, is the N of the batch without the samples that were not finite to begin with.
@@ -36,15 +36,20 @@ def newton_step(expansion: Expansion, damping: Damping, spectrum: Spectrum = "ra
     """
     if expansion.curvature is None:
         raise ArgumentError("A Newton step needs an expansion with a curvature.")
+    curvature = as_curvature(expansion.curvature)
+    if spectrum is None:
+        # Of products only, the eigenvalues are not known.
+        stored = not isinstance(curvature, Products)
+        spectrum = "absolute" if stored and isinstance(damping, NormalizedDamping) else "raw"
     check_spectrum(spectrum)
     usable = finite(expansion)
     gradient = torch.where(usable[:, None], expansion.gradient, 0.0)
     with full_precision(gradient):
-        damping = apply_rule(damping, expansion)
-        curvature = as_curvature(expansion.curvature)
+        damping, length = apply_rule(damping, expansion)
         if isinstance(curvature, LowRank) and curvature.scale is not None:
             solved = solve_gradients(curvature, len(gradient), damping).to(gradient.dtype)
         else:
             solved = damped_solve(curvature, gradient, damping, spectrum)
+        solved = solved * length
     kept = usable & torch.isfinite(solved).all(1)
     return Step(torch.where(kept[:, None], solved, 0.0), kept, usable.sum().clamp(min=1).to(gradient.dtype))

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from ...curvature import RelativeDamping
 from ...newton import NewtonLoss
 from ..config import RunConfig
+from ..dampings import with_rule
 from ._energy import EnergyCurvature
 
 Figures = dict[str, dict[str, float]]
@@ -64,6 +65,8 @@ def training_loss(loss: Callable[..., Tensor], config: RunConfig) -> nn.Module:
     if config.curvature == "none":
         return _MeanLoss(loss)
     damping = config.damping if config.relative_damping is None else RelativeDamping(config.relative_damping)
+    if isinstance(damping, str):
+        return with_rule(loss, config.curvature, damping, spectrum=config.spectrum, check=False)  # type: ignore[arg-type]
     # No check on the first call: it would draw noise, and a resumed run makes a first call of its own.
     if config.curvature == "energy":
         return NewtonLoss(EnergyCurvature(loss), "fisher", damping, check=False)  # type: ignore[arg-type]
