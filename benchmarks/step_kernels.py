@@ -1,14 +1,17 @@
-"""Where the time of a captured training step goes: its kernels, the slowest first.
+"""Where the time of a captured training step goes: its kernels against the two floors of the device.
 
     PYTHONPATH=src python benchmarks/step_kernels.py                                  # softsort, n = 5, baseline
     PYTHONPATH=src python benchmarks/step_kernels.py --algorithm logistic --n 10 --curvature hessian
+    PYTHONPATH=src python benchmarks/step_kernels.py --library                        # torch's kernels instead of ours
 
-Needs a CUDA device. Pictures are random: their content does not change the time. What was tried on the way
-to the present step, and what came of it, is in `step_notes.md`.
+Needs a CUDA device. A part's floor is the larger of its bytes over the bandwidth and its operations over the
+rate of bf16 products, both measured in the same run: what the part would take if nothing else limited it.
+Bytes count every input once and every output once. Pictures are random: their content does not change the
+time. What was tried on the way to the present step, and what came of it, is in `step_notes.md`.
 """
 
 import argparse
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch.profiler import ProfilerActivity, profile
@@ -20,6 +23,72 @@ from newton_losses.bench.trainer import Trainer
 from training_step import random_digits
 
 WARM_UP, STEPS = 30, 10
+PARAMETERS = 855_041
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of the step: the names of its kernels begin or continue with one of `names`."""
+
+    title: str
+    names: tuple[str, ...]
+    bytes: float
+    operations: float = 0.0
+
+
+def parts(pictures: int) -> list[Part]:
+    """The large parts, with what they cannot avoid to move and to compute."""
+    pixels, first, second, features = 32 * 116, 14 * 56 * 32, 14 * 56 * 64, 12544
+    products = 2 * 14 * 56 * 25 * 32 * 64
+    one_channel = 2 * 28 * 112 * 25 * 32
+    head = 2 * 12544 * 64
+    kernels = [
+        Part("layer 1, forward", ("first_layer_forward",), pixels + 3 * first, one_channel),
+        Part("layer 1, backward", ("first_layer_backward", "add_parts"), pixels + 3 * first, one_channel),
+        Part("convolution 2, forward", ("fprop",), 2 * first + 2 * second, products),
+        Part("convolution 2, by weight", ("wgrad",), 2 * first + 2 * second, products),
+        Part("convolution 2, by input", ("dgrad",), 2 * first + 2 * second, products),
+        Part("pooling 2, forward", ("pool_forward",), 2 * second + 3 * features),
+        Part("pooling 2, backward", ("pool_backward",), 2 * second + 3 * features),
+        Part("head", ("linear_",), 8 * features, 3 * head),
+    ]
+    scaled = [replace(k, bytes=k.bytes * pictures, operations=k.operations * pictures) for k in kernels]
+    return [*scaled, Part("Adam", ("adam", "FusedOpti"), 28 * PARAMETERS)]
+
+
+def milliseconds(function) -> float:  # type: ignore[no-untyped-def]
+    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    for _ in range(3):
+        function()
+    begin.record()
+    for _ in range(20):
+        function()
+    end.record()
+    torch.cuda.synchronize()
+    return begin.elapsed_time(end) / 20
+
+
+def measured_floors() -> tuple[float, float]:
+    """Bytes and bf16 operations a microsecond: a copy of 1 GiB, a product of 8192×8192 matrices."""
+    source = torch.empty(2**30, dtype=torch.uint8, device="cuda")
+    target = torch.empty_like(source)
+    bandwidth = 2 * 2**30 / (1000 * milliseconds(lambda: target.copy_(source)))
+    matrix = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
+    rate = 2 * 8192**3 / (1000 * milliseconds(lambda: matrix @ matrix))
+    return bandwidth, rate
+
+
+def profiled(trainer: Trainer) -> list[tuple[str, float, float]]:
+    """Name, microseconds a step and launches a step of every kernel."""
+    for _ in range(WARM_UP):
+        trainer.train_step()
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+        for _ in range(STEPS):
+            trainer.train_step()
+        torch.cuda.synchronize()
+    kernels = [(k.key, k.self_device_time_total / STEPS, k.count / STEPS) for k in profiler.key_averages()]
+    return sorted(kernels, key=lambda kernel: -kernel[1])
 
 
 def main() -> None:
@@ -28,25 +97,32 @@ def main() -> None:
     parser.add_argument("--curvature", default="none")
     parser.add_argument("--n", type=int, default=5)
     parser.add_argument("--rows", type=int, default=40)
+    parser.add_argument("--library", action="store_true", help="torch's kernels instead of this project's")
     arguments = parser.parse_args()
     base = SortingConfig(
-        algorithm=arguments.algorithm, n=arguments.n, device="cuda", precision="bf16", compile=True, graph=True
-    )
+        algorithm=arguments.algorithm, n=arguments.n, device="cuda", precision="bf16", compile=True, graph=True,
+        kernels=not arguments.library,
+    )  # fmt: skip
     config = replace(base, curvature=arguments.curvature).resolved()
     with precision_flags("bf16"):
-        trainer = Trainer(SortingTask(config, random_digits()), config)
-        for _ in range(WARM_UP):
-            trainer.train_step()
-        torch.cuda.synchronize()
-        with profile(activities=[ProfilerActivity.CUDA]) as profiler:
-            for _ in range(STEPS):
-                trainer.train_step()
-            torch.cuda.synchronize()
-    kernels = sorted(profiler.key_averages(), key=lambda kernel: -kernel.self_device_time_total)
-    total = sum(kernel.self_device_time_total for kernel in kernels) / STEPS
-    print(f"{total:9.1f} µs a step in {sum(kernel.count for kernel in kernels) / STEPS:.0f} kernels")
-    for kernel in kernels[: arguments.rows]:
-        print(f"{kernel.self_device_time_total / STEPS:9.1f} µs {kernel.count / STEPS:5.1f}× {kernel.key[:110]}")
+        kernels = profiled(Trainer(SortingTask(config, random_digits()), config))
+    total = sum(time for _, time, _ in kernels)
+    print(f"{total:9.1f} µs a step in {sum(count for *_, count in kernels):.0f} kernels")
+    bandwidth, rate = measured_floors()
+    print(f"floors: {bandwidth / 1e6:.2f} TB/s, {rate / 1e6:.0f} TFLOP/s in bf16, measured now")
+    print(f"{'part':28}{'µs':>9}{'floor µs':>10}{'times':>7}  limited by")
+    rest, floor_sum = total, 0.0
+    for part in parts(100 * arguments.n):
+        time = sum(time for name, time, _ in kernels if any(key in name for key in part.names))
+        by_bytes, by_operations = part.bytes / bandwidth, part.operations / rate
+        floor = max(by_bytes, by_operations)
+        limit = "bytes" if by_bytes > by_operations else "operations"
+        print(f"{part.title:28}{time:9.1f}{floor:10.1f}{time / floor:7.1f}  {limit}")
+        rest, floor_sum = rest - time, floor_sum + floor
+    print(f"{'all the small ones':28}{rest:9.1f}")
+    print(f"{'sum':28}{total:9.1f}{floor_sum:10.1f}{total / floor_sum:7.1f}\n")
+    for name, time, count in kernels[: arguments.rows]:
+        print(f"{time:9.1f} µs {count:5.1f}× {name[:110]}")
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
     PYTHONPATH=src python benchmarks/training_step.py                      # all of sorting, bf16, on CUDA
     PYTHONPATH=src python benchmarks/training_step.py --task paths
-    PYTHONPATH=src python benchmarks/training_step.py --compile --lengths 5 --algorithms softsort
+    PYTHONPATH=src python benchmarks/training_step.py --compile --lengths 5 --algorithms softsort --library
     PYTHONPATH=src python benchmarks/training_step.py --device cpu --repeats 3 --steps 2   # does it run at all
 
 The step is the one that `newton-losses train` runs: sampling, network, loss, curvature, solve, optimizer; on
@@ -87,6 +87,8 @@ def sorting(arguments: argparse.Namespace, computing: dict[str, object]) -> None
         for algorithm in arguments.algorithms or SORTING_ALGORITHMS:
             base = SortingConfig(algorithm=algorithm, n=n, numerics=arguments.numerics, **computing)  # type: ignore[arg-type]
             configs = {c: replace(base, curvature=c).resolved() for c in arguments.curvatures}
+            if arguments.library:
+                configs["library"] = replace(base, kernels=False).resolved()
             arms = trainers(SortingTask, configs, data)
             compare(f"sorting n={n} {algorithm}", arms, arguments.steps, arguments.repeats)
 
@@ -108,6 +110,7 @@ def main() -> None:
     parser.add_argument("--curvatures", nargs="*", default=["none", "fisher", "hessian"])
     parser.add_argument("--lengths", nargs="*", type=int, default=[5, 10])
     parser.add_argument("--numerics", default="stable")
+    parser.add_argument("--library", action="store_true", help="an arm with torch's kernels instead of this project's")
     parser.add_argument("--maps", type=int, default=1000)
     parser.add_argument("--steps", type=int, default=200, help="steps in a block")
     parser.add_argument("--repeats", type=int, default=9, help="blocks an arm")

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ..convex import repeat_with_fisher
+from ..curvature import Damping
 from ..errors import ArgumentError
 from .config import RunConfig, check_at_least
 from .interrupts import Interrupted, stop_requests
@@ -70,7 +71,7 @@ class ConvexReLU(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(1e-3 * torch.randn(SIZE, SIZE))
         self.bias = nn.Parameter(1e-3 * torch.randn(SIZE))
-        self._damping = config.damping
+        self._damping = cast(Damping | None, config.damping)
         self._solve = _relu_problem() if config.algorithm == "relu" else None
 
     def forward(self, x: Tensor) -> Tensor:
