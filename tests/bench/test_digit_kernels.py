@@ -10,13 +10,23 @@ from newton_losses.bench.models import DigitCNN
 from newton_losses.errors import ArgumentError
 
 
-def plain_features(pixels, weight_1, bias_1, weight_2, bias_2):
-    first = functional.max_pool2d(functional.conv2d(pixels, weight_1, bias_1, padding=2).relu(), 2)
-    return functional.max_pool2d(functional.conv2d(first, weight_2, bias_2, padding=2).relu(), 2).flatten(1)
+def rounded(x):
+    """To bf16, with the gradient going through as it is."""
+    return x + (x.to(torch.bfloat16).to(x.dtype) - x).detach()
+
+
+def features_by_bf16_operands(pixels, weight_1, bias_1, weight_2, bias_2):
+    """The layers in the precision of the inputs, but every operand that the kernels hold in bf16 rounded to it."""
+    first = functional.conv2d(pixels, rounded(weight_1), bias_1, padding=2)
+    first = rounded(functional.max_pool2d(first.relu(), 2))
+    first.register_hook(lambda gradient: gradient.to(torch.bfloat16).to(gradient.dtype))
+    second = rounded(functional.conv2d(first, rounded(weight_2), padding=2))
+    pooled = functional.max_pool2d(second, 2) + bias_2[:, None, None]
+    return rounded(pooled.relu()).flatten(1)
 
 
 def difference(found, wanted):
-    return ((found.double() - wanted).norm() / wanted.norm()).item()
+    return ((found.double() - wanted).norm() / wanted.norm()).detach().item()
 
 
 @pytest.fixture
@@ -29,28 +39,25 @@ def fresh():
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(("count", "size"), [(7, (28, 112)), (500, (28, 112)), (1, (8, 32)), (33, (28, 56))])
-def test_features_and_gradients_are_as_good_as_bf16_operands_allow(count, size, fresh):
+def test_features_and_gradients_differ_from_float64_by_the_rounding_of_operands_alone(count, size, fresh):
     pictures = torch.randint(0, 256, (count, *size), generator=fresh, dtype=torch.uint8).cuda()
     model = DigitCNN(size)
     weights = [p for name, p in model.named_parameters() if name.startswith("convolutions")]
     weights = [w.detach().double().cuda().requires_grad_() for w in weights]
     pixels = pictures[:, None].double() / 255
-    wanted = plain_features(pixels, *weights)
-    slope = torch.randn(wanted.shape, generator=fresh, dtype=torch.float64).cuda()
-    wanted_gradients = torch.autograd.grad(wanted, weights, slope)
+    wanted = features_by_bf16_operands(pixels, *weights)
+    slope = torch.randn(wanted.shape, generator=fresh).bfloat16().cuda()
+    wanted_gradients = torch.autograd.grad(wanted, weights, slope.double())
 
     single = [w.detach().float().requires_grad_() for w in weights]
     found = digit_features(pictures, *single)
-    gradients = torch.autograd.grad(found, single, slope.to(found.dtype))
-    with torch.autocast("cuda", dtype=torch.bfloat16):
-        usual = plain_features(pixels.float(), *single)
-    usual_gradients = torch.autograd.grad(usual, single, slope.to(usual.dtype))
+    gradients = torch.autograd.grad(found, single, slope)
 
     assert found.dtype == torch.bfloat16
-    # Pixels are exact here and the bias is added in float32, so that it should be a little better than torch's bf16.
-    assert difference(found, wanted) <= 1.05 * difference(usual, wanted)
-    for one, other, true in zip(gradients, usual_gradients, wanted_gradients, strict=True):
-        assert difference(one, true) <= 1.2 * difference(other, true)
+    # A value now and then falls on the other side of a rounding; the gradient of weight 2 is itself a bf16 one.
+    assert difference(found, wanted) < 1e-3
+    for one, true in zip(gradients, wanted_gradients, strict=True):
+        assert difference(one, true) < 5e-3
 
 
 @pytest.mark.gpu
@@ -76,10 +83,11 @@ def test_the_wide_linear_layer_is_a_float32_one(count, size, fresh):
     slope = torch.randn(count, 64, generator=fresh).cuda()
     gradients = torch.autograd.grad(found, inputs, slope)
     true = torch.autograd.grad(wanted, exact, slope.double())
-    assert difference(found, wanted) < 1e-6
+    # What float32 sums of so many terms lose: a random walk of roundings.
+    assert difference(found, wanted) < 2**-23 * size**0.5
     assert difference(gradients[0], true[0]) < 2**-8  # it comes in bf16
-    assert difference(gradients[1], true[1]) < 1e-6
-    assert difference(gradients[2], true[2]) < 1e-6
+    assert difference(gradients[1], true[1]) < 2**-23 * max(count, 4) ** 0.5
+    assert difference(gradients[2], true[2]) < 2**-23 * max(count, 4) ** 0.5
 
 
 @pytest.mark.gpu

@@ -197,7 +197,7 @@ def relative_errors(precise, scores, model, images, weights):
         torch.autograd.grad((out * weights).sum(), network.parameters())
         for out, network in zip(outs, (model, precise), strict=True)
     ]
-    pairs = [tuple(outs), *zip(*gradients, strict=True)]
+    pairs = [tuple(out.detach() for out in outs), *zip(*gradients, strict=True)]
     return [float(torch.linalg.vector_norm(a - b) / torch.linalg.vector_norm(b)) for a, b in pairs]
 
 

@@ -10,6 +10,9 @@ from torch import Tensor
 
 _jit: Callable[[Callable[..., Any]], Any] = triton.jit
 
+# Few rows a program: what takes the time is the chain of reductions, which is as long for one row as for many.
+BLOCK = 8
+
 
 def eliminate_rows(matrix: Tensor, rows: Tensor, definite: bool) -> Tensor:
     """Every program eliminates the whole matrix again, for a block of right-hand sides: nothing to wait for."""
@@ -17,9 +20,10 @@ def eliminate_rows(matrix: Tensor, rows: Tensor, definite: bool) -> Tensor:
     out = torch.empty_like(rows)
     padded = max(4, triton.next_power_of_2(size))
     with torch.cuda.device_of(rows):  # type: ignore[no-untyped-call]
-        eliminate[(triton.cdiv(count, 32),)](
-            matrix, rows, out, count, size, DEFINITE=definite, SIZE=padded, BLOCK=32, num_warps=1 if padded <= 16 else 4
-        )
+        eliminate[(triton.cdiv(count, BLOCK),)](
+            matrix, rows, out, count, size,
+            DEFINITE=definite, SIZE=padded, BLOCK=BLOCK, num_warps=1 if padded <= 16 else 4,
+        )  # fmt: skip
     return out
 
 
