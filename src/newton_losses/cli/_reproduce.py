@@ -91,7 +91,8 @@ def reproduce(
             list_all(runs, computing)
             return
         result = run_all(runs, computing)
-        typer.echo("\n" + comparison(group(found, _records_like(results, runs)), found))
+        changed = tuple(cell.changed(wanted) for cell in found)
+        typer.echo("\n" + comparison(group(changed, _records_like(results, runs)), changed))
     raise typer.Exit(result.exit_code)
 
 

@@ -12,6 +12,7 @@ import threading
 import time
 import traceback
 
+from ...errors import NewtonLossesError
 from ..interrupts import Interrupted
 from ..progress import JsonLines
 from ..run_folder import RunInUse
@@ -46,6 +47,9 @@ def main() -> int:
         return stop.exit_code
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
+    except NewtonLossesError as error:
+        print(error, file=sys.stderr)  # it says what to do; where it comes from helps nobody
+        return FAILED
     except Exception:
         traceback.print_exc()
         return FAILED
