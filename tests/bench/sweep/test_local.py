@@ -16,7 +16,7 @@ import pytest
 from newton_losses.bench.config import SortingConfig
 from newton_losses.bench.progress import Silent
 from newton_losses.bench.results import Store
-from newton_losses.bench.sweep import Job, Lines, run_sweep, train_command
+from newton_losses.bench.sweep import Bars, Job, Lines, run_sweep, train_command
 from newton_losses.bench.sweep import _local as local
 from newton_losses.bench.sweep._job import execute
 from newton_losses.bench.sweep._tally import Tally
@@ -135,6 +135,22 @@ def test_time_left_counts_parts_of_runs_and_not_what_was_done_before(monkeypatch
     assert tally.seconds_left() == pytest.approx(3 * 20)
     tally.finish(first, {"test": {}, "seconds": 1})
     assert (tally.done, tally.total) == (2, 5)
+
+
+def test_bars_for_a_person(capsys):
+    bars = Bars()
+    tally = Tally(2, 1, bars)
+    first, second = (Job(name, name, {}) for name in ("first", "second"))
+    tally.start(first)
+    tally.advance(first, 0.5)
+    tally.start(second)
+    tally.fail(second, "broke\nfor this reason", again=False)
+    tally.finish(first, {"test": {"exact_match": 81.5}, "seconds": 61})
+    bars.close()
+    said = capsys.readouterr().out
+    assert "3 runs, of which 1 are done already" in said
+    assert "first: exact match 81.5 in 1:01" in said
+    assert "failed: second: for this reason" in said
 
 
 def test_a_run_goes_on_as_it_was_begun_and_anew_on_another_device(tmp_path):

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 import traceback
+from typing import TextIO
 
 from ...errors import NewtonLossesError
 from ..interrupts import Interrupted
@@ -40,7 +41,7 @@ def main() -> int:
     sys.argv[1:] = train_command(job.configuration)
     threading.Thread(target=_stop_with_the_sweep, daemon=True).start()
     try:
-        execute(job, Events())
+        execute(job, Events(_event_stream()))
     except RunInUse:
         return IN_USE
     except Interrupted as stop:
@@ -54,6 +55,16 @@ def main() -> int:
         traceback.print_exc()
         return FAILED
     return FINISHED
+
+
+def _event_stream() -> TextIO:
+    """The standard output, for events alone.
+
+    What libraries print goes to the log instead, and processes that they start cannot keep the pipe open.
+    """
+    events = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    return events
 
 
 def _stop_with_the_sweep() -> None:
