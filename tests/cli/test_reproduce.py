@@ -151,6 +151,7 @@ def test_all_cells_are_listed(tmp_path):
         (("reproduce", "table2", "--steps", "10"), "Give --epochs"),
         (("reproduce", "table1", "--epochs", "10"), "Give --steps"),
         (("reproduce", "runtimes", "--steps", "10"), "leave --steps"),
+        (("reproduce", "runtimes", "--jobs", "2"), "leave --jobs"),
         (("reproduce", "table1", "--seeds", "a"), "numbers and ranges"),
         (("reproduce", "table1", "--seeds", "0"), "at least one"),
         (("reproduce", "table1", "--jobs", "0", *SMALL), "at least 1"),
