@@ -13,6 +13,7 @@ import pytest
 from newton_losses.bench import environment
 from newton_losses.bench.config import PathsConfig, SortingConfig
 from newton_losses.bench.convex import ConvexConfig, run_convex
+from newton_losses.bench.interrupts import Interrupted, StopRequests
 from newton_losses.bench.loop import run
 from newton_losses.bench.results import Store, compact, identity, run_name
 
@@ -204,3 +205,15 @@ def test_convex_layers_go_on_where_they_were(tmp_path):
     parts = run_convex(config, str(tmp_path / "parts"))
     assert parts["final"] == whole["final"]
     assert [record["step"] for record in Store(tmp_path).records()[0].curve] == [0, 3, 6, 7]
+
+
+def test_convex_layers_save_when_they_are_stopped(tmp_path, monkeypatch):
+    config = ConvexConfig(algorithm="relu-exact", steps=7, eval_every=3, batch_size=20)
+    whole = run_convex(config, str(tmp_path / "whole"))
+    calls = iter([None, None, None, None, *[15] * 9])
+    monkeypatch.setattr(StopRequests, "requested", property(lambda self: next(calls)))
+    with pytest.raises(Interrupted) as stopped:
+        run_convex(config, str(tmp_path / "parts"))
+    assert stopped.value.step in (1, 2)  # between two evaluations
+    monkeypatch.setattr(StopRequests, "requested", None)
+    assert run_convex(config, str(tmp_path / "parts"))["final"] == whole["final"]
