@@ -102,6 +102,21 @@ def test_a_run_that_another_sweep_is_at_work_on_is_waited_for(sweep):
     assert sweep.starts() == ["fine", "fine"]
 
 
+def test_what_another_sweep_does_in_the_meantime_is_not_done_again(sweep):
+    labels = [f"fine {k}" for k in range(12)]
+    both = [Sweep(sweep.folder), Sweep(sweep.folder)]
+    done = []
+    threads = [threading.Thread(target=lambda one=one: done.append(one.run(*labels))) for one in both]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [(result.failures, result.total) for result in done] == [((), 12)] * 2
+    # Starts that find the work done or in use are harmless; each result was written once.
+    assert len(sweep.store.records()) == 12
+    assert sweep.store.notes == []
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_lets_all_runs_save_and_starts_no_other(sweep, number):
     def when_both_wait() -> None:

@@ -86,7 +86,8 @@ class LocalPool:
                 self._wait_for_other(job, attempt)
                 continue
             tally.start(job)
-            code = self._run(job, slot, tally)
+            # Another sweep over the same store may have done it in the meantime.
+            code = FINISHED if job.is_finished() else self._run(job, slot, tally)
             self._settle(job, attempt, code, tally)
 
     def _wait_for_other(self, job: Job, attempt: int) -> None:
