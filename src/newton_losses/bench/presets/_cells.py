@@ -11,7 +11,7 @@ import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from importlib import resources
-from typing import Any
+from typing import Any, Self
 
 from ...errors import ArgumentError
 from ..config import RunConfig, check_choice
@@ -22,7 +22,14 @@ VARIANTS = ("baseline", "hessian", "fisher")
 CLIP_NORM = 1.0
 MINUTES = "minutes"
 
+# The settings that say how an experiment is carried out, and not which experiment it is.
+PROTOCOL = (
+    *("steps", "epochs", "drops", "batch_size", "eval_every", "precision"),
+    *("data", "digits", "augment", "validation_sets", "test_sets", "size", "train_maps", "test_maps", "data_seed"),
+)
+
 Figure = tuple[float, float]
+_OF_A_RUN = ("seed", "data_root", "device", "compile", "graph")
 # Runtimes need steps, not results: enough of them to time, and no evaluation that would count.
 _TIMED: dict[str, dict[str, Any]] = {
     "sorting": {"steps": 2000, "eval_every": 2000, "validation_sets": 100, "test_sets": 100},
@@ -65,6 +72,11 @@ class Cell:
         """Whether the paper has this cell, in a table, in its text or as a point of a figure."""
         return self.paper is not None or self.paper_seeds is not None or self.table == "ablation"
 
+    def changed(self, settings: dict[str, Any]) -> Self:
+        """This cell with other settings than the paper's; seeds and protocol are no settings of a cell."""
+        own = {name: value for name, value in settings.items() if name not in (*PROTOCOL, *_OF_A_RUN)}
+        return replace(self, config={**self.config, **own})
+
     def make(self, **settings: Any) -> RunConfig:
         """The resolved configuration of this cell, with `settings` such as a seed above its own.
 
@@ -85,7 +97,8 @@ def cells(
 ) -> tuple[Cell, ...]:
     """The cells of a table.
 
-    `only` is a part of their keys, or a pattern with * and ? for all of one; several are separated by commas.
+    `only` is a name in their keys (as softsort, n5, softsort-n5), or a pattern with * and ? for the whole of one;
+    several are separated by commas.
     `numerics` takes the sorting cells with these numerics alone, `controls` says whether the controls are there.
 
     >>> [cell.key for cell in cells("table2", only="*-for-l1-*")]
@@ -106,13 +119,17 @@ def cells(
 
 
 def matches(key: str, patterns: str) -> bool:
-    """Whether a key has one of the comma-separated parts in it, or fits one with * or ? as a whole.
+    """Whether a key has one of the comma-separated names in it as a whole, or fits one with * or ? altogether.
 
-    >>> matches("softsort-n5-fisher", "softsort"), matches("softsort-n5-fisher", "*-n10-*,*-hessian")
+    >>> matches("softsort-n5-fisher", "softsort-n5"), matches("softsort-n5-fisher", "*-n10-*,*-hessian")
     (True, False)
+    >>> matches("softsort-n5-fisher", "soft"), matches("fenchel-young-30-fisher", "fenchel-young-3")
+    (False, False)
     """
     parts = [part.strip() for part in patterns.split(",")]
-    return any(fnmatch.fnmatchcase(key, part) if set(part) & set("*?[") else part in key for part in parts)
+    return any(
+        fnmatch.fnmatchcase(key, part) if set(part) & set("*?[") else f"-{part}-" in f"-{key}-" for part in parts
+    )
 
 
 def paper_protocol(task: str) -> dict[str, Any]:
