@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from ._scale import Axis
 
 WIDTH, HEIGHT = 400, 260
-_LEFT, _RIGHT, _BOTTOM = 50, 12, 40
+_RIGHT, _BOTTOM = 14, 40
+_LABEL = 22  # the room of the y axis' label
 _LEGEND_ROW = 17
 _LETTER = 6.1  # the mean width of a letter at the size of the legend, a little wide to be safe
 
@@ -33,8 +34,9 @@ class Line:
 
 def chart(lines: Sequence[Line], x: Axis, y: Axis, title: str, description: str) -> str:
     """An `<svg>` element. `title` and `description` are what a reader hears who cannot see it."""
-    legend, top = _legend([line for line in lines if line.label])
-    frame = _Frame(x, y, top)
+    left = _LABEL + max(18.0, _LETTER * max(len(text) for _, text in y.ticks()) + 6)
+    legend, top = _legend([line for line in lines if line.label], left)
+    frame = _Frame(x, y, left, top)
     parts = [
         f'<svg class="chart" xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
         f'aria-label="{html.escape(title)}. {html.escape(description)}">',
@@ -56,15 +58,15 @@ def standalone(svg: str, style: str) -> str:
 class _Frame:
     """The rectangle that the axes span, and what is drawn in it."""
 
-    def __init__(self, x: Axis, y: Axis, top: float) -> None:
-        self.x, self.y, self.top = x, y, top
-        self.width, self.height = WIDTH - _LEFT - _RIGHT, HEIGHT - _BOTTOM - top
+    def __init__(self, x: Axis, y: Axis, left: float, top: float) -> None:
+        self.x, self.y, self.left, self.top = x, y, left, top
+        self.width, self.height = WIDTH - left - _RIGHT, HEIGHT - _BOTTOM - top
 
     def at(self, point: Point) -> str:
         return f"{self.across(point[0]):.1f} {self.down(point[1]):.1f}"
 
     def across(self, value: float) -> float:
-        return _LEFT + self.width * self.x.position(value)
+        return self.left + self.width * self.x.position(value)
 
     def down(self, value: float) -> float:
         return self.top + self.height * (1 - self.y.position(value))
@@ -74,16 +76,16 @@ class _Frame:
         parts = []
         for value, text in self.y.ticks():
             down = self.down(value)
-            parts.append(f'<path class="grid" d="M{_LEFT} {down:.1f}H{right}"/>')
-            parts.append(f'<text x="{_LEFT - 6}" y="{down + 3.5:.1f}" text-anchor="end">{text}</text>')
+            parts.append(f'<path class="grid" d="M{self.left:.1f} {down:.1f}H{right}"/>')
+            parts.append(f'<text x="{self.left - 6:.1f}" y="{down + 3.5:.1f}" text-anchor="end">{text}</text>')
         for value, text in self.x.ticks():
             across = self.across(value)
             parts.append(f'<path class="axis" d="M{across:.1f} {bottom}v4"/>')
             parts.append(f'<text x="{across:.1f}" y="{bottom + 16}" text-anchor="middle">{text}</text>')
-        parts.append(f'<path class="axis" d="M{_LEFT} {bottom}H{right}"/>')
-        middle, centre = (_LEFT + right) / 2, self.top + self.height / 2
+        parts.append(f'<path class="axis" d="M{self.left:.1f} {bottom}H{right}"/>')
+        middle, centre = (self.left + right) / 2, self.top + self.height / 2
         parts.append(
-            f'<text class="label" x="{middle}" y="{HEIGHT - 6}" text-anchor="middle">{html.escape(self.x.label)}</text>'
+            f'<text class="label" x="{middle:.1f}" y="{HEIGHT - 6}" text-anchor="middle">{html.escape(self.x.label)}</text>'
         )
         parts.append(
             f'<text class="label" transform="rotate(-90)" x="{-centre:.1f}" y="11" text-anchor="middle">'
@@ -116,14 +118,14 @@ class _Frame:
         return f'<path class="band tone-{line.tone}" d="M{"L".join([*there, *back])}Z"/>'
 
 
-def _legend(lines: Sequence[Line]) -> tuple[list[str], float]:
+def _legend(lines: Sequence[Line], left: float) -> tuple[list[str], float]:
     """The legend in as many rows as it needs, and where the frame below it begins."""
-    across, down = float(_LEFT), 12.0
+    across, down = left, 12.0
     parts = []
     for line in lines:
         width = 24 + _LETTER * len(line.label) + 10
-        if across > _LEFT and across + width > WIDTH:
-            across, down = float(_LEFT), down + _LEGEND_ROW
+        if across > left and across + width > WIDTH:
+            across, down = left, down + _LEGEND_ROW
         dashed = " dashed" if line.dashed else ""
         parts.append(f'<path class="line tone-{line.tone}{dashed}" d="M{across:.0f} {down - 3.5}h18"/>')
         parts.append(f'<text x="{across + 23:.0f}" y="{down}">{html.escape(line.label)}</text>')

@@ -40,7 +40,7 @@ def around(label: str, values: list[float], *, floor: float | None = None, ceili
     """A linear axis that holds all values with a little room, ending on round numbers.
 
     >>> around("accuracy, %", [52.3, 83.9], ceiling=100.0)
-    Axis(label='accuracy, %', low=50.0, high=85.0, log=False)
+    Axis(label='accuracy, %', low=50.0, high=90.0, log=False)
     """
     known = [value for value in values if math.isfinite(value)] or [0.0, 1.0]
     low, high = min(known), max(known)

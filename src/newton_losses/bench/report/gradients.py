@@ -22,7 +22,7 @@ from ._assets import figure_style
 from ._chart import Line, chart, standalone
 from ._scale import Axis, around
 
-_POINTS = 321
+_POINTS = 320
 _N = 5
 DAMPING = 0.1  # of the paper's tables for both losses at n = 5
 
@@ -42,8 +42,8 @@ class Setting:
 
 
 SETTINGS = (
-    Setting("neuralsort", "NeuralSort, τ = 1", "neuralsort", 1.0, None, 1.0),
-    Setting("logistic", "logistic network, β = 10", "logistic", None, 10.0, 0.25),
+    Setting("neuralsort", "NeuralSort", "neuralsort", 1.0, None, 1.0),
+    Setting("logistic", "Logistic network", "logistic", None, 10.0, 0.25),
 )
 SPREAD = 10.0  # how much further apart "larger spread" is
 
@@ -63,9 +63,9 @@ class Variant:
 VARIANTS = (
     Variant("plain", "scores close together", 1.0, "reference", panels="a, b"),
     Variant("spread", "larger spread", SPREAD, "reference", panels="c, d"),
-    Variant("fisher", "larger spread, Fisher of each point alone", SPREAD, "reference", "alone", "e, f"),
-    Variant("fisher-batch", "larger spread, one Fisher for all points", SPREAD, "reference", "batch", "e, f"),
-    Variant("stable", "larger spread, computed in log space", SPREAD, "stable"),
+    Variant("fisher", "Fisher of each point alone", SPREAD, "reference", "alone", "e, f"),
+    Variant("fisher-batch", "one Fisher for all points", SPREAD, "reference", "batch", "e, f"),
+    Variant("stable", "larger spread, in log space", SPREAD, "stable"),
 )
 
 
@@ -87,13 +87,15 @@ class Picture:
 def scores(setting: Setting, spread: float, dtype: torch.dtype = torch.float32) -> Tensor:
     """The five scores `(points, 5)` of a picture: x₁ in column 1 goes from left of all others to right of them.
 
+    It is never equal to one of them: there the losses have a kink, and what autograd returns in a kink is arbitrary.
+
     >>> scores(SETTINGS[0], 1.0)[[0, -1]]
-    tensor([[ 0., -2.,  2.,  3.,  4.],
-            [ 0.,  6.,  2.,  3.,  4.]])
+    tensor([[ 0.0000, -1.9875,  2.0000,  3.0000,  4.0000],
+            [ 0.0000,  5.9875,  2.0000,  3.0000,  4.0000]])
     """
     gap = setting.gap * spread
     found = (gap * torch.arange(_N, dtype=dtype)).repeat(_POINTS, 1)
-    found[:, 1] = torch.linspace(-2 * gap, 6 * gap, _POINTS, dtype=dtype)
+    found[:, 1] = gap * (8 * (torch.arange(_POINTS, dtype=dtype) + 0.5) / _POINTS - 2)
     return found
 
 
@@ -148,7 +150,7 @@ def _draw(setting: Setting, variant: Variant) -> Picture:
     title = f"{setting.title}, {variant.title}"
     svg = chart(
         lines,
-        Axis("x₁", places[0], places[-1]),
+        Axis("x₁", -2 * setting.gap * variant.spread, 6 * setting.gap * variant.spread),
         around("gradient", found.flatten().tolist()),
         title,
         f"Gradients with respect to five scores while x₁ moves past the others; the largest is "
