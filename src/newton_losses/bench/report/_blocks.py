@@ -112,7 +112,7 @@ class Status(Enum):
     """What the measurements say about a claim."""
 
     CONFIRMED = "confirmed"
-    REFUTED = "not confirmed"
+    UNCONFIRMED = "not confirmed"
     OPEN = "not yet tested"
 
 

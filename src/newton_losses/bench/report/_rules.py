@@ -1,0 +1,131 @@
+"""How a claim is decided: the parts it consists of, and what follows for the whole.
+
+A part holds, does not hold, or is not measured. Nothing here knows a particular claim; those are in `_claims.py`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from ..results import Summary, significantly_better
+from ._blocks import Judgement, Status
+
+# Fewer seeds than this decide nothing: with two, a single lucky one is half of the evidence.
+LEAST_SEEDS = 3
+# Accuracies this close, in points, count as the same where a claim says "on par".
+ON_PAR = 1.0
+
+Need = Literal["all", "any"]
+
+
+class Setting(Protocol):
+    """Where figures come from: a length of training, a data set, or the paper's own tables."""
+
+    @property
+    def label(self) -> str: ...
+
+    def sorting(
+        self, algorithm: str, n: int, method: str, numerics: str = "reference", metric: str = "exact_match"
+    ) -> Summary | None:
+        """Accuracy of a cell of table 1 in per cent, over its seeds."""
+
+    def paths(self, algorithm: str, variant: str, method: str) -> Summary | None:
+        """Accuracy of a cell of tables 2 and 3; the variant is such as "for+l1", or a number of samples."""
+
+    def ablation(self, algorithm: str, method: str) -> dict[float, Summary]:
+        """Element-wise accuracy at n = 5 by the damping λ."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """One comparison of a claim: whether it holds (`None` when it is not measured), and its figures."""
+
+    holds: bool | None
+    words: str
+
+
+def better(name: str, new: Summary | None, base: Summary | None, *, by: float = 0.0) -> Part:
+    """The mean of `new` is above that of `base` by more than `by` points."""
+    if not (measured(new) and measured(base)):
+        return _missing(name, new, base)
+    assert new is not None and base is not None
+    return Part(new.mean - base.mean > by, _pair(name, new, base))
+
+
+def significant(name: str, new: Summary | None, base: Summary | None) -> Part:
+    """The mean of `new` is above that of `base`, by a one-sided t-test at .05."""
+    if not (measured(new) and measured(base)):
+        return _missing(name, new, base)
+    assert new is not None and base is not None
+    return Part(significantly_better(new, base), _pair(name, new, base))
+
+
+def alike(name: str, new: Summary | None, base: Summary | None) -> Part:
+    """Neither is significantly better than the other."""
+    if not (measured(new) and measured(base)):
+        return _missing(name, new, base)
+    assert new is not None and base is not None
+    return Part(not (significantly_better(new, base) or significantly_better(base, new)), _pair(name, new, base))
+
+
+def reaches(name: str, new: Summary | None, base: Summary | None) -> Part:
+    """The mean of `new` is no more than one point below that of `base`."""
+    return better(name, new, base, by=-ON_PAR)
+
+
+def best(*candidates: Summary | None) -> Summary | None:
+    """The candidate with the highest mean; `None` unless all of them are measured, as a part is no whole."""
+    known = [candidate for candidate in candidates if candidate is not None and measured(candidate)]
+    return max(known, key=lambda candidate: candidate.mean) if len(known) == len(candidates) else None
+
+
+def measured(summary: Summary | None) -> bool:
+    """Whether there are seeds enough to decide something."""
+    return summary is not None and summary.count >= LEAST_SEEDS
+
+
+def judge(setting: str, parts: Sequence[Part], need: Need = "all") -> Judgement:
+    """What the parts say of the whole.
+
+    "all": confirmed when every part holds, not confirmed as soon as one does not. "any": confirmed as soon as
+    one part holds, not confirmed when none does. Else it is not yet tested.
+
+    >>> judge("here", [Part(True, "a"), Part(None, "b")]).status.value
+    'not yet tested'
+    >>> judge("here", [Part(True, "a"), Part(None, "b")], "any").status.value
+    'confirmed'
+    """
+    deciding = need == "any"
+    if any(part.holds is deciding for part in parts):
+        status = Status.CONFIRMED if deciding else Status.UNCONFIRMED
+    elif parts and all(part.holds is not None for part in parts):
+        status = Status.UNCONFIRMED if deciding else Status.CONFIRMED
+    else:
+        status = Status.OPEN
+    return Judgement(setting, status, _words(parts))
+
+
+def _words(parts: Sequence[Part]) -> str:
+    """How many parts hold, and each with its figures: those that do not hold first."""
+    tested = [part for part in parts if part.holds is not None]
+    if not tested:
+        return "Nothing measured." if len(parts) != 1 else f"Nothing measured: {parts[0].words}."
+    failing = [part.words for part in tested if not part.holds]
+    holding = [part.words for part in tested if part.holds]
+    missing = len(parts) - len(tested)
+    text = f"Holds in {len(holding)} of {len(tested)}"
+    text += f", {missing} more not measured." if missing else "."
+    if failing:
+        text += f" Does not hold: {'; '.join(failing)}."
+    if holding:
+        text += f" Holds: {'; '.join(holding)}."
+    return text
+
+
+def _pair(name: str, new: Summary, base: Summary) -> str:
+    return f"{name} {new.mean:.1f} against {base.mean:.1f}"
+
+
+def _missing(name: str, *summaries: Summary | None) -> Part:
+    counts = [0 if summary is None else summary.count for summary in summaries]
+    return Part(None, f"{name} has {min(counts)} of the {LEAST_SEEDS} seeds needed")
