@@ -84,6 +84,10 @@ class RunConfig:
     def _default_damping(self) -> float:
         raise NotImplementedError
 
+    def _kind_of_damping(self) -> str:
+        # The energy is on the scale of the empirical Fisher: its mean eigenvalue.
+        return "fisher" if self.curvature == "energy" else self.curvature
+
     def _default_learning_rate(self) -> float:
         raise NotImplementedError
 
@@ -145,7 +149,7 @@ class SortingConfig(RunConfig):
         return min(defaults.SORTING_LENGTHS, key=lambda length: abs(length - self.n))
 
     def _default_damping(self) -> float:
-        return defaults.SORTING_DAMPING[self.algorithm, self.curvature, self._paper_length()]
+        return defaults.SORTING_DAMPING[self.algorithm, self._kind_of_damping(), self._paper_length()]
 
     def _default_learning_rate(self) -> float:
         return defaults.SORTING_LEARNING_RATE
@@ -225,7 +229,7 @@ class PathsConfig(RunConfig):
             norm = self.norm or "l1"
             check_choice("norm", norm, defaults.NORMS)
             return defaults.BELLMAN_FORD_DAMPING[norm]
-        return defaults.PATHS_DAMPING[self.algorithm, self.curvature]
+        return defaults.PATHS_DAMPING[self.algorithm, self._kind_of_damping()]
 
     def _default_learning_rate(self) -> float:
         return defaults.PATHS_LEARNING_RATE[self.algorithm]

@@ -14,6 +14,7 @@ import contextlib
 import io
 import json
 import os
+from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -173,7 +174,8 @@ class RunFolder:
             )
 
     def _write_configuration(self, configuration: Record) -> None:
-        content = {"configuration": configuration, "environment": environment()}
+        started = datetime.now(UTC).isoformat(timespec="seconds")
+        content = {"configuration": configuration, "environment": {**environment(), "started": started}}
         write_atomically(self.path / CONFIG, _pretty(content))
 
     def _clear(self) -> bool:

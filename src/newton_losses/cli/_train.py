@@ -29,7 +29,9 @@ def _option(panel: str, text: str, *names: str) -> Any:
     return typer.Option(*names, help=text, rich_help_panel=panel, show_default=True)
 
 
-Curvature = Annotated[str, _option(_LOSS, "none (the baseline), hessian or fisher.", "--curvature", "-c")]
+Curvature = Annotated[
+    str, _option(_LOSS, "none (the baseline), hessian, fisher, or the control energy.", "--curvature", "-c")
+]
 Damping = Annotated[float | None, _option(_LOSS, "λ. Default: the paper's for algorithm and curvature.")]
 RelativeDamping = Annotated[float | None, _option(_LOSS, "λ as a multiple of the curvature's own scale, instead.")]
 Spectrum = Annotated[str, _option(_LOSS, "Negative eigenvalues of the Hessian: raw, absolute or clip.")]

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from ...curvature import RelativeDamping
 from ...newton import NewtonLoss
 from ..config import RunConfig
+from ._energy import EnergyCurvature
 
 Figures = dict[str, dict[str, float]]
 Record = dict[str, Any]
@@ -59,9 +60,11 @@ class _MeanLoss(nn.Module):
 
 
 def training_loss(loss: Callable[..., Tensor], config: RunConfig) -> nn.Module:
-    """The scalar loss of a batch: the mean of `loss`, or its Newton loss, as the configuration says."""
+    """The scalar loss of a batch: the mean of `loss`, its Newton loss, or that of the control without directions."""
     if config.curvature == "none":
         return _MeanLoss(loss)
     damping = config.damping if config.relative_damping is None else RelativeDamping(config.relative_damping)
     # No check on the first call: it would draw noise, and a resumed run makes a first call of its own.
+    if config.curvature == "energy":
+        return NewtonLoss(EnergyCurvature(loss), "fisher", damping, check=False)  # type: ignore[arg-type]
     return NewtonLoss(loss, config.curvature, damping, spectrum=config.spectrum, check=False)  # type: ignore[arg-type]

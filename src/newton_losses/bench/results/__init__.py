@@ -1,0 +1,12 @@
+"""What was measured: the store of finished runs, and the statistics of the paper over them."""
+
+from ._identity import configuration_class as configuration_class
+from ._identity import experiment as experiment
+from ._identity import identity as identity
+from ._identity import run_name as run_name
+from ._record import RunRecord as RunRecord
+from ._record import UnreadableRecord as UnreadableRecord
+from ._record import read_record as read_record
+from ._store import Store as Store
+from ._store import UnfinishedRun as UnfinishedRun
+from ._store import compact as compact
