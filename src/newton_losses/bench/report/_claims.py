@@ -25,7 +25,7 @@ TITLES = {
 SORTING = ("neuralsort", "softsort", "logistic", "cauchy")
 HARD = SORTING[:3]
 LENGTHS = (5, 10)
-LOOPS = ("for+l1", "for+l2", "while+l1", "while+l2")
+LOOPS = ("for-l1", "for-l2", "while-l1", "while-l2")
 NEWTON = ("hessian", "fisher")
 
 
@@ -50,23 +50,23 @@ def _cells(algorithms: Sequence[str] = SORTING) -> list[tuple[int, str, str]]:
 
 
 def _newton(at: Setting, name: str, n: int, numerics: str = "reference") -> Summary | None:
-    return best(*(at.sorting(name, n, method, numerics) for method in NEWTON))
+    return best(*(at.figure(f"{name}-n{n}", method, numerics) for method in NEWTON))
 
 
 def _every_loss(at: Setting) -> list[Part]:
-    return [better(title, _newton(at, name, n), at.sorting(name, n, "baseline")) for n, name, title in _cells()]
+    return [better(title, _newton(at, name, n), at.figure(f"{name}-n{n}", "baseline")) for n, name, title in _cells()]
 
 
 def _substantial(at: Setting) -> list[Part]:
     return [
-        significant(title, _newton(at, name, n), at.sorting(name, n, "baseline")) for n, name, title in _cells(HARD)
+        significant(title, _newton(at, name, n), at.figure(f"{name}-n{n}", "baseline")) for n, name, title in _cells(HARD)
     ]
 
 
 def _doubled(at: Setting) -> list[Part]:
     parts = []
     for n, name, title in _cells():
-        base = at.sorting(name, n, "baseline")
+        base = at.figure(f"{name}-n{n}", "baseline")
         factor = base.mean if base is not None and measured(base) else 0.0
         parts.append(better(title, _newton(at, name, n), base, by=factor))
     return parts
@@ -75,7 +75,7 @@ def _doubled(at: Setting) -> list[Part]:
 def _hessian_over_fisher(at: Setting) -> list[Part]:
     excepted = {(5, "neuralsort"), (5, "softsort")}
     return [
-        better(title, at.sorting(name, n, "hessian"), at.sorting(name, n, "fisher"))
+        better(title, at.figure(f"{name}-n{n}", "hessian"), at.figure(f"{name}-n{n}", "fisher"))
         for n, name, title in _cells()
         if (n, name) not in excepted
     ]
@@ -83,13 +83,13 @@ def _hessian_over_fisher(at: Setting) -> list[Part]:
 
 def _cauchy(at: Setting) -> list[Part]:
     return [
-        alike("n=5", at.sorting("cauchy", 5, "hessian"), at.sorting("cauchy", 5, "baseline")),
-        better("n=10", at.sorting("cauchy", 10, "hessian"), at.sorting("cauchy", 10, "baseline"), by=1.0),
+        alike("n=5", at.figure("cauchy-n5", "hessian"), at.figure("cauchy-n5", "baseline")),
+        better("n=10", at.figure("cauchy-n10", "hessian"), at.figure("cauchy-n10", "baseline"), by=1.0),
     ]
 
 
 def _fifteen(at: Setting) -> list[Part]:
-    return [better("Cauchy network n=15", at.sorting("cauchy", 15, "fisher"), at.sorting("cauchy", 15, "baseline"))]
+    return [better("Cauchy network n=15", at.figure("cauchy-n15", "fisher"), at.figure("cauchy-n15", "baseline"))]
 
 
 SORTING_CLAIMS = (
@@ -136,7 +136,7 @@ SORTING_CLAIMS = (
 
 def _bellman_ford(at: Setting) -> list[Part]:
     return [
-        better(loop, at.paths("bellman-ford", loop, "fisher"), at.paths("bellman-ford", loop, "baseline"))
+        better(loop, at.figure(f"bellman-ford-{loop}", "fisher"), at.figure(f"bellman-ford-{loop}", "baseline"))
         for loop in LOOPS
     ]
 
@@ -146,8 +146,8 @@ def _smoothing(at: Setting) -> list[Part]:
     return [
         better(
             f"{TITLES[name]}, {samples} samples, {method}",
-            at.paths(name, samples, method),
-            at.paths(name, samples, "baseline"),
+            at.figure(f"{name}-{samples}", method),
+            at.figure(f"{name}-{samples}", "baseline"),
         )
         for (name, method), samples in product(arms, ("10", "30"))
     ]
@@ -157,8 +157,8 @@ def _algorithm_over_loss(at: Setting) -> list[Part]:
     return [
         better(
             f"{samples} samples",
-            at.paths("smoothed-algorithm", samples, "baseline"),
-            at.paths("smoothed-loss", samples, "baseline"),
+            at.figure(f"smoothed-algorithm-{samples}", "baseline"),
+            at.figure(f"smoothed-loss-{samples}", "baseline"),
         )
         for samples in ("10", "30")
     ]
@@ -167,7 +167,7 @@ def _algorithm_over_loss(at: Setting) -> list[Part]:
 def _fenchel_young_hessian(at: Setting) -> list[Part]:
     name = "fenchel-young"
     return [
-        better(f"{samples} samples", at.paths(name, samples, "hessian"), at.paths(name, samples, "baseline"), by=2.0)
+        better(f"{samples} samples", at.figure(f"{name}-{samples}", "hessian"), at.figure(f"{name}-{samples}", "baseline"), by=2.0)
         for samples in ("3", "10", "30")
     ]
 
@@ -175,7 +175,7 @@ def _fenchel_young_hessian(at: Setting) -> list[Part]:
 def _fenchel_young_fisher(at: Setting) -> list[Part]:
     name = "fenchel-young"
     return [
-        alike(f"{samples} samples", at.paths(name, samples, "fisher"), at.paths(name, samples, "baseline"))
+        alike(f"{samples} samples", at.figure(f"{name}-{samples}", "fisher"), at.figure(f"{name}-{samples}", "baseline"))
         for samples in ("3", "10", "30")
     ]
 
@@ -185,14 +185,14 @@ def _few_and_many(at: Setting) -> list[Part]:
     few = [
         better(
             f"3 samples, over {TITLES[name]}",
-            at.paths("fenchel-young", "3", "baseline"),
-            at.paths(name, "3", "baseline"),
+            at.figure("fenchel-young-3", "baseline"),
+            at.figure(f"{name}-3", "baseline"),
         )
         for name in smoothing
     ]
     many = [
         better(
-            f"30 samples, {TITLES[name]}", at.paths(name, "30", "baseline"), at.paths("fenchel-young", "30", "baseline")
+            f"30 samples, {TITLES[name]}", at.figure(f"{name}-30", "baseline"), at.figure("fenchel-young-30", "baseline")
         )
         for name in smoothing
     ]
@@ -243,9 +243,9 @@ PATHS_CLAIMS = (
 def _robust(at: Setting) -> list[Part]:
     parts = []
     for name in ("neuralsort", "softsort"):
-        base = at.sorting(name, 5, "baseline", metric="element_wise")
+        base = at.figure(f"{name}-n5", "baseline", metric="element_wise")
         for method in NEWTON:
-            found = at.ablation(name, method)
+            found = at.ablation(f"{name}-n5", method)
             worst = min(found.values(), key=lambda summary: summary.mean) if len(found) == 13 else None
             parts.append(significant(f"{TITLES[name]}, {method}, at its worst λ", worst, base))
     return parts
@@ -253,7 +253,7 @@ def _robust(at: Setting) -> list[Part]:
 
 def _sensitive(at: Setting) -> list[Part]:
     def spread(name: str, method: str) -> float | None:
-        means = [summary.mean for summary in at.ablation(name, method).values() if measured(summary)]
+        means = [summary.mean for summary in at.ablation(f"{name}-n5", method).values() if measured(summary)]
         return max(means) - min(means) if len(means) == 13 else None
 
     parts = []
@@ -285,23 +285,23 @@ ABLATION_CLAIMS = (
 
 def _stable_reaches(at: Setting) -> list[Part]:
     return [
-        reaches(title, at.sorting(name, n, "baseline", "stable"), _newton(at, name, n)) for n, name, title in _cells()
+        reaches(title, at.figure(f"{name}-n{n}", "baseline", "stable"), _newton(at, name, n)) for n, name, title in _cells()
     ]
 
 
 def _clipping_reaches(at: Setting) -> list[Part]:
-    return [reaches(title, at.sorting(name, n, "clipped"), _newton(at, name, n)) for n, name, title in _cells()]
+    return [reaches(title, at.figure(f"{name}-n{n}", "clipped"), _newton(at, name, n)) for n, name, title in _cells()]
 
 
 def _energy_reaches(at: Setting) -> list[Part]:
     return [
-        reaches(title, at.sorting(name, n, "energy"), at.sorting(name, n, "fisher")) for n, name, title in _cells()
+        reaches(title, at.figure(f"{name}-n{n}", "energy"), at.figure(f"{name}-n{n}", "fisher")) for n, name, title in _cells()
     ]
 
 
 def _beyond_stable(at: Setting) -> list[Part]:
     return [
-        significant(title, _newton(at, name, n, "stable"), at.sorting(name, n, "baseline", "stable"))
+        significant(title, _newton(at, name, n, "stable"), at.figure(f"{name}-n{n}", "baseline", "stable"))
         for n, name, title in _cells()
     ]
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from ..results import Summary, significantly_better
+from ..results import Summary, mark
 from ._blocks import Judgement, Status
 
 # Fewer seeds than this decide nothing: with two, a single lucky one is half of the evidence.
@@ -24,16 +24,11 @@ class Setting(Protocol):
     @property
     def label(self) -> str: ...
 
-    def sorting(
-        self, algorithm: str, n: int, method: str, numerics: str = "reference", metric: str = "exact_match"
-    ) -> Summary | None:
-        """Accuracy of a cell of table 1 in per cent, over its seeds."""
+    def figure(self, column: str, method: str, numerics: str = "reference", metric: str | None = None) -> Summary | None:
+        """A test figure in per cent over its seeds, by default the one that the paper's table is about."""
 
-    def paths(self, algorithm: str, variant: str, method: str) -> Summary | None:
-        """Accuracy of a cell of tables 2 and 3; the variant is such as "for+l1", or a number of samples."""
-
-    def ablation(self, algorithm: str, method: str) -> dict[float, Summary]:
-        """Element-wise accuracy at n = 5 by the damping λ."""
+    def ablation(self, column: str, method: str) -> dict[float, Summary]:
+        """Element-wise accuracy by the damping λ."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +61,11 @@ def alike(name: str, new: Summary | None, base: Summary | None) -> Part:
         return _missing(name, new, base)
     assert new is not None and base is not None
     return Part(not (significantly_better(new, base) or significantly_better(base, new)), _pair(name, new, base))
+
+
+def significantly_better(new: Summary, base: Summary) -> bool:
+    """Whether the paper would set `new` in bold black."""
+    return mark(base, new) == "black"
 
 
 def reaches(name: str, new: Summary | None, base: Summary | None) -> Part:
