@@ -7,6 +7,11 @@ from ._identity import run_name as run_name
 from ._record import RunRecord as RunRecord
 from ._record import UnreadableRecord as UnreadableRecord
 from ._record import read_record as read_record
+from ._statistics import Summary as Summary
+from ._statistics import baseline_mark as baseline_mark
+from ._statistics import mark as mark
+from ._statistics import p_value as p_value
+from ._statistics import summarise as summarise
 from ._store import Store as Store
 from ._store import UnfinishedRun as UnfinishedRun
 from ._store import compact as compact
