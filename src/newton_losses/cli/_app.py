@@ -9,6 +9,7 @@ from ._data import data_app
 from ._demo import demo
 from ._diagnose import diagnose
 from ._info import info
+from ._report import report
 from ._train import train_app
 
 app = typer.Typer(
@@ -21,6 +22,7 @@ app.add_typer(train_app, name="train")
 app.add_typer(data_app, name="data")
 app.command()(diagnose)
 app.command()(demo)
+app.command()(report)
 app.command()(info)
 
 

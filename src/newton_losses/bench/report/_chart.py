@@ -85,7 +85,8 @@ class _Frame:
         parts.append(f'<path class="axis" d="M{self.left:.1f} {bottom}H{right}"/>')
         middle, centre = (self.left + right) / 2, self.top + self.height / 2
         parts.append(
-            f'<text class="label" x="{middle:.1f}" y="{HEIGHT - 6}" text-anchor="middle">{html.escape(self.x.label)}</text>'
+            f'<text class="label" x="{middle:.1f}" y="{HEIGHT - 6}" text-anchor="middle">'
+            f"{html.escape(self.x.label)}</text>"
         )
         parts.append(
             f'<text class="label" transform="rotate(-90)" x="{-centre:.1f}" y="11" text-anchor="middle">'

@@ -10,6 +10,7 @@ from itertools import product
 
 from ..results import Summary
 from ._blocks import Verdict
+from ._measured import PaperFigures
 from ._rules import Need, Part, Setting, alike, best, better, judge, measured, reaches, significant
 
 TITLES = {
@@ -25,7 +26,8 @@ TITLES = {
 SORTING = ("neuralsort", "softsort", "logistic", "cauchy")
 HARD = SORTING[:3]
 LENGTHS = (5, 10)
-LOOPS = ("for-l1", "for-l2", "while-l1", "while-l2")
+LOOP_TITLES = {"for-l1": "for, L₁", "for-l2": "for, L₂²", "while-l1": "while, L₁", "while-l2": "while, L₂²"}
+LOOPS = tuple(LOOP_TITLES)
 NEWTON = ("hessian", "fisher")
 
 
@@ -40,9 +42,13 @@ class Claim:
     need: Need = "all"
 
     def verdict(self, settings: Sequence[Setting]) -> Verdict:
-        """What every setting says about it."""
-        judgements = tuple(judge(setting.label, self.parts(setting), self.need) for setting in settings)
-        return Verdict(self.words, self.source, self.rule, judgements)
+        """What every setting says about it, and what the rule makes of the paper's own figures where it has some."""
+        paper = PaperFigures()
+        own = self.parts(paper)
+        judgements = [judge(setting.label, self.parts(setting), self.need) for setting in settings]
+        if any(part.holds is not None for part in own):
+            judgements.append(judge(paper.label, own, self.need, brief=True))
+        return Verdict(self.words, self.source, self.rule, tuple(judgements))
 
 
 def _cells(algorithms: Sequence[str] = SORTING) -> list[tuple[int, str, str]]:
@@ -59,7 +65,8 @@ def _every_loss(at: Setting) -> list[Part]:
 
 def _substantial(at: Setting) -> list[Part]:
     return [
-        significant(title, _newton(at, name, n), at.figure(f"{name}-n{n}", "baseline")) for n, name, title in _cells(HARD)
+        significant(title, _newton(at, name, n), at.figure(f"{name}-n{n}", "baseline"))
+        for n, name, title in _cells(HARD)
     ]
 
 
@@ -136,7 +143,11 @@ SORTING_CLAIMS = (
 
 def _bellman_ford(at: Setting) -> list[Part]:
     return [
-        better(loop, at.figure(f"bellman-ford-{loop}", "fisher"), at.figure(f"bellman-ford-{loop}", "baseline"))
+        better(
+            LOOP_TITLES[loop],
+            at.figure(f"bellman-ford-{loop}", "fisher"),
+            at.figure(f"bellman-ford-{loop}", "baseline"),
+        )
         for loop in LOOPS
     ]
 
@@ -145,7 +156,7 @@ def _smoothing(at: Setting) -> list[Part]:
     arms = [("smoothed-loss", "hessian"), ("smoothed-loss", "fisher"), ("smoothed-algorithm", "fisher")]
     return [
         better(
-            f"{TITLES[name]}, {samples} samples, {method}",
+            f"{TITLES[name]}, {samples} samples, {method.title()}",
             at.figure(f"{name}-{samples}", method),
             at.figure(f"{name}-{samples}", "baseline"),
         )
@@ -167,7 +178,12 @@ def _algorithm_over_loss(at: Setting) -> list[Part]:
 def _fenchel_young_hessian(at: Setting) -> list[Part]:
     name = "fenchel-young"
     return [
-        better(f"{samples} samples", at.figure(f"{name}-{samples}", "hessian"), at.figure(f"{name}-{samples}", "baseline"), by=2.0)
+        better(
+            f"{samples} samples",
+            at.figure(f"{name}-{samples}", "hessian"),
+            at.figure(f"{name}-{samples}", "baseline"),
+            by=2.0,
+        )
         for samples in ("3", "10", "30")
     ]
 
@@ -175,7 +191,9 @@ def _fenchel_young_hessian(at: Setting) -> list[Part]:
 def _fenchel_young_fisher(at: Setting) -> list[Part]:
     name = "fenchel-young"
     return [
-        alike(f"{samples} samples", at.figure(f"{name}-{samples}", "fisher"), at.figure(f"{name}-{samples}", "baseline"))
+        alike(
+            f"{samples} samples", at.figure(f"{name}-{samples}", "fisher"), at.figure(f"{name}-{samples}", "baseline")
+        )
         for samples in ("3", "10", "30")
     ]
 
@@ -192,7 +210,9 @@ def _few_and_many(at: Setting) -> list[Part]:
     ]
     many = [
         better(
-            f"30 samples, {TITLES[name]}", at.figure(f"{name}-30", "baseline"), at.figure("fenchel-young-30", "baseline")
+            f"30 samples, {TITLES[name]}",
+            at.figure(f"{name}-30", "baseline"),
+            at.figure("fenchel-young-30", "baseline"),
         )
         for name in smoothing
     ]
@@ -247,7 +267,7 @@ def _robust(at: Setting) -> list[Part]:
         for method in NEWTON:
             found = at.ablation(f"{name}-n5", method)
             worst = min(found.values(), key=lambda summary: summary.mean) if len(found) == 13 else None
-            parts.append(significant(f"{TITLES[name]}, {method}, at its worst λ", worst, base))
+            parts.append(significant(f"{TITLES[name]}, {method.title()}, at its worst λ", worst, base))
     return parts
 
 
@@ -260,9 +280,9 @@ def _sensitive(at: Setting) -> list[Part]:
     for method in NEWTON:
         first, second = spread("neuralsort", method), spread("softsort", method)
         if first is None or second is None:
-            parts.append(Part(None, f"{method}: not all 13 values of λ"))
+            parts.append(Part(None, f"{method.title()}: not all 13 values of λ"))
         else:
-            parts.append(Part(first > second, f"{method}: {first:.1f} points against {second:.1f}"))
+            parts.append(Part(first > second, f"{method.title()}: {first:.1f} points against {second:.1f}"))
     return parts
 
 
@@ -285,7 +305,8 @@ ABLATION_CLAIMS = (
 
 def _stable_reaches(at: Setting) -> list[Part]:
     return [
-        reaches(title, at.figure(f"{name}-n{n}", "baseline", "stable"), _newton(at, name, n)) for n, name, title in _cells()
+        reaches(title, at.figure(f"{name}-n{n}", "baseline", "stable"), _newton(at, name, n))
+        for n, name, title in _cells()
     ]
 
 
@@ -295,7 +316,8 @@ def _clipping_reaches(at: Setting) -> list[Part]:
 
 def _energy_reaches(at: Setting) -> list[Part]:
     return [
-        reaches(title, at.figure(f"{name}-n{n}", "energy"), at.figure(f"{name}-n{n}", "fisher")) for n, name, title in _cells()
+        reaches(title, at.figure(f"{name}-n{n}", "energy"), at.figure(f"{name}-n{n}", "fisher"))
+        for n, name, title in _cells()
     ]
 
 

@@ -2,13 +2,15 @@
 
 import math
 import statistics
+from collections import defaultdict
 from collections.abc import Sequence
-from typing import Any
 
+from ..presets import Group, cells
 from ..results import RunRecord
 from ._blocks import Panel
-from ._chart import Line, chart
-from ._rules import Setting
+from ._chart import Line, Point, chart
+from ._measured import Runs
+from ._runtimes import column_title
 from ._scale import Axis, around
 
 # One colour an arm, everywhere; dashes as well, for whoever does not see the colours.
@@ -23,11 +25,40 @@ NAMES = {
 }
 
 
-def learning_curves(
-    name: str, title: str, arms: dict[str, list[RunRecord]], metric: str, label: str
-) -> Panel | None:
+def learning_panels(sorting: Sequence[Runs], paths: Sequence[Runs], lengths: Sequence[int]) -> list[Panel]:
+    """A panel for every loss that has runs, in every setting: the paper's own figure first."""
+    panels = []
+    for runs in paths:
+        for column in _order("table3", "table2"):
+            arms = {method: runs.runs(column, method) for method in ("baseline", "hessian", "fisher")}
+            title = f"{column_title(column)}, {runs.label}"
+            panels.append(_learning(f"curves-{runs.data}-{column}", title, arms, "perfect_match", "perfect paths, %"))
+    others = [Runs(sorting[0].measured, f"{length:,} steps", length, "mnist") for length in lengths]
+    for runs in (*sorting, *others):
+        for column in _order("table1"):
+            arms = {method: runs.runs(column, method) for method in ("baseline", "hessian", "fisher")}
+            arms["stable"] = runs.runs(column, "baseline", "stable")
+            title = f"{column_title(column)}, {runs.label}"
+            panels.append(_learning(f"curves-{runs.length}-{column}", title, arms, "exact_match", "sets right, %"))
+    return [panel for panel in panels if panel is not None]
+
+
+def ablation_panels(settings: Sequence[Runs]) -> list[Panel]:
+    """A panel for each of the two losses in every setting that has runs."""
+    panels = [_ablation(runs, column) for runs in settings for column in ("neuralsort-n5", "softsort-n5")]
+    return [panel for panel in panels if panel is not None]
+
+
+def _order(*tables: str) -> list[str]:
+    """The columns of tables, the one of the paper's figure 3 before all others."""
+    columns = list(dict.fromkeys(cell.column for table in tables for cell in cells(table)))
+    return sorted(columns, key=lambda column: column != "smoothed-loss-10")
+
+
+def _learning(name: str, title: str, arms: dict[str, Group | None], metric: str, label: str) -> Panel | None:
     """Test accuracy over the steps, a line an arm: the mean over its seeds and the 95 % interval of that mean."""
-    lines = [line for arm, records in arms.items() if records and (line := _curve(arm, records, metric))]
+    found = [_curve(arm, group.records, metric) for arm, group in arms.items() if group is not None]
+    lines = [line for line in found if line is not None]
     if not lines:
         return None
     last = max(line.points[-1][0] for line in lines)
@@ -37,21 +68,14 @@ def learning_curves(
     return Panel(name, title, svg, words)
 
 
-def ablation(name: str, title: str, key: str, setting: Setting, seeds: dict[str, Any]) -> Panel | None:
+def _ablation(runs: Runs, column: str) -> Panel | None:
     """Element-wise accuracy over λ on a logarithmic axis, both variants; each seed faintly behind its mean."""
-    lines = []
+    lines: list[Line] = []
     for method in ("hessian", "fisher"):
-        found = setting.ablation(key, method)
-        if not found:
-            continue
-        for points in seeds.get(method, {}).values():
-            if len(points) > 1:
-                lines.append(Line("", sorted(points.items()), TONES[method], faint=True))
-        means = [(damping, summary.mean) for damping, summary in sorted(found.items())]
-        lines.append(Line(NAMES[method], means, TONES[method], marked=True, dashed=method == "fisher"))
+        lines += _damping_lines(runs.ablation_runs(column, method), method)
     if not lines:
         return None
-    base = setting.figure(key, "baseline", metric="element_wise")
+    base = runs.figure(column, "baseline", metric="element_wise")
     if base is not None:
         lines.append(Line("baseline", [(1e-3, base.mean), (1e3, base.mean)], TONES["baseline"]))
     heights = [y for line in lines for _, y in line.points]
@@ -60,8 +84,24 @@ def ablation(name: str, title: str, key: str, setting: Setting, seeds: dict[str,
         for line in lines
         if line.label
     )
+    title = f"{column_title(column)}, {runs.label}"
     x, y = Axis("damping λ", 1e-3, 1e3, log=True), around("ranks right, %", heights, floor=0.0, ceiling=100.0)
-    return Panel(name, title, chart(lines, x, y, title, words), words)
+    return Panel(f"ablation-{runs.length}-{column}", title, chart(lines, x, y, title, words), words)
+
+
+def _damping_lines(found: dict[float, Group], method: str) -> list[Line]:
+    seeds: dict[int, list[Point]] = defaultdict(list)
+    means: list[Point] = []
+    for damping, group in sorted(found.items()):
+        for record in group.records:
+            if "element_wise" in record.test:
+                seeds[record.seed].append((damping, record.test["element_wise"]))
+        if (summary := group.summary("element_wise")) is not None:
+            means.append((damping, summary.mean))
+    if not means:
+        return []
+    faint = [Line("", points, TONES[method], faint=True) for points in seeds.values() if len(points) > 1]
+    return [*faint, Line(NAMES[method], means, TONES[method], marked=True, dashed=method == "fisher")]
 
 
 def _curve(arm: str, records: Sequence[RunRecord], metric: str) -> Line | None:

@@ -48,7 +48,9 @@ class Measured:
 
     def lengths(self) -> list[int]:
         """The numbers of steps that runs of table 1 have beside those of the two protocols, longest first."""
-        found = {one.protocol.length for (table, _), groups in self._groups.items() if table == "table1" for one in groups}
+        found = {
+            one.protocol.length for (table, _), groups in self._groups.items() if table == "table1" for one in groups
+        }
         return sorted(found - {FULL, SHORT}, reverse=True)
 
 
@@ -70,7 +72,9 @@ class Runs:
         found = (self.measured.group(table, key, self.accepts) for table in TABLES)
         return next((one for one in found if one is not None), None)
 
-    def figure(self, column: str, method: str, numerics: str = "reference", metric: str | None = None) -> Summary | None:
+    def figure(
+        self, column: str, method: str, numerics: str = "reference", metric: str | None = None
+    ) -> Summary | None:
         found = self.runs(column, method, numerics)
         return None if found is None else found.summary(metric or main_metric(found.cell))
 
@@ -96,7 +100,9 @@ class PaperFigures:
 
     label: str = "the paper’s figures"
 
-    def figure(self, column: str, method: str, numerics: str = "reference", metric: str | None = None) -> Summary | None:
+    def figure(
+        self, column: str, method: str, numerics: str = "reference", metric: str | None = None
+    ) -> Summary | None:
         cell = paper_cells().get(f"{column}-{method}")
         return None if cell is None or numerics != "reference" else paper_figure(cell, metric)
 

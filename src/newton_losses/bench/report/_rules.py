@@ -3,7 +3,7 @@
 A part holds, does not hold, or is not measured. Nothing here knows a particular claim; those are in `_claims.py`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -24,7 +24,9 @@ class Setting(Protocol):
     @property
     def label(self) -> str: ...
 
-    def figure(self, column: str, method: str, numerics: str = "reference", metric: str | None = None) -> Summary | None:
+    def figure(
+        self, column: str, method: str, numerics: str = "reference", metric: str | None = None
+    ) -> Summary | None:
         """A test figure in per cent over its seeds, by default the one that the paper's table is about."""
 
     def ablation(self, column: str, method: str) -> dict[float, Summary]:
@@ -41,26 +43,22 @@ class Part:
 
 def better(name: str, new: Summary | None, base: Summary | None, *, by: float = 0.0) -> Part:
     """The mean of `new` is above that of `base` by more than `by` points."""
-    if not (measured(new) and measured(base)):
-        return _missing(name, new, base)
-    assert new is not None and base is not None
-    return Part(new.mean - base.mean > by, _pair(name, new, base))
+    return _compare(name, new, base, lambda one, other: one.mean - other.mean > by)
 
 
 def significant(name: str, new: Summary | None, base: Summary | None) -> Part:
     """The mean of `new` is above that of `base`, by a one-sided t-test at .05."""
-    if not (measured(new) and measured(base)):
-        return _missing(name, new, base)
-    assert new is not None and base is not None
-    return Part(significantly_better(new, base), _pair(name, new, base))
+    return _compare(name, new, base, significantly_better)
 
 
 def alike(name: str, new: Summary | None, base: Summary | None) -> Part:
     """Neither is significantly better than the other."""
-    if not (measured(new) and measured(base)):
-        return _missing(name, new, base)
-    assert new is not None and base is not None
-    return Part(not (significantly_better(new, base) or significantly_better(base, new)), _pair(name, new, base))
+    return _compare(
+        name,
+        new,
+        base,
+        lambda one, other: not (significantly_better(one, other) or significantly_better(other, one)),
+    )
 
 
 def significantly_better(new: Summary, base: Summary) -> bool:
@@ -84,7 +82,7 @@ def measured(summary: Summary | None) -> bool:
     return summary is not None and summary.count >= LEAST_SEEDS
 
 
-def judge(setting: str, parts: Sequence[Part], need: Need = "all") -> Judgement:
+def judge(setting: str, parts: Sequence[Part], need: Need = "all", *, brief: bool = False) -> Judgement:
     """What the parts say of the whole.
 
     "all": confirmed when every part holds, not confirmed as soon as one does not. "any": confirmed as soon as
@@ -102,30 +100,30 @@ def judge(setting: str, parts: Sequence[Part], need: Need = "all") -> Judgement:
         status = Status.UNCONFIRMED if deciding else Status.CONFIRMED
     else:
         status = Status.OPEN
-    return Judgement(setting, status, _words(parts))
+    return Judgement(setting, status, _words(parts, need, brief))
 
 
-def _words(parts: Sequence[Part]) -> str:
-    """How many parts hold, and each with its figures: those that do not hold first."""
+def _words(parts: Sequence[Part], need: Need, brief: bool) -> str:
+    """How many parts hold, and each with its figures: those that do not hold first, where they matter."""
     tested = [part for part in parts if part.holds is not None]
     if not tested:
-        return "Nothing measured." if len(parts) != 1 else f"Nothing measured: {parts[0].words}."
+        return ""
     failing = [part.words for part in tested if not part.holds]
     holding = [part.words for part in tested if part.holds]
     missing = len(parts) - len(tested)
     text = f"Holds in {len(holding)} of {len(tested)}"
     text += f", {missing} more not measured." if missing else "."
-    if failing:
+    if brief:
+        return text
+    if failing and not (need == "any" and holding):
         text += f" Does not hold: {'; '.join(failing)}."
     if holding:
         text += f" Holds: {'; '.join(holding)}."
     return text
 
 
-def _pair(name: str, new: Summary, base: Summary) -> str:
-    return f"{name} {new.mean:.1f} against {base.mean:.1f}"
-
-
-def _missing(name: str, *summaries: Summary | None) -> Part:
-    counts = [0 if summary is None else summary.count for summary in summaries]
-    return Part(None, f"{name} has {min(counts)} of the {LEAST_SEEDS} seeds needed")
+def _compare(name: str, new: Summary | None, base: Summary | None, holds: Callable[[Summary, Summary], bool]) -> Part:
+    if new is None or base is None or not (measured(new) and measured(base)):
+        counts = [0 if summary is None else summary.count for summary in (new, base)]
+        return Part(None, f"{name} has {min(counts)} of the {LEAST_SEEDS} seeds needed")
+    return Part(holds(new, base), f"{name} {new.mean:.1f} against {base.mean:.1f}")

@@ -1,0 +1,260 @@
+"""The report put together: which sections there are, in which order, and the words between the tables."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..results import RunRecord, Store, UnfinishedRun
+from ._blocks import Block, Cell, Code, Figure, Heading, Link, Paragraph, Report, Status, Strong, Table, Verdict
+from ._claims import ABLATION_CLAIMS, PATHS_CLAIMS, QUESTIONS, SORTING_CLAIMS
+from ._convex import Losses, convex_losses, convex_table, convex_verdict
+from ._figures import ablation_panels, learning_panels
+from ._gradient_section import gradient_section, gradient_verdicts
+from ._measured import EPOCHS, FULL, SHORT, Measured, Runs
+from ._provenance import provenance
+from ._runtimes import Timings, runtime_table, runtime_verdicts, timings
+from ._tables import control_table, done, paths_table, sorting_table
+
+_MARKS = (
+    "Mean ± standard deviation over the seeds. Bold: better than the baseline by a one-sided t-test at .05; bold "
+    "grey: a better mean; both as in the paper. The difference is ours less the paper’s."
+)
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """All that a report is made from."""
+
+    measured: Measured
+    unfinished: Sequence[UnfinishedRun]
+    notes: Sequence[str]
+    timings: Sequence[Timings]
+    convex: list[Losses]
+
+    @property
+    def sorting(self) -> tuple[Runs, Runs]:
+        """The paper's length and the shortened one."""
+        full, short = f"{FULL:,} steps", f"{SHORT:,} steps"
+        return Runs(self.measured, full, FULL, "mnist"), Runs(self.measured, short, SHORT, "mnist")
+
+    @property
+    def paths(self) -> tuple[Runs, Runs]:
+        """The benchmark and its look-alike."""
+        benchmark = Runs(self.measured, "Warcraft", EPOCHS, "warcraft")
+        return benchmark, Runs(self.measured, "terrain, a look-alike", EPOCHS, "terrain")
+
+
+def gather(results: Path) -> Evidence:
+    """Read everything that is under a folder of results."""
+    store = Store(results)
+    records, notes = store.records(), list(store.notes)
+    unfinished = store.unfinished()
+    measured = Measured(records)
+    return Evidence(
+        measured, unfinished, [*notes, *store.notes], timings(results, measured), convex_losses(results, measured)
+    )
+
+
+def compose(results: Path) -> Report:
+    """The report about everything under a folder of results."""
+    found = gather(results)
+    groups = _verdicts(found)
+    body: list[Block] = [
+        *_tables(found),
+        *_curves(found),
+        *_ablation(found),
+        *_times(found),
+        *gradient_section(),
+        *_convex(found),
+    ]
+    # Last, when it is known which runs the others have shown.
+    body += provenance(found.measured, found.unfinished, found.notes, results)
+    return Report(
+        "Newton losses, measured",
+        "What this library measured, beside what the paper reports",
+        (*_summary(found, groups), *_claims(groups), *body),
+    )
+
+
+def _verdicts(found: Evidence) -> dict[str, list[Verdict]]:
+    return {
+        "Sorting": [claim.verdict(found.sorting) for claim in (*SORTING_CLAIMS, *ABLATION_CLAIMS)],
+        "Shortest paths": [claim.verdict(found.paths) for claim in PATHS_CLAIMS],
+        "Time, gradients, convex layers": [
+            *runtime_verdicts(found.timings),
+            *gradient_verdicts(),
+            convex_verdict(found.convex),
+        ],
+        "What the paper does not ask": [claim.verdict(found.sorting) for claim in QUESTIONS],
+    }
+
+
+def _summary(found: Evidence, groups: dict[str, list[Verdict]]) -> list[Block]:
+    full, benchmark = found.sorting[0], found.paths[0]
+    cells = [done(full, "table1"), *(done(benchmark, table) for table in ("table2", "table3"))]
+    run, total = sum(cell[0] for cell in cells), sum(cell[2] for cell in cells)
+    seeds = sum(cell[1] for cell in cells)
+    count = len(found.measured.records)
+    return [
+        Paragraph(
+            [
+                "The authors of “Newton Losses” (NeurIPS 2024) never released code. This page sets what this library "
+                "measured beside what they report. It is made from ",
+                Strong(f"{count} finished run{'' if count == 1 else 's'}"),
+                f". Of the paper’s {total} cells, at the paper’s own length and on its own data, ",
+                Strong(f"{run} {'has' if run == 1 else 'have'} been run"),
+                f", {seeds} of them with the paper’s ten seeds. What has not been run says so.",
+            ],
+            "lead",
+        ),
+        _scores(found, groups),
+    ]
+
+
+def _scores(found: Evidence, groups: dict[str, list[Verdict]]) -> Table:
+    """How far every setting is: the cells that have runs, and what became of the claims."""
+    (full, short), (benchmark, look_alike) = found.sorting, found.paths
+    paths = [("Table 2 and 3", ("table2", "table3"))]
+    rows = [
+        _score("Table 1", full, ("table1",), groups["Sorting"]),
+        _score("Table 1, shortened", short, ("table1",), groups["Sorting"]),
+        *(_score(name, benchmark, tables, groups["Shortest paths"]) for name, tables in paths),
+        *(_score(name, look_alike, tables, groups["Shortest paths"]) for name, tables in paths),
+    ]
+    return Table(
+        "scores",
+        [
+            "How much of the paper is covered, setting by setting, and what became of its claims there. ",
+            Link("Each claim, with its rule and its figures", "claims"),
+            ", is below.",
+        ],
+        ("what", "setting", "cells run", "of", "with 10 seeds", *(status.value for status in Status)),
+        tuple(rows),
+        labels=2,
+        groups=(("", 2), ("cells of the paper", 3), ("claims", 3)),
+    )
+
+
+def _score(name: str, runs: Runs, tables: tuple[str, ...], verdicts: Sequence[Verdict]) -> tuple[Cell, ...]:
+    run, seeds, total = (sum(part) for part in zip(*(done(runs, table) for table in tables), strict=True))
+    statuses = [one.status for verdict in verdicts for one in verdict.judgements if one.setting == runs.label]
+    counts = [run, total, seeds, *(statuses.count(status) for status in Status)]
+    return (Cell(name), Cell(runs.label), *(Cell(str(count), float(count)) for count in counts))
+
+
+def _claims(groups: dict[str, list[Verdict]]) -> list[Block]:
+    blocks: list[Block] = [
+        Heading(2, "The claims", "claims"),
+        Paragraph(
+            "Each claim of the paper has one rule, written down before the runs were made. Figures count when "
+            "there are at least three seeds on both sides. “Not confirmed” says that the rule’s condition was not met "
+            "here; it does not say why. The last line, where there is one, is what the same rule makes of the paper’s "
+            "own figures."
+        ),
+    ]
+    for title, verdicts in groups.items():
+        blocks += [Heading(3, title, "claims-" + title.split()[0].lower().strip(",")), *verdicts]
+    return blocks
+
+
+def _tables(found: Evidence) -> list[Block]:
+    (full, short), (benchmark, look_alike) = found.sorting, found.paths
+    blocks: list[Block] = [
+        Heading(2, "Table 1: ranking supervision", "table1"),
+        Heading(3, "Full length, 100,000 steps", "table1-full"),
+        sorting_table(full, "sorting-full", [_state(full, "table1"), _MARKS]),
+        Heading(3, "Shortened, 10,000 steps", "table1-short"),
+        sorting_table(
+            short,
+            "sorting-short",
+            [
+                _state(short, "table1"),
+                "The paper’s figures are those of ten times as many steps, so that the difference is no test of a "
+                "reproduction; the order of the methods is. ",
+                _MARKS,
+            ],
+        ),
+    ]
+    for length in found.measured.lengths():
+        other = Runs(found.measured, f"{length:,} steps", length, "mnist")
+        table = sorting_table(other, f"sorting-{length}", f"Only the cells that were run. {_MARKS}", measured_only=True)
+        if table.rows:
+            blocks += [Heading(3, f"Another length, {length:,} steps", f"table1-{length}"), table]
+    blocks.append(Heading(2, "Curvature or numerics?", "controls"))
+    blocks.append(
+        Paragraph(
+            "The paper’s losses take the logarithm of probabilities that float32 has rounded. Three things that know "
+            "nothing of curvature may do as well as a Newton loss: computing the same loss in log space, clipping the "
+            "norm of the gradient at 1, and dividing the gradient by its energy over the batch, a single number."
+        )
+    )
+    for runs in (full, short):
+        caption = f"Sets right in %, {runs.label}; ± standard deviation, in brackets the number of seeds. {_MARKS}"
+        blocks.append(control_table(runs, f"controls-{runs.length}", caption))
+    for table, title in (("table2", "Table 2: relaxed Bellman-Ford"), ("table3", "Table 3: stochastic methods")):
+        caption = [
+            _state(benchmark, table),
+            f"On terrain: {_state(look_alike, table)}Terrain is a look-alike of Warcraft that this library draws. It "
+            "is not the benchmark: only gains over the baseline can be compared with the paper’s, not accuracies. ",
+            _MARKS,
+        ]
+        blocks += [Heading(2, title, table), paths_table(table, benchmark, look_alike, f"paths-{table}", caption)]
+    return blocks
+
+
+def _state(runs: Runs, table: str) -> str:
+    run, seeds, total = done(runs, table)
+    if run == 0:
+        return f"None of the {total} cells has been run. "
+    return f"{run} of the {total} cells have been run, {seeds} of them with ten seeds. "
+
+
+def _curves(found: Evidence) -> list[Block]:
+    panels = learning_panels(found.sorting, found.paths, found.measured.lengths())
+    blocks: list[Block] = [Heading(2, "Learning curves", "curves")]
+    if not panels:
+        return [*blocks, Paragraph("Not run.")]
+    return [
+        *blocks,
+        Figure(
+            tuple(panels),
+            "Test accuracy during training, as in the paper’s figure 3: the mean over the seeds, and the 95 % "
+            "interval of that mean (t distribution) where there is more than one seed.",
+        ),
+    ]
+
+
+def _ablation(found: Evidence) -> list[Block]:
+    panels = ablation_panels(found.sorting)
+    blocks: list[Block] = [Heading(2, "The damping λ", "ablation")]
+    if not panels:
+        text = "Not run. The paper’s figure 4 varies λ over 13 values from 0.001 to 1000, for NeuralSort and SoftSort."
+        return [*blocks, Paragraph([text, " ", Code("newton-losses reproduce ablation"), " runs it."])]
+    return [
+        *blocks,
+        Figure(
+            tuple(panels),
+            "Element-wise accuracy over λ at n = 5, as in the paper’s figure 4: the mean over the seeds, each seed "
+            "faintly behind it. Values of λ that were not run are left out.",
+        ),
+    ]
+
+
+def _times(found: Evidence) -> list[Block]:
+    caption = (
+        "A step’s time as a multiple of the baseline’s, which was timed beside it on the same device. The paper’s "
+        "are those of whole trainings on an A6000. Times are never compared across devices."
+    )
+    blocks: list[Block] = [Heading(2, "Time", "time"), runtime_table(found.timings, "runtimes", caption)]
+    if not found.timings:
+        blocks.append(Paragraph("Not run."))
+    return blocks
+
+
+def _convex(found: Evidence) -> list[Block]:
+    caption = (
+        "Training loss after the last step, without → with the empirical Fisher, for the first five seeds. Only the "
+        "two losses of one seed can be compared; our seeds are not the paper’s. Files whose name has “exact” in it "
+        "replace the solver by the known solution."
+    )
+    return [Heading(2, "Convex layers", "convex"), convex_table(found.convex, "convex-layers", caption)]

@@ -1,0 +1,201 @@
+"""The tables of a report: the paper's figures beside ours, with what was not run left visibly open."""
+
+import math
+from itertools import groupby
+
+from ..presets import Cell as PaperCell
+from ..presets import cells
+from ..results import Summary, baseline_mark, mark
+from ._blocks import NOT_RUN, NOTHING, Cell, Mark, Table, Text
+from ._claims import TITLES
+from ._measured import Runs, main_metric, paper_cells, paper_figure
+
+_MARKS = {"black": Mark.SIGNIFICANT, "grey": Mark.IMPROVED, "": Mark.PLAIN}
+METHODS = {
+    "baseline": "baseline",
+    "hessian": "Newton, Hessian",
+    "fisher": "Newton, Fisher",
+    "clipped": "clipped at 1",
+    "energy": "energy",
+}
+Figures = dict[str, Summary | None]
+
+
+def sorting_table(runs: Runs, name: str, caption: Text, *, measured_only: bool = False) -> Table:
+    """Table 1 for one length of training: the paper, the same numerics, and the loss in log space."""
+    rows = []
+    for column, found in _columns("table1"):
+        ours = {cell.variant: runs.figure(column, cell.variant) for cell in found}
+        stable = {cell.variant: runs.figure(column, cell.variant, "stable") for cell in found}
+        for cell in found:
+            method = cell.variant
+            if measured_only and ours[method] is None and stable[method] is None:
+                continue
+            element_wise = [
+                runs.figure(column, method, numerics, "element_wise") for numerics in ("reference", "stable")
+            ]
+            rows.append(
+                (
+                    _count(int(cell.config["n"])),
+                    Cell(_title(cell)),
+                    Cell(METHODS[method]),
+                    _paper(cell),
+                    _paper(cell, "element_wise"),
+                    _figure(ours, method),
+                    _plain(element_wise[0]),
+                    _seeds(ours[method]),
+                    _difference(ours[method], paper_figure(cell)),
+                    _figure(stable, method),
+                    _plain(element_wise[1]),
+                    _seeds(stable[method]),
+                    _difference(stable[method], paper_figure(cell)),
+                )
+            )
+    ours_heads = ("sets right, %", "ranks right, %", "seeds", "difference")
+    return Table(
+        name,
+        caption,
+        ("n", "loss", "method", "sets right, %", "ranks right, %", *ours_heads, *ours_heads),
+        tuple(rows),
+        labels=3,
+        groups=(("", 3), ("the paper, 100,000 steps", 2), ("ours, the paper’s numerics", 4), ("ours, in log space", 4)),
+    )
+
+
+def control_table(runs: Runs, name: str, caption: Text) -> Table:
+    """A row a loss: what curvature, clipping, normalising and log space each bring, sets right in per cent."""
+    rows = []
+    for column, found in _columns("table1"):
+        reference = {method: runs.figure(column, method) for method in METHODS}
+        stable = {method: runs.figure(column, method, "stable") for method in ("baseline", "hessian", "fisher")}
+        best = max((paper_figure(cell) for cell in found), key=lambda figure: figure.mean if figure else -math.inf)
+        rows.append(
+            (
+                _count(int(found[0].config["n"])),
+                Cell(_title(found[0])),
+                _plain(best),
+                *(_figure(reference, method, seeds=True) for method in METHODS),
+                *(_figure(stable, method, seeds=True) for method in stable),
+            )
+        )
+    heads = ("baseline", "Hessian", "Fisher", "clipped", "energy", "baseline", "Hessian", "Fisher")
+    return Table(
+        name,
+        caption,
+        ("n", "loss", "best", *heads),
+        tuple(rows),
+        labels=2,
+        groups=(("", 2), ("the paper", 1), ("ours, the paper’s numerics", 5), ("ours, in log space", 3)),
+    )
+
+
+def paths_table(table: str, benchmark: Runs, look_alike: Runs, name: str, caption: Text) -> Table:
+    """Tables 2 and 3: the paper and us on its benchmark, and on terrain, where only gains can be compared."""
+    rows = []
+    for column, found in _columns(table):
+        ours = {cell.variant: benchmark.figure(column, cell.variant) for cell in found}
+        terrain = {cell.variant: look_alike.figure(column, cell.variant) for cell in found}
+        for cell in found:
+            method = cell.variant
+            rows.append(
+                (
+                    Cell(_title(cell)),
+                    _variant(cell),
+                    Cell(METHODS[method]),
+                    _paper(cell),
+                    _difference(paper_figure(cell), paper_figure(found[0])) if method != "baseline" else NOTHING,
+                    _figure(ours, method),
+                    _seeds(ours[method]),
+                    _difference(ours[method], paper_figure(cell)),
+                    _figure(terrain, method),
+                    _seeds(terrain[method]),
+                    _difference(terrain[method], terrain["baseline"]) if method != "baseline" else NOTHING,
+                )
+            )
+    return Table(
+        name,
+        caption,
+        (
+            *("loss", "variant" if table == "table2" else "samples", "method"),
+            *("perfect, %", "gain", "perfect, %", "seeds", "difference", "perfect, %", "seeds", "gain"),
+        ),
+        tuple(rows),
+        labels=3,
+        groups=(("", 3), ("the paper, Warcraft", 2), ("ours, Warcraft", 3), ("ours, terrain (a look-alike)", 3)),
+    )
+
+
+def done(runs: Runs, table: str) -> tuple[int, int, int]:
+    """How many of a table's cells have runs, how many have the paper's ten seeds, and how many there are."""
+    found = [runs.figure(cell.column, cell.variant) for cell in cells(table) if cell.paper]
+    counts = [summary.count if summary else 0 for summary in found]
+    return sum(count > 0 for count in counts), sum(count >= 10 for count in counts), len(counts)
+
+
+def _columns(table: str) -> list[tuple[str, list[PaperCell]]]:
+    """The paper's cells of a table, column by column."""
+    papers = [cell for cell in paper_cells().values() if cell.table == table]
+    return [(column, list(found)) for column, found in groupby(papers, key=lambda cell: cell.column)]
+
+
+def _title(cell: PaperCell) -> str:
+    title = TITLES[cell.algorithm]
+    return title[0].upper() + title[1:]
+
+
+def _variant(cell: PaperCell) -> Cell:
+    if "num_samples" in cell.config:
+        return _count(int(cell.config["num_samples"]))
+    return Cell(f"{cell.config['loop']}, {'L₁' if cell.config['norm'] == 'l1' else 'L₂²'}")
+
+
+def _paper(cell: PaperCell, metric: str | None = None) -> Cell:
+    figure = paper_figure(cell, metric)
+    kind = (cell.paper_bold or {}).get(metric or main_metric(cell), "")
+    return NOTHING if figure is None else _shown(figure, _MARKS[kind])
+
+
+def _figure(figures: Figures, method: str, *, seeds: bool = False) -> Cell:
+    """A figure of ours, marked by the rules of the paper against the baseline among `figures`."""
+    figure, baseline = figures[method], figures["baseline"]
+    if figure is None:
+        return NOT_RUN
+    kind = ""
+    others = [other for name, other in figures.items() if name != "baseline" and other is not None]
+    if method == "baseline":
+        kind = baseline_mark(figure, others) if others else ""
+    elif baseline is not None:
+        kind = mark(baseline, figure)
+    return _shown(figure, _MARKS[kind], f" ({figure.count})" if seeds else "")
+
+
+def _plain(figure: Summary | None) -> Cell:
+    return NOT_RUN if figure is None else _shown(figure, Mark.PLAIN)
+
+
+def _shown(figure: Summary, kind: Mark, more: str = "") -> Cell:
+    deviation = "" if math.isnan(figure.std) else f"± {figure.std:.2f}"
+    return Cell(f"{figure.mean:.2f}", figure.mean, (deviation + more).strip(), kind)
+
+
+def _difference(ours: Summary | None, other: Summary | None) -> Cell:
+    if ours is None or other is None:
+        return NOTHING
+    return signed(ours.mean - other.mean)
+
+
+def signed(value: float) -> Cell:
+    """A difference with its sign.
+
+    >>> signed(-1.234).text
+    '−1.23'
+    """
+    return Cell(f"{value:+.2f}".replace("-", "−"), value)
+
+
+def _seeds(figure: Summary | None) -> Cell:
+    return NOTHING if figure is None else _count(figure.count)
+
+
+def _count(value: int) -> Cell:
+    return Cell(str(value), float(value))
