@@ -89,6 +89,16 @@ class Table:
     labels: int = 1
     groups: tuple[tuple[str, int], ...] = ()
 
+    def words(self) -> set[int]:
+        """The columns that are set to the left: the labels, and those without a single figure in them."""
+        figures = {
+            place
+            for row in self.rows
+            for place, cell in enumerate(row)
+            if cell.value is not None or cell.mark is Mark.ABSENT
+        }
+        return set(range(len(self.columns))) - figures | set(range(self.labels))
+
 
 @dataclass(frozen=True)
 class Panel:
@@ -133,6 +143,17 @@ class Verdict:
     source: str
     rule: str
     judgements: tuple[Judgement, ...]
+    own: str = ""  # what the same rule makes of the paper's own figures
+
+    def lines(self) -> list[tuple[str, Status, str]]:
+        """The judgements to be shown; neighbours that say the same, and nothing else, share a line."""
+        found: list[tuple[str, Status, str]] = []
+        for one in self.judgements:
+            if found and not one.figures and found[-1][1:] == (one.status, ""):
+                found[-1] = (f"{found[-1][0]}; {one.setting}", one.status, "")
+            else:
+                found.append((one.setting, one.status, one.figures))
+        return found
 
 
 Block = Heading | Paragraph | Table | Figure | Verdict

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from ._scale import Axis
 
 WIDTH, HEIGHT = 400, 260
-_RIGHT, _BOTTOM = 14, 40
+_RIGHT, _BOTTOM = 22, 40
 _LABEL = 22  # the room of the y axis' label
 _LEGEND_ROW = 17
 _LETTER = 6.1  # the mean width of a letter at the size of the legend, a little wide to be safe

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..results import RunRecord, Store, UnfinishedRun
+from ..results import Store, UnfinishedRun
 from ._blocks import Block, Cell, Code, Figure, Heading, Link, Paragraph, Report, Status, Strong, Table, Verdict
-from ._claims import ABLATION_CLAIMS, PATHS_CLAIMS, QUESTIONS, SORTING_CLAIMS
+from ._claims import ABLATION_CLAIMS, GOAL, PATHS_CLAIMS, QUESTIONS, SORTING_CLAIMS
 from ._convex import Losses, convex_losses, convex_table, convex_verdict
 from ._figures import ablation_panels, learning_panels
 from ._gradient_section import gradient_section, gradient_verdicts
@@ -85,7 +85,10 @@ def _verdicts(found: Evidence) -> dict[str, list[Verdict]]:
             *gradient_verdicts(),
             convex_verdict(found.convex),
         ],
-        "What the paper does not ask": [claim.verdict(found.sorting) for claim in QUESTIONS],
+        "What the paper does not ask": [
+            *(claim.verdict(found.sorting) for claim in QUESTIONS),
+            GOAL.verdict(found.sorting[:1]),
+        ],
     }
 
 
@@ -102,8 +105,8 @@ def _summary(found: Evidence, groups: dict[str, list[Verdict]]) -> list[Block]:
                 "measured beside what they report. It is made from ",
                 Strong(f"{count} finished run{'' if count == 1 else 's'}"),
                 f". Of the paper’s {total} cells, at the paper’s own length and on its own data, ",
-                Strong(f"{run} {'has' if run == 1 else 'have'} been run"),
-                f", {seeds} of them with the paper’s ten seeds. What has not been run says so.",
+                Strong(f"{run or 'none'} {'has' if run < 2 else 'have'} been run"),
+                f"{f', {seeds} of them with the paper’s ten seeds' if run else ''}. What has not been run says so.",
             ],
             "lead",
         ),
@@ -146,10 +149,9 @@ def _claims(groups: dict[str, list[Verdict]]) -> list[Block]:
     blocks: list[Block] = [
         Heading(2, "The claims", "claims"),
         Paragraph(
-            "Each claim of the paper has one rule, written down before the runs were made. Figures count when "
-            "there are at least three seeds on both sides. “Not confirmed” says that the rule’s condition was not met "
-            "here; it does not say why. The last line, where there is one, is what the same rule makes of the paper’s "
-            "own figures."
+            "Each claim of the paper has one rule, the same for every setting. Figures count when there are at least "
+            "three seeds on both sides. “Not confirmed” says that the rule’s condition was not met here; it does not "
+            "say why."
         ),
     ]
     for title, verdicts in groups.items():
@@ -162,13 +164,13 @@ def _tables(found: Evidence) -> list[Block]:
     blocks: list[Block] = [
         Heading(2, "Table 1: ranking supervision", "table1"),
         Heading(3, "Full length, 100,000 steps", "table1-full"),
-        sorting_table(full, "sorting-full", [_state(full, "table1"), _MARKS]),
+        sorting_table(full, "sorting-full", [f"So far {_state(full, 'table1')}", _MARKS]),
         Heading(3, "Shortened, 10,000 steps", "table1-short"),
         sorting_table(
             short,
             "sorting-short",
             [
-                _state(short, "table1"),
+                f"So far {_state(short, 'table1')}",
                 "The paper’s figures are those of ten times as many steps, so that the difference is no test of a "
                 "reproduction; the order of the methods is. ",
                 _MARKS,
@@ -189,23 +191,23 @@ def _tables(found: Evidence) -> list[Block]:
         )
     )
     for runs in (full, short):
-        caption = f"Sets right in %, {runs.label}; ± standard deviation, in brackets the number of seeds. {_MARKS}"
+        caption = f"Sets right in %, {runs.label}, in brackets the number of seeds. {_MARKS}"
         blocks.append(control_table(runs, f"controls-{runs.length}", caption))
-    for table, title in (("table2", "Table 2: relaxed Bellman-Ford"), ("table3", "Table 3: stochastic methods")):
-        caption = [
-            _state(benchmark, table),
-            f"On terrain: {_state(look_alike, table)}Terrain is a look-alike of Warcraft that this library draws. It "
+    for name, title in (("table2", "Table 2: relaxed Bellman-Ford"), ("table3", "Table 3: stochastic methods")):
+        state = [
+            f"On Warcraft: {_state(benchmark, name)}",
+            f"On terrain: {_state(look_alike, name)}Terrain is a look-alike of Warcraft that this library draws. It "
             "is not the benchmark: only gains over the baseline can be compared with the paper’s, not accuracies. ",
             _MARKS,
         ]
-        blocks += [Heading(2, title, table), paths_table(table, benchmark, look_alike, f"paths-{table}", caption)]
+        blocks += [Heading(2, title, name), paths_table(name, benchmark, look_alike, f"paths-{name}", state)]
     return blocks
 
 
 def _state(runs: Runs, table: str) -> str:
     run, seeds, total = done(runs, table)
     if run == 0:
-        return f"None of the {total} cells has been run. "
+        return f"none of the {total} cells has been run. "
     return f"{run} of the {total} cells have been run, {seeds} of them with ten seeds. "
 
 
@@ -254,7 +256,7 @@ def _times(found: Evidence) -> list[Block]:
 def _convex(found: Evidence) -> list[Block]:
     caption = (
         "Training loss after the last step, without → with the empirical Fisher, for the first five seeds. Only the "
-        "two losses of one seed can be compared; our seeds are not the paper’s. Files whose name has “exact” in it "
-        "replace the solver by the known solution."
+        "two losses of one seed can be compared; our seeds are not the paper’s. Where it says so, the known solution "
+        "took the place of the solver, and of its errors."
     )
     return [Heading(2, "Convex layers", "convex"), convex_table(found.convex, "convex-layers", caption)]

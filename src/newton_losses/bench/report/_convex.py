@@ -46,7 +46,7 @@ def convex_losses(results: Path, measured: Measured) -> list[Losses]:
     }
     if any(losses.values()):
         found.append(Losses("runs", losses["baseline"], losses["fisher"]))
-    for path in sorted(results.rglob("*.json")):
+    for path in sorted(results.rglob("*.json"), key=lambda path: ("exact" in path.stem, path)):
         if path.parent.name == "cvxpy" and (read := _read(path)) is not None:
             found.append(read)
     return found
@@ -59,7 +59,8 @@ def _read(path: Path) -> Losses | None:
         finals = {key: {int(run["seed"]): float(run[key][-1]) for run in runs} for key in ("baseline", "fisher")}
     except (ValueError, KeyError, TypeError, IndexError):
         return None  # some other file
-    return Losses(path.stem, finals["baseline"], finals["fisher"])
+    kind = "known solution" if "exact" in path.stem else "cvxpylayers"
+    return Losses(f"{kind} ({path.name})", finals["baseline"], finals["fisher"])
 
 
 def convex_table(found: list[Losses], name: str, caption: Text) -> Table:

@@ -86,7 +86,8 @@ def _table(table: Table) -> str:
         f'<th scope="col"{_side(place, table)}><button type="button">{html.escape(text)}</button></th>'
         for place, text in enumerate(table.columns)
     )
-    rows = "\n".join(_row(row, table.labels) for row in table.rows)
+    words = table.words()
+    rows = "\n".join(_row(row, table.labels, words) for row in table.rows)
     return (
         f'<div class="scroll" role="region" tabindex="0" aria-labelledby="{identity}-caption">'
         f'<table id="{identity}"><caption id="{identity}-caption">{_text(table.caption)}</caption>\n'
@@ -104,20 +105,21 @@ def _groups(table: Table) -> str:
     return f'<tr class="groups">{cells}</tr>'
 
 
-def _row(row: Sequence[Cell], labels: int) -> str:
-    return "<tr>" + "".join(_cell(cell, place < labels) for place, cell in enumerate(row)) + "</tr>"
+def _row(row: Sequence[Cell], labels: int, words: set[int]) -> str:
+    return "<tr>" + "".join(_cell(cell, place < labels, place in words) for place, cell in enumerate(row)) + "</tr>"
 
 
-def _cell(cell: Cell, label: bool) -> str:
+def _cell(cell: Cell, label: bool, words: bool) -> str:
     name, scope = ("th", ' scope="row"') if label else ("td", "")
-    kind = f' class="{cell.mark.value}"' if cell.mark.value else ""
+    kinds = [kind for kind in (cell.mark.value, "name" if words and not label else "") if kind]
+    kind = f' class="{" ".join(kinds)}"' if kinds else ""
     value = "" if cell.value is None else f' data-value="{cell.value:.6g}"'
     detail = f" <small>{html.escape(cell.detail)}</small>" if cell.detail else ""
     return f"<{name}{scope}{kind}{value}>{html.escape(cell.text)}{detail}</{name}>"
 
 
 def _side(place: int, table: Table) -> str:
-    return ' class="name"' if place < table.labels else ""
+    return ' class="name"' if place in table.words() else ""
 
 
 def _figure(figure: Figure) -> str:
@@ -130,13 +132,12 @@ def _figure(figure: Figure) -> str:
 
 def _verdict(verdict: Verdict) -> str:
     judgements = "".join(
-        f"<dt>{html.escape(judgement.setting)}</dt>"
-        f'<dd><span class="status {judgement.status.name.lower()}">{judgement.status.value}</span> '
-        f"{html.escape(judgement.figures)}</dd>"
-        for judgement in verdict.judgements
+        f"<dt>{html.escape(setting)}</dt>"
+        f'<dd><span class="status {status.name.lower()}">{status.value}</span> {html.escape(figures)}</dd>'
+        for setting, status, figures in verdict.lines()
     )
     return (
         f'<section class="verdict"><p class="claim">{html.escape(verdict.claim)} '
         f'<span class="source">{html.escape(verdict.source)}</span></p><dl>{judgements}</dl>'
-        f'<p class="rule">Rule: {html.escape(verdict.rule)}</p></section>'
+        f'<p class="rule">Rule: {html.escape(verdict.rule)} {html.escape(verdict.own)}</p></section>'
     )

@@ -115,7 +115,7 @@ def _figure(figure: Figure) -> str:
 def _verdict(verdict: Verdict) -> str:
     lines = [f"**{escape(verdict.claim)}** ({escape(verdict.source)})", ""]
     lines += [
-        f"- {escape(judgement.setting)}: **{judgement.status.value}**. {escape(judgement.figures)}"
-        for judgement in verdict.judgements
+        f"- {escape(setting)}: **{status.value}**{'. ' if figures else ''}{escape(figures)}"
+        for setting, status, figures in verdict.lines()
     ]
-    return "\n".join([*lines, f"- Rule: {escape(verdict.rule)}"])
+    return "\n".join([*lines, f"- Rule: {escape(verdict.rule)} {escape(verdict.own)}".rstrip()])

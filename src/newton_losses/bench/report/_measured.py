@@ -98,7 +98,7 @@ class Runs:
 class PaperFigures:
     """The paper's own tables as a setting of claims: what a claim's rule makes of the paper's figures."""
 
-    label: str = "the paper’s figures"
+    label: str = "the paper"
 
     def figure(
         self, column: str, method: str, numerics: str = "reference", metric: str | None = None

@@ -111,15 +111,14 @@ def _words(parts: Sequence[Part], need: Need, brief: bool) -> str:
     failing = [part.words for part in tested if not part.holds]
     holding = [part.words for part in tested if part.holds]
     missing = len(parts) - len(tested)
-    text = f"Holds in {len(holding)} of {len(tested)}"
-    text += f", {missing} more not measured." if missing else "."
+    text = f"{len(holding)} of {len(tested)}" + (f", {missing} more not measured" if missing else "")
+    if need == "any" and holding:
+        failing = []
     if brief:
         return text
-    if failing and not (need == "any" and holding):
-        text += f" Does not hold: {'; '.join(failing)}."
-    if holding:
-        text += f" Holds: {'; '.join(holding)}."
-    return text
+    if not (failing and holding):
+        return f"{text}: {'; '.join(failing or holding)}."
+    return f"{text}. No: {'; '.join(failing)}. Yes: {'; '.join(holding)}."
 
 
 def _compare(name: str, new: Summary | None, base: Summary | None, holds: Callable[[Summary, Summary], bool]) -> Part:

@@ -97,23 +97,24 @@ def _source(record: RunRecord) -> str:
 
 
 def runtime_table(found: Sequence[Timings], name: str, caption: Text) -> Table:
-    """A row a loss: the paper's ratios, then for every source the baseline's time and the two ratios."""
-    papers = paper_ratios()
+    """A row a loss and source: the baseline's time, the two ratios to it, and the paper's ratios."""
     rows = []
-    for column, ratios in papers.items():
-        row = [Cell(column_title(column)), *(_times(ratios.get(method)) for method in ("hessian", "fisher"))]
-        for one in found:
-            base = one.steps.get(column, {}).get("baseline")
-            row.append(NOT_RUN if base is None else Cell(f"{base:.2f}", base))
-            row += [_times(one.ratio(column, method), measured=base is not None) for method in ("hessian", "fisher")]
-        if not found or any(cell is not NOT_RUN for cell in row[3::3]):
-            rows.append(tuple(row))
+    for column, ratios in paper_ratios().items():
+        papers = [_times(ratios.get(method)) for method in ("hessian", "fisher")]
+        sources = [one for one in found if "baseline" in one.steps.get(column, {})]
+        for one in sources:
+            base = one.steps[column]["baseline"]
+            ours = [_times(one.ratio(column, method)) for method in ("hessian", "fisher")]
+            rows.append((Cell(column_title(column)), Cell(one.source), Cell(f"{base:.2f}", base), *ours, *papers))
+        if not sources:
+            rows.append((Cell(column_title(column)), NOTHING, NOT_RUN, NOT_RUN, NOT_RUN, *papers))
     return Table(
         name,
         caption,
-        ("loss", "Hessian", "Fisher", *(("baseline, ms", "Hessian", "Fisher") * len(found))),
+        ("loss", "timed in", "baseline, ms", "Hessian", "Fisher", "Hessian", "Fisher"),
         tuple(rows),
-        groups=(("", 1), ("the paper", 2), *((one.source, 3) for one in found)),
+        labels=2,
+        groups=(("", 2), ("ours", 3), ("the paper", 2)),
     )
 
 
@@ -166,7 +167,7 @@ def _part(one: Timings, column: str, method: str) -> Part:
     if ratio is None:
         return Part(None, column_title(column))
     more = one.steps[column][method] - one.steps[column]["baseline"]
-    return Part(ratio <= SAME, f"{column_title(column)} × {ratio:.2f} ({more:+.2f} ms)".replace("-", "−"))
+    return Part(ratio <= SAME, f"{column_title(column)} × {ratio:.2f} ({more:+.2f} ms)".replace("(-", "(−"))
 
 
 def column_title(column: str) -> str:
@@ -183,7 +184,5 @@ def column_title(column: str) -> str:
     return f"{title}, {detail} samples" if detail.isdigit() else f"{title}, {LOOP_TITLES[detail]}"
 
 
-def _times(ratio: float | None, measured: bool = True) -> Cell:
-    if ratio is None:
-        return NOTHING if measured else NOT_RUN
-    return Cell(f"× {ratio:.2f}", ratio)
+def _times(ratio: float | None) -> Cell:
+    return NOTHING if ratio is None else Cell(f"× {ratio:.2f}", ratio)

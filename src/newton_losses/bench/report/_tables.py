@@ -1,6 +1,7 @@
 """The tables of a report: the paper's figures beside ours, with what was not run left visibly open."""
 
 import math
+from dataclasses import replace
 from itertools import groupby
 
 from ..presets import Cell as PaperCell
@@ -52,13 +53,18 @@ def sorting_table(runs: Runs, name: str, caption: Text, *, measured_only: bool =
                 )
             )
     ours_heads = ("sets right, %", "ranks right, %", "seeds", "difference")
-    return Table(
-        name,
-        caption,
-        ("n", "loss", "method", "sets right, %", "ranks right, %", *ours_heads, *ours_heads),
-        tuple(rows),
-        labels=3,
-        groups=(("", 3), ("the paper, 100,000 steps", 2), ("ours, the paper’s numerics", 4), ("ours, in log space", 4)),
+    return _without_empty(
+        Table(
+            name,
+            caption,
+            ("n", "loss", "method", "sets right, %", "ranks right, %", *ours_heads, *ours_heads),
+            tuple(rows),
+            labels=3,
+            groups=(
+                *(("", 3), ("the paper, 100,000 steps", 2)),
+                *(("ours, the paper’s numerics", 4), ("ours, in log space", 4)),
+            ),
+        )
     )
 
 
@@ -112,7 +118,7 @@ def paths_table(table: str, benchmark: Runs, look_alike: Runs, name: str, captio
                     _difference(terrain[method], terrain["baseline"]) if method != "baseline" else NOTHING,
                 )
             )
-    return Table(
+    found_table = Table(
         name,
         caption,
         (
@@ -122,6 +128,27 @@ def paths_table(table: str, benchmark: Runs, look_alike: Runs, name: str, captio
         tuple(rows),
         labels=3,
         groups=(("", 3), ("the paper, Warcraft", 2), ("ours, Warcraft", 3), ("ours, terrain (a look-alike)", 3)),
+    )
+    return _without_empty(found_table)
+
+
+def _without_empty(table: Table) -> Table:
+    """The same with every group of columns in which nothing was run as a single column that says so."""
+    kept: list[int] = []
+    groups = []
+    start = 0
+    for text, width in table.groups:
+        places = list(range(start, start + width))
+        empty = all(row[place].mark is Mark.ABSENT for row in table.rows for place in places)
+        places = places[:1] if empty and start >= table.labels else places
+        kept += places
+        groups.append((text, len(places)))
+        start += width
+    return replace(
+        table,
+        columns=tuple(table.columns[place] for place in kept),
+        rows=tuple(tuple(row[place] for place in kept) for row in table.rows),
+        groups=tuple(groups),
     )
 
 
