@@ -34,6 +34,10 @@ _OWN_FILES = (CONFIG, EVALUATIONS, RESULT, WEIGHTS, CHECKPOINT, PREVIOUS)
 _LOCK = ".lock"
 
 
+class RunInUse(RunError):
+    """Another process is at work in a run folder."""
+
+
 class RunFolder:
     """The folder at `path`, opened for a run with this (resolved) configuration; use it in a `with`.
 
@@ -191,6 +195,17 @@ class RunFolder:
         return True
 
 
+def is_in_use(path: Path) -> bool:
+    """Whether another process is at work in a run folder right now."""
+    if not (path / _LOCK).exists():
+        return False
+    try:
+        _take_lock(path / _LOCK).close()
+    except RunInUse:
+        return True
+    return False
+
+
 def read_json(path: Path) -> Record:
     """A JSON object from a file, with an error that names the file."""
     try:
@@ -220,7 +235,7 @@ def _take_lock(path: Path) -> io.TextIOWrapper:
         owner = file.read().strip()
         file.close()
         who = f" (process {owner})" if owner else ""
-        raise RunError(
+        raise RunInUse(
             f"{path.parent} is in use by another run{who}. Wait until that has ended, or choose another folder "
             "with --out."
         ) from None

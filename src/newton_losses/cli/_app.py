@@ -10,6 +10,8 @@ from ._demo import demo
 from ._diagnose import diagnose
 from ._info import info
 from ._report import report
+from ._reproduce import reproduce
+from ._sweep import sweep_app
 from ._train import train_app
 
 app = typer.Typer(
@@ -19,7 +21,9 @@ app = typer.Typer(
     pretty_exceptions_show_locals=False,
 )
 app.add_typer(train_app, name="train")
+app.add_typer(sweep_app, name="sweep")
 app.add_typer(data_app, name="data")
+app.command()(reproduce)
 app.command()(diagnose)
 app.command()(demo)
 app.command()(report)

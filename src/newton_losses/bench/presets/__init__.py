@@ -10,3 +10,4 @@ from ._groups import TIME as TIME
 from ._groups import Group as Group
 from ._groups import Protocol as Protocol
 from ._groups import group as group
+from ._tables import comparison as comparison

@@ -49,6 +49,11 @@ class Protocol:
         length = paper.get("steps", paper.get("epochs"))
         return self.length == length and self["batch_size"] == paper["batch_size"]
 
+    @property
+    def has_papers_data(self) -> bool:
+        """Whether it is the data of the paper; generated terrain only looks like it."""
+        return bool(self["data"] == paper_protocol(self.task)["data"])
+
     def __str__(self) -> str:
         unit = "epochs" if self.task == "paths" else "steps"
         return f"{self.length:,} {unit}, {self['data']}, {self['precision']}"

@@ -1,0 +1,108 @@
+"""One run of a sweep: what it is, where it goes, and doing it, in whichever process or machine."""
+
+import contextlib
+import tempfile
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Self
+
+from ..config import PathsConfig, RunConfig
+from ..convex import ConvexConfig, run_convex
+from ..data import DataNotFoundError, Terrain, terrain
+from ..loop import run
+from ..progress import Progress
+from ..results import compact, configuration_class, run_name
+from ..run_folder import CHECKPOINT, CONFIG, RESULT, WEIGHTS, Record, read_json
+
+
+@dataclass(frozen=True)
+class Job:
+    """A run of a sweep. `label` is for people, `folder` the run folder, `configuration` as JSON has it.
+
+    The device in the configuration is the one asked for, not yet the one found: that is the business of the
+    machine that does it.
+    """
+
+    label: str
+    folder: str
+    configuration: dict[str, Any]
+    keep_weights: bool = False
+
+    @classmethod
+    def of(cls, label: str, config: RunConfig, store: Path, device: str, keep_weights: bool = False) -> Self:
+        configuration = config.to_dict()
+        if not isinstance(config, ConvexConfig):
+            configuration.update(device=device, graph=True)
+        return cls(label, str(store / run_name(configuration)), configuration, keep_weights)
+
+    @property
+    def name(self) -> str:
+        return Path(self.folder).name
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def is_finished(self) -> bool:
+        return (Path(self.folder) / RESULT).exists()
+
+
+def execute(job: Job, progress: Progress) -> Record:
+    """Do a job, or go on with it, and return the result. A finished one is not done again."""
+    folder = Path(job.folder)
+    if not job.is_finished():
+        config = configuration_class(job.configuration["task"]).from_dict(job.configuration).resolved()
+        prepare_data(config)
+        if isinstance(config, ConvexConfig):
+            run_convex(config, job.folder, progress=progress)
+        else:
+            config, anew = _as_begun(config, folder)
+            run(config, job.folder, progress=progress, overwrite=anew)
+    if not job.keep_weights:
+        tidy(job)
+    return read_json(folder / RESULT)
+
+
+def tidy(job: Job) -> None:
+    """Remove checkpoints and weights of a finished job, also where a kill had come between."""
+    folder = Path(job.folder)
+    if job.is_finished() and any((folder / name).exists() for name in (CHECKPOINT, WEIGHTS)):
+        compact(folder)
+
+
+def _as_begun(config: RunConfig, folder: Path) -> tuple[RunConfig, bool]:
+    """The configuration with which the folder's run was begun, or this one and that it has to start anew.
+
+    Compiling and capturing change at most the last digits, so that a run goes on as it was. The random numbers
+    of another kind of device are others: then what was done so far is of no use.
+    """
+    if not (folder / CONFIG).exists():
+        return config, False
+    begun = read_json(folder / CONFIG).get("configuration", {})
+    if str(begun.get("device")).split(":")[0] != config.device.split(":")[0]:
+        return config, True
+    return replace(config, **{name: begun[name] for name in ("device", "compile", "graph") if name in begun}), False
+
+
+def prepare_data(config: RunConfig) -> None:
+    """Draw maps that are not there yet, while other processes of this machine wait for them."""
+    if not isinstance(config, PathsConfig) or config.data != "terrain":
+        return
+    with _one_at_a_time("newton-losses-terrain.lock"):
+        try:
+            Terrain(config.data_root, "test", config.size, check=False)
+        except DataNotFoundError:
+            counts = (config.train_maps, config.test_maps, config.test_maps)
+            terrain.make(config.data_root, config.size, counts, config.data_seed)
+
+
+@contextlib.contextmanager
+def _one_at_a_time(name: str) -> Iterator[None]:
+    with open(Path(tempfile.gettempdir()) / name, "a") as file:
+        try:
+            import fcntl
+        except ImportError:  # Windows: the last writer wins, and all write the same
+            pass
+        else:
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield

@@ -1,0 +1,173 @@
+"""Jobs on this machine: each in a process of its own, so many at once."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+
+from ..run_folder import RESULT, is_in_use, read_json
+from ._job import Job
+from ._tally import Tally
+from .worker import FINISHED, IN_USE
+
+ATTEMPTS = 2
+_WORKER = "newton_losses.bench.sweep.worker"
+_STOPPED = (128 + signal.SIGINT, 128 + signal.SIGTERM)
+_LAST_LINES = 12
+# How long to leave a run alone that another sweep is at work on.
+_IN_USE_SECONDS = 2.0
+
+
+class LocalPool:
+    """`slots` processes at once, for all jobs one after another. `stop()` asks them to save and end."""
+
+    def __init__(self, slots: int, logs: Path) -> None:
+        self._slots = slots
+        self._logs = logs
+        self._stopping = threading.Event()
+        self._children: set[subprocess.Popen[str]] = set()
+        self._waiting: deque[tuple[Job, int, float]] = deque()
+        self._lock = threading.Lock()
+
+    def start(self, jobs: list[Job], tally: Tally) -> None:
+        """Begin; returns at once."""
+        self._waiting.extend((job, 1, 0.0) for job in jobs)
+        self._threads = [
+            threading.Thread(target=self._work, args=(slot, tally), daemon=True) for slot in range(self._slots)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def is_busy(self) -> bool:
+        return any(thread.is_alive() for thread in self._threads)
+
+    def stop(self) -> None:
+        """Ask every process once to save and end, and start no other."""
+        self._stopping.set()
+        self._signal(signal.SIGINT)
+
+    def kill(self) -> None:
+        """End every process at once. What they had saved is intact."""
+        self._stopping.set()
+        self._signal(signal.SIGKILL)
+
+    def _signal(self, number: int) -> None:
+        with self._lock:
+            for child in self._children:
+                child.send_signal(number)
+
+    def _work(self, slot: int, tally: Tally) -> None:
+        while not self._stopping.is_set():
+            with self._lock:
+                if not self._waiting:
+                    return
+                job, attempt, not_before = self._waiting.popleft()
+            if self._stopping.wait(max(0.0, not_before - time.monotonic())):
+                return
+            if not_before and is_in_use(Path(job.folder)):
+                self._wait_for_other(job, attempt)
+                continue
+            tally.start(job)
+            code = self._run(job, slot, tally)
+            self._settle(job, attempt, code, tally)
+
+    def _wait_for_other(self, job: Job, attempt: int) -> None:
+        with self._lock:
+            self._waiting.append((job, attempt, time.monotonic() + _IN_USE_SECONDS))
+
+    def _settle(self, job: Job, attempt: int, code: int, tally: Tally) -> None:
+        if code == FINISHED:
+            tally.finish(job, read_json(Path(job.folder) / RESULT))
+        elif code == IN_USE:
+            tally.put_back(job)
+            self._wait_for_other(job, attempt)
+        elif self._stopping.is_set() or code in _STOPPED:
+            tally.put_back(job)
+            if not self._stopping.is_set():  # somebody stopped this one alone: as if it had failed
+                self._again(job, attempt, "it was asked to stop", tally)
+        else:
+            self._again(job, attempt, self._last_words(job, code), tally)
+
+    def _again(self, job: Job, attempt: int, message: str, tally: Tally) -> None:
+        again = attempt < ATTEMPTS
+        tally.fail(job, message, str(self._log(job)), again=again)
+        if again:
+            with self._lock:
+                self._waiting.append((job, attempt + 1, 0.0))
+
+    def _run(self, job: Job, slot: int, tally: Tally) -> int:
+        self._logs.mkdir(parents=True, exist_ok=True)
+        with open(self._log(job), "w") as log:
+            with self._lock:
+                if self._stopping.is_set():
+                    return _STOPPED[0]
+                # A session of its own: Ctrl-C at the terminal reaches the sweep, which asks each process once.
+                child = subprocess.Popen(
+                    [sys.executable, "-P", "-m", _WORKER],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=log,
+                    env=self._environment(slot),
+                    text=True,
+                    start_new_session=True,
+                )
+                self._children.add(child)
+            try:
+                assert child.stdin is not None
+                assert child.stdout is not None
+                _hand_over(job, child.stdin)
+                _listen(job, child.stdout, tally)
+                return child.wait()
+            finally:
+                with self._lock:
+                    self._children.discard(child)
+                for pipe in (child.stdin, child.stdout):
+                    if pipe is not None:
+                        pipe.close()
+
+    def _environment(self, slot: int) -> dict[str, str]:
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        if self._slots > 1:
+            # Processes that all use all cores only stand in each other's way.
+            environment.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // self._slots)))
+        devices = torch.cuda.device_count()
+        if devices > 1 and "CUDA_VISIBLE_DEVICES" not in os.environ:
+            environment["CUDA_VISIBLE_DEVICES"] = str(slot % devices)
+        return environment
+
+    def _log(self, job: Job) -> Path:
+        return self._logs / f"{job.name}.txt"
+
+    def _last_words(self, job: Job, code: int) -> str:
+        how = f"it was ended by signal {-code}" if code < 0 else f"it ended with code {code}"
+        lines = self._log(job).read_text(errors="replace").splitlines()[-_LAST_LINES:]
+        return "\n".join([how, *lines])
+
+
+def _hand_over(job: Job, stdin: IO[str]) -> None:
+    try:
+        stdin.write(json.dumps(job.to_dict()) + "\n")
+        stdin.flush()
+    except BrokenPipeError:
+        pass  # it has ended already; its exit code tells the rest
+
+
+def _listen(job: Job, stdout: IO[str], tally: Tally) -> None:
+    total = 1
+    for line in stdout:
+        try:
+            event: dict[str, Any] = json.loads(line)
+        except ValueError:
+            continue  # a library that prints
+        if event.get("event") == "started":
+            total = max(1, event["total"])
+        if event.get("event") in ("started", "advanced", "evaluated"):
+            tally.advance(job, event["step"] / total)

@@ -1,0 +1,74 @@
+"""Doing all runs of a sweep: those that are not done yet, here or on a cluster, until all is done or it is stopped."""
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+from ..interrupts import stop_requests
+from ..results import Store, identity
+from ._job import Job, tidy
+from ._local import LocalPool
+from ._tally import Failure, Listener, Tally
+
+LOGS = ".logs"
+_LOOK_SECONDS = 0.1
+
+
+@dataclass(frozen=True)
+class SweepResult:
+    """How a sweep ended: how many runs were done before it and in it, what failed, by which signal it was stopped."""
+
+    total: int
+    finished_before: int
+    finished: int
+    failures: tuple[Failure, ...]
+    stopped_by: int | None
+
+    @property
+    def exit_code(self) -> int:
+        if self.stopped_by is not None:
+            return 128 + self.stopped_by
+        return 1 if self.failures else 0
+
+
+class Pool(Protocol):
+    """Where jobs are done. `stop` asks running jobs to save and end; `kill` does not ask."""
+
+    def start(self, jobs: list[Job], tally: Tally) -> None: ...
+    def is_busy(self) -> bool: ...
+    def stop(self) -> None: ...
+    def kill(self) -> None: ...
+
+
+def run_sweep(
+    jobs: Iterable[Job], store: Store, listener: Listener, *, slots: int = 1, pool: Pool | None = None
+) -> SweepResult:
+    """Do the jobs that the store has no record of, `slots` at once on this machine or in another `pool`.
+
+    A record counts wherever in the store it lies, whatever its folder is called. The first Ctrl-C, or a polite
+    `kill`, lets every run save itself; a second one ends them at once.
+    """
+    wanted = list({identity(job.configuration): job for job in jobs}.values())
+    done = {record.identity for record in store.records()}
+    to_do = [job for job in wanted if identity(job.configuration) not in done]
+    for job in wanted:
+        if not job.keep_weights:
+            tidy(job)
+    tally = Tally(len(to_do), len(wanted) - len(to_do), listener)
+    pool = pool or LocalPool(slots, store.path / LOGS)
+    with stop_requests() as stop:
+        try:
+            pool.start(to_do, tally)
+            asked = False
+            while pool.is_busy():
+                time.sleep(_LOOK_SECONDS)
+                if stop.requested is not None and not asked:
+                    asked = True
+                    pool.stop()
+        except BaseException:
+            pool.kill()
+            raise
+        finally:
+            listener.close()
+    return SweepResult(tally.total, tally.finished_before, len(tally.finished), tuple(tally.failures), stop.requested)

@@ -1,0 +1,61 @@
+"""The process of one run of a sweep: `python -m newton_losses.bench.sweep.worker`, with the job as a line of JSON.
+
+It reads the job from its standard input and writes events to its standard output, one JSON object a line. When
+the input ends, the sweep is no more, and the run saves and stops. Its exit code says how it ended.
+"""
+
+import json
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+
+from ..interrupts import Interrupted
+from ..progress import JsonLines
+from ..run_folder import RunInUse
+from ._command import train_command
+from ._job import Job, execute
+
+FINISHED, FAILED, IN_USE = 0, 1, 75
+_NEWS_SECONDS = 2.0
+
+
+class Events(JsonLines):
+    """The events of a run as lines, with its step every now and then."""
+
+    _told = 0.0
+
+    def advanced(self, step: int, loss: float | None) -> None:
+        if time.monotonic() - self._told >= _NEWS_SECONDS:
+            self._told = time.monotonic()
+            self._emit("advanced", step=step)
+
+
+def main() -> int:
+    job = Job(**json.loads(sys.stdin.readline()))
+    # The run folder tells the command that makes the same run alone.
+    sys.argv[1:] = train_command(job.configuration)
+    threading.Thread(target=_stop_with_the_sweep, daemon=True).start()
+    try:
+        execute(job, Events())
+    except RunInUse:
+        return IN_USE
+    except Interrupted as stop:
+        return stop.exit_code
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+    except Exception:
+        traceback.print_exc()
+        return FAILED
+    return FINISHED
+
+
+def _stop_with_the_sweep() -> None:
+    sys.stdin.read()
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

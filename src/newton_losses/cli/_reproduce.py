@@ -1,0 +1,156 @@
+"""`newton-losses reproduce`: the paper's tables, cell by cell, and ours beside them."""
+
+import importlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ..bench.config import RunConfig, check_choice
+from ..bench.presets import TABLES, Cell, Protocol, cells, comparison, group, paper_protocol
+from ..bench.results import RunRecord, Store
+from ..errors import ArgumentError
+from ._output import spoken_errors
+from ._settings import parse_settings
+from ._sweeping import (
+    Compile,
+    Computing,
+    Device,
+    Dry,
+    Jobs,
+    Keep,
+    Ray,
+    Results,
+    Root,
+    Seeds,
+    list_all,
+    option,
+    run_all,
+    seeds_from,
+)
+
+_WHAT, _COMPUTING = "What to run", "Computing"
+_TARGETS = (*TABLES, "gradients", "ls")
+
+
+def reproduce(
+    target: Annotated[str, typer.Argument(help="table1, table2, table3, ablation, runtimes, cvxpy, gradients; or ls.")],
+    of: Annotated[str | None, typer.Argument(help="For ls: one of the tables.")] = None,
+    seeds: Seeds = None,
+    steps: Annotated[int | None, option(_WHAT, "Another number of steps than the paper's, for sorting.")] = None,
+    epochs: Annotated[int | None, option(_WHAT, "Another number of epochs than the paper's, for paths.")] = None,
+    numerics: Annotated[str, option(_WHAT, "Of sorting: reference (as the paper), stable, or both.")] = "both",
+    controls: Annotated[bool, option(_WHAT, "The two controls too, for sorting.", "--controls/--no-controls")] = True,
+    only: Annotated[str | None, option(_WHAT, "Cells with this in their name; * and ? and commas too.")] = None,
+    data: Annotated[str | None, option(_WHAT, "Other data: warcraft for table2 and table3, or digits.")] = None,
+    data_root: Root = None,
+    settings: Annotated[
+        list[str] | None, option(_WHAT, "Any other setting for all cells, as in batch_size=50.", "--set")
+    ] = None,
+    device: Device = "auto",
+    precision: Annotated[str, option(_COMPUTING, "Of the convolutions: float32, tf32 or bf16.")] = "float32",
+    compile: Compile = False,
+    jobs: Jobs = 1,
+    ray: Ray = None,
+    results: Results = Path("results"),
+    keep_weights: Keep = False,
+    dry_run: Dry = False,
+) -> None:
+    """Run, or go on with, a table of the paper, and print ours beside it.
+
+    Runs that the store has are not done again, and those that were stopped go on. All cells of the first seed come
+    first. Shorter runs than the paper's are kept apart in every table. For example:
+
+        newton-losses reproduce table1 --steps 10000 --seeds 3 --jobs 4 --precision bf16 --compile
+
+        newton-losses reproduce table1 --only softsort-n5 --numerics reference --no-controls
+
+        newton-losses reproduce ls table1
+    """
+    with spoken_errors():
+        check_choice("target", target, _TARGETS)
+        if target == "gradients":
+            typer.echo(f"in {write_gradients(results / 'gradients')}")
+            return
+        check_choice("numerics", numerics, ("reference", "stable", "both"))
+        selection: dict[str, Any] = {
+            "only": only,
+            "numerics": None if numerics == "both" else numerics,
+            "controls": controls,
+        }
+        if target == "ls":
+            _list(of, Store(results), selection)
+            return
+        found = cells(target, **selection)
+        overrides = _overrides(target, steps, epochs, {"data": data, "data_root": data_root, "precision": precision})
+        wanted = {**overrides, "compile": compile, **parse_settings(settings or [])}
+        runs = list(_runs(found, seeds_from(seeds, paper_protocol(found[0].task)["seeds"]), wanted))
+        computing = Computing(results, device, jobs, ray, keep_weights)
+        if dry_run:
+            list_all(runs, computing)
+            return
+        result = run_all(runs, computing)
+        typer.echo("\n" + comparison(group(found, _records_like(results, runs)), found))
+    raise typer.Exit(result.exit_code)
+
+
+def write_gradients(out: Path) -> Path:
+    """The pictures of the paper's last appendix."""
+    # By name, and only here: it draws, and drawing takes a while to import.
+    gradients = importlib.import_module("newton_losses.bench.report.gradients")
+    out.mkdir(parents=True, exist_ok=True)
+    gradients.write(out)
+    return out
+
+
+def _overrides(target: str, steps: int | None, epochs: int | None, others: dict[str, Any]) -> dict[str, Any]:
+    """What was asked for otherwise than in the paper; a length that the table's task does not have is an error."""
+    task = "paths" if target in ("table2", "table3") else "convex" if target == "cvxpy" else "sorting"
+    if target == "runtimes" and (steps or epochs):
+        raise ArgumentError("reproduce runtimes times a fixed number of steps; leave --steps and --epochs out.")
+    if task == "paths" and steps is not None:
+        raise ArgumentError(f"--steps {steps}: {target} counts in epochs. Give --epochs.")
+    if task != "paths" and epochs is not None:
+        raise ArgumentError(f"--epochs {epochs}: {target} counts in steps. Give --steps.")
+    wanted = {"steps": steps, "epochs": epochs, **others}
+    if task == "convex":
+        wanted.pop("precision")
+    return {name: value for name, value in wanted.items() if value is not None}
+
+
+def _runs(found: tuple[Cell, ...], seeds: list[int], settings: dict[str, Any]) -> Iterator[tuple[str, RunConfig]]:
+    """All cells of a seed before the next seed, so that a table stopped early has something of every cell."""
+    for seed in seeds:
+        for cell in found:
+            # The device is found where the run is done.
+            yield f"{cell.key}, seed {seed}", cell.make(**{**settings, "seed": seed, "device": "cpu"})
+
+
+def _records_like(results: Path, runs: list[tuple[str, RunConfig]]) -> list[RunRecord]:
+    """The records under the protocol of these runs, whatever their seeds: those of earlier calls count too."""
+    protocols = {Protocol.of(config.to_dict()) for _, config in runs}
+    return [record for record in Store(results).records() if Protocol.of(record.configuration) in protocols]
+
+
+def _list(table: str | None, store: Store, selection: dict[str, Any]) -> None:
+    """Every cell with the paper's figures and the runs that are there."""
+    if table is not None:
+        check_choice("table", table, TABLES)
+    records = store.records()
+    for name in TABLES if table is None else (table,):
+        try:
+            found = cells(name, **selection)
+        except ArgumentError:
+            if table is not None:
+                raise
+            continue
+        done: dict[str, list[str]] = {}
+        for one in group(found, records):
+            done.setdefault(one.cell.key, []).append(f"{len(one.records)} × {one.protocol}")
+        typer.echo(f"{name}: {len(found)} cells, {len(done)} of them with runs in {store.path}")
+        for cell in found:
+            paper = ", ".join(f"{mean:g} ± {std:g}" for mean, std in (cell.paper or {}).values()).replace(" ± nan", "")
+            typer.echo(f"  {cell.key:34} {paper:30} {'; '.join(done.get(cell.key, ['–']))}".rstrip())
+    for note in store.notes:
+        typer.echo(f"note: {note}")

@@ -1,0 +1,84 @@
+"""Settings as words: `name=value`, or `--name value,value` for a grid, turned into what a configuration holds."""
+
+import itertools
+import json
+from collections.abc import Iterator
+from typing import Any, get_args, get_type_hints
+
+from ..bench.config import RunConfig, check_choice
+from ..errors import ArgumentError
+
+# By another name on the command line than in a configuration.
+_SPELLINGS = {"samples": "num_samples", "a": "algorithm", "c": "curvature"}
+
+
+def parse_settings(words: list[str]) -> dict[str, Any]:
+    """`name=value` pairs; numbers, true, false and null become what they say, all else is text.
+
+    >>> parse_settings(["batch_size=50", "data=digits", "relative-damping=0.5"])
+    {'batch_size': 50, 'data': 'digits', 'relative_damping': 0.5}
+    """
+    found: dict[str, Any] = {}
+    for word in words:
+        name, sign, value = word.partition("=")
+        if not sign or not name:
+            raise ArgumentError(f"--set {word}: a setting is written name=value, as in batch_size=50.")
+        try:
+            found[_name(name)] = json.loads(value)
+        except ValueError:
+            found[_name(name)] = value
+    return found
+
+
+def parse_grid(kind: type[RunConfig], words: list[str]) -> dict[str, list[Any]]:
+    """`--name value,value …` as lists of values, each of the type that the setting has.
+
+    >>> from newton_losses.bench.config import SortingConfig
+    >>> parse_grid(SortingConfig, ["--damping", "0.1,10", "--algorithm=softsort", "--augment", "false,true"])
+    {'damping': [0.1, 10.0], 'algorithm': ['softsort'], 'augment': [False, True]}
+    """
+    hints = get_type_hints(kind)
+    grid: dict[str, list[Any]] = {}
+    rest = iter(words)
+    for word in rest:
+        if not word.startswith("-"):
+            raise ArgumentError(f"{word}: a setting is given as --name value, or --name value,value for several.")
+        name, sign, text = word.lstrip("-").partition("=")
+        name = _name(name)
+        check_choice(name, name, [field for field in kind.__dataclass_fields__ if field != "drops"])
+        text = text if sign else next(rest, "")
+        if not text:
+            raise ArgumentError(f"{word}: which values? Give one, or several with commas between them.")
+        grid[name] = [_value(name, part.strip(), hints[name]) for part in text.split(",")]
+    return grid
+
+
+def product(grid: dict[str, list[Any]]) -> Iterator[dict[str, Any]]:
+    """Every combination, the last setting changing fastest.
+
+    >>> list(product({"n": [5, 10], "damping": [1.0]}))
+    [{'n': 5, 'damping': 1.0}, {'n': 10, 'damping': 1.0}]
+    """
+    for values in itertools.product(*grid.values()):
+        yield dict(zip(grid, values, strict=True))
+
+
+def _name(word: str) -> str:
+    name = word.replace("-", "_")
+    return _SPELLINGS.get(name, name)
+
+
+def _value(name: str, text: str, hint: Any) -> Any:
+    kinds = [kind for kind in get_args(hint) or (hint,) if kind is not type(None)]
+    if text == "none" and str not in kinds:
+        return None
+    try:
+        if bool in kinds:
+            return {"true": True, "false": False}[text.lower()]
+        for kind in (int, float):
+            if kind in kinds:
+                return kind(text)
+    except (ValueError, KeyError):
+        wanted = "true or false" if bool in kinds else "a number"
+        raise ArgumentError(f"--{name.replace('_', '-')} {text}: it has to be {wanted}.") from None
+    return text

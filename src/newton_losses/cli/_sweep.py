@@ -1,0 +1,118 @@
+"""`newton-losses sweep sorting | paths`: every combination of one's own settings, with several seeds."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ..bench.config import PathsConfig, RunConfig, SortingConfig
+from ..bench.progress import describe
+from ..bench.results import Store, experiment, identity, summarise
+from ..errors import ArgumentError
+from ._output import spoken_errors
+from ._settings import parse_grid, product
+from ._sweeping import Computing, Device, Dry, Jobs, Keep, Ray, Results, Root, list_all, option, run_all, seeds_from
+
+sweep_app = typer.Typer(
+    help="Train every combination of settings: each option of `train` takes several values, separated by commas.",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+)
+_FREE = {"allow_extra_args": True, "ignore_unknown_options": True}
+_SEEDS = option("What to run", "How many seeds, as in 3; or which, as in 4-7 or 0,5.")
+Count = Annotated[str, _SEEDS]
+
+
+@sweep_app.command(context_settings=_FREE)
+def sorting(
+    context: typer.Context,
+    seeds: Count = "1",
+    data_root: Root = None,
+    device: Device = "auto",
+    jobs: Jobs = 1,
+    ray: Ray = None,
+    results: Results = Path("results"),
+    keep_weights: Keep = False,
+    dry_run: Dry = False,
+) -> None:
+    """Every combination on the sorting benchmark. For example:
+
+        newton-losses sweep sorting --algorithm softsort --curvature fisher --damping 0.1,1,10 --seeds 3
+
+    Any option of `newton-losses train sorting` can be given, with one value or several.
+    """
+    computing = Computing(results, device, jobs, ray, keep_weights)
+    _sweep(SortingConfig, context.args, {"data_root": data_root}, seeds, computing, dry_run)
+
+
+@sweep_app.command(context_settings=_FREE)
+def paths(
+    context: typer.Context,
+    seeds: Count = "1",
+    data_root: Root = None,
+    device: Device = "auto",
+    jobs: Jobs = 1,
+    ray: Ray = None,
+    results: Results = Path("results"),
+    keep_weights: Keep = False,
+    dry_run: Dry = False,
+) -> None:
+    """Every combination on the shortest-path benchmark. For example:
+
+        newton-losses sweep paths --algorithm smoothed-loss --samples 3,10 --curvature none,fisher --epochs 5 --jobs 2
+
+    Any option of `newton-losses train paths` can be given, with one value or several.
+    """
+    computing = Computing(results, device, jobs, ray, keep_weights)
+    _sweep(PathsConfig, context.args, {"data_root": data_root}, seeds, computing, dry_run)
+
+
+def _sweep(
+    kind: type[RunConfig], words: list[str], settings: dict[str, Any], seeds: str, computing: Computing, dry: bool
+) -> None:
+    with spoken_errors():
+        grid = parse_grid(kind, words)
+        if "algorithm" not in grid:
+            raise ArgumentError(f"Give --algorithm: one of {', '.join(kind.algorithms)}, or several with commas.")
+        runs = []
+        for seed in seeds_from(seeds, 1):
+            for point in product(grid):
+                config = kind(**{**settings, **point, "seed": seed, "device": "cpu"}).resolved()
+                runs.append((_label(point, seed), config))
+        if dry:
+            list_all(runs, computing)
+            return
+        result = run_all(runs, computing)
+        typer.echo("\n" + _summary(computing.results, [config for _, config in runs], grid))
+    raise typer.Exit(result.exit_code)
+
+
+def _label(point: dict[str, Any], seed: int) -> str:
+    words = [f"{name.replace('_', ' ')} {value:g}" if isinstance(value, float) else str(value)
+             for name, value in point.items()]  # fmt: skip
+    return ", ".join([*words, f"seed {seed}"])
+
+
+def _summary(results: Path, configs: list[RunConfig], grid: dict[str, list[Any]]) -> str:
+    """Mean and deviation over the seeds for every combination, best first."""
+    records = {record.identity: record for record in Store(results).records()}
+    points: dict[str, list[Any]] = {}
+    names: dict[str, str] = {}
+    for config in configs:
+        record = records.get(identity(config.to_dict()))
+        if record is None:
+            continue
+        key = identity({**config.to_dict(), "seed": 0})
+        points.setdefault(key, []).append(record)
+        setting = experiment(config.to_dict())
+        several = [f"{name} {setting[name]}" for name, values in grid.items() if len(values) > 1 and name in setting]
+        names[key] = ", ".join(several) or describe(config).rpartition(", ")[0]
+    if not points:
+        return "No run is finished yet."
+    metrics = list(next(iter(points.values()))[0].test)
+    means = {key: [summarise(r.test[m] for r in found) for m in metrics] for key, found in points.items()}
+    lines = []
+    for key in sorted(points, key=lambda key: -means[key][0].mean):
+        figures = ", ".join(f"{m.replace('_', ' ')} {found} %" for m, found in zip(metrics, means[key], strict=True))
+        lines.append(f"{names[key]}: {figures} ({len(points[key])} seeds)")
+    return "\n".join(lines)

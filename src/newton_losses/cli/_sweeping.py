@@ -1,0 +1,119 @@
+"""What `reproduce` and `sweep` have in common: options, seeds, the doing, and what is said at the end."""
+
+import shlex
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ..bench.config import RunConfig, resolve_device
+from ..bench.data import MNIST, Warcraft
+from ..bench.results import Store
+from ..bench.sweep import Bars, Job, Lines, SweepResult, run_sweep, train_command
+from ..errors import ArgumentError
+from ._train import parse_seeds
+
+_WHAT, _COMPUTING, _OUTPUT = "What to run", "Computing", "Output"
+
+
+def option(panel: str, text: str, *names: str) -> Any:
+    return typer.Option(*names, help=text, rich_help_panel=panel, show_default=True)
+
+
+Seeds = Annotated[
+    str | None, option(_WHAT, "How many seeds, as in 3; or which, as in 4-7 or 0,5. Default: the paper's.")
+]
+Root = Annotated[str | None, option(_WHAT, "Folder of the data; see `newton-losses data list`.", "--data-root")]
+Device = Annotated[str, option(_COMPUTING, "auto, cpu or cuda.")]
+Compile = Annotated[bool, option(_COMPUTING, "Compile with torch.compile.", "--compile/--no-compile")]
+Jobs = Annotated[int, option(_COMPUTING, "Runs at once; with --ray, runs at once on each GPU.", "--jobs", "-j")]
+Ray = Annotated[str | None, option(_COMPUTING, "Address of a Ray cluster, or auto. Needs the extra 'ray'.", "--ray")]
+Results = Annotated[Path, option(_OUTPUT, "The store: one folder a run.", "--results", "-o")]
+Keep = Annotated[bool, option(_OUTPUT, "Keep the weights and the last checkpoint of each run.", "--keep-weights")]
+Dry = Annotated[bool, option(_OUTPUT, "Only say what would be run.", "--dry-run")]
+
+
+@dataclass(frozen=True)
+class Computing:
+    """How and where the runs of a sweep are done."""
+
+    results: Path
+    device: str = "auto"
+    jobs: int = 1
+    ray: str | None = None
+    keep_weights: bool = False
+
+
+def seeds_from(text: str | None, default: int) -> list[int]:
+    """A number is how many, from 0; with a comma or a dash they are named.
+
+    >>> seeds_from("3", 10), seeds_from("4-6,9", 10), seeds_from(None, 2)
+    ([0, 1, 2], [4, 5, 6, 9], [0, 1])
+    """
+    if text is None:
+        return list(range(default))
+    if text.strip().isdigit():
+        count = int(text)
+        if count < 1:
+            raise ArgumentError("--seeds 0: give at least one.")
+        return list(range(count))
+    return parse_seeds(text.strip(","))
+
+
+def run_all(labelled: Iterable[tuple[str, RunConfig]], computing: Computing) -> SweepResult:
+    """Do all the runs, telling as fits the reader, and say what failed and how to go on."""
+    if computing.jobs < 1:
+        raise ArgumentError(f"--jobs {computing.jobs}: it has to be at least 1.")
+    runs = list(labelled)
+    pool = None
+    if computing.ray is None:
+        resolve_device(computing.device)
+        _check_data(config for _, config in runs)
+    else:
+        from ..bench.sweep.cluster import RayPool
+
+        pool = RayPool(computing.ray, computing.results, computing.jobs, computing.device)
+    store = Store(computing.results)
+    jobs = [Job.of(label, config, store.path, computing.device, computing.keep_weights) for label, config in runs]
+    listener = Bars() if sys.stdout.isatty() else Lines()
+    result = run_sweep(jobs, store, listener, slots=computing.jobs, pool=pool)
+    _say_how_it_ended(result)
+    return result
+
+
+def list_all(labelled: Iterable[tuple[str, RunConfig]], computing: Computing) -> None:
+    """Only say what would be run, as commands that do it one by one."""
+    for label, config in labelled:
+        job = Job.of(label, config, computing.results, computing.device)
+        typer.echo(f"{label}: newton-losses {shlex.join(train_command(job.configuration))}")
+
+
+def _check_data(configs: Iterable[RunConfig]) -> None:
+    """Missing data is found before the first run, not in each of them."""
+    for data, root in sorted({(config.data, config.data_root or "") for config in configs}):
+        if data == "mnist":
+            MNIST.splits(root or None)
+        elif data == "warcraft":
+            Warcraft(root or None, "test")
+
+
+def _say_how_it_ended(result: SweepResult) -> None:
+    for failure in result.failures:
+        typer.echo(f"\nfailed: {failure.job.label}\n{failure.message}", err=True)
+        if failure.log:
+            typer.echo(f"all that it said: {failure.log}", err=True)
+    if result.failures:
+        typer.echo(
+            f"\n{len(result.failures)} of {result.total} runs failed, twice each; the others are done.", err=True
+        )
+    if result.stopped_by is not None:
+        done = result.finished_before + result.finished
+        command = shlex.join(["newton-losses", *sys.argv[1:]])
+        typer.echo(
+            f"stopped with {done} of {result.total} runs done; the others have saved how far they are. "
+            f"The same command goes on from there:\n  {command}",
+            err=True,
+        )
