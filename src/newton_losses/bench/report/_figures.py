@@ -25,21 +25,24 @@ NAMES = {
 }
 
 
-def learning_panels(sorting: Sequence[Runs], paths: Sequence[Runs], lengths: Sequence[int]) -> list[Panel]:
-    """A panel for every loss that has runs, in every setting: the paper's own figure first."""
+def path_panels(runs: Runs) -> list[Panel]:
+    """A panel for every shortest-path loss that has runs: the one of the paper's figure 3 first."""
     panels = []
-    for runs in paths:
-        for column in _order("table3", "table2"):
-            arms = {method: runs.runs(column, method) for method in ("baseline", "hessian", "fisher")}
-            title = f"{column_title(column)}, {runs.label}"
-            panels.append(_learning(f"curves-{runs.data}-{column}", title, arms, "perfect_match", "perfect paths, %"))
-    others = [Runs(sorting[0].measured, f"{length:,} steps", length, "mnist") for length in lengths]
-    for runs in (*sorting, *others):
-        for column in _order("table1"):
-            arms = {method: runs.runs(column, method) for method in ("baseline", "hessian", "fisher")}
-            arms["stable"] = runs.runs(column, "baseline", "stable")
-            title = f"{column_title(column)}, {runs.label}"
-            panels.append(_learning(f"curves-{runs.length}-{column}", title, arms, "exact_match", "sets right, %"))
+    for column in _order("table3", "table2"):
+        arms = {method: runs.runs(column, method) for method in ("baseline", "hessian", "fisher")}
+        name = f"curves-{runs.data}-{column}"
+        panels.append(_learning(name, column_title(column), arms, "perfect_match", "perfect paths, %"))
+    return [panel for panel in panels if panel is not None]
+
+
+def sorting_panels(runs: Runs) -> list[Panel]:
+    """A panel for every sorting loss that has runs, with the baseline in log space beside the paper's arms."""
+    panels = []
+    for column in _order("table1"):
+        arms = {method: runs.runs(column, method) for method in ("baseline", "hessian", "fisher")}
+        arms["stable"] = runs.runs(column, "baseline", "stable")
+        name = f"curves-{runs.length}-{column}"
+        panels.append(_learning(name, column_title(column), arms, "exact_match", "sets right, %"))
     return [panel for panel in panels if panel is not None]
 
 
@@ -69,11 +72,14 @@ def _learning(name: str, title: str, arms: dict[str, Group | None], metric: str,
 
 
 def _ablation(runs: Runs, column: str) -> Panel | None:
-    """Element-wise accuracy over λ on a logarithmic axis, both variants; each seed faintly behind its mean."""
+    """Element-wise accuracy over λ on a logarithmic axis, both variants; each seed faintly behind its mean.
+
+    `None` where only the λ of table 1 were run: two points are no ablation.
+    """
     lines: list[Line] = []
     for method in ("hessian", "fisher"):
         lines += _damping_lines(runs.ablation_runs(column, method), method)
-    if not lines:
+    if not any(len(line.points) > 2 for line in lines):
         return None
     base = runs.figure(column, "baseline", metric="element_wise")
     if base is not None:

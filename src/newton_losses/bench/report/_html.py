@@ -133,7 +133,8 @@ def _figure(figure: Figure) -> str:
 def _verdict(verdict: Verdict) -> str:
     judgements = "".join(
         f"<dt>{html.escape(setting)}</dt>"
-        f'<dd><span class="status {status.name.lower()}">{status.value}</span> {html.escape(figures)}</dd>'
+        f'<dd><span class="status {status.name.lower()}">{status.value}</span> '
+        f'<span class="figures">{html.escape(figures)}</span></dd>'
         for setting, status, figures in verdict.lines()
     )
     return (
