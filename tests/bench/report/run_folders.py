@@ -55,22 +55,26 @@ def write_cell(results: Path, cell: Cell, figures: dict[str, float], seeds: int 
         write_run(results / f"{cell.key}-{length}-{seed}", config, test)
 
 
-def write_everything(results: Path) -> None:
-    """Made-up runs for every cell: the paper's figures, ten points less for the shortened protocol and terrain."""
+def write_many(results: Path) -> None:
+    """Made-up runs for most cells: all of table 1 shortened, its n = 5 at full length, tables 2 and 3 on terrain.
+
+    The figures are the paper's, ten points lower for the shortened protocol and for terrain; of the ablation
+    there is SoftSort.
+    """
     for cell in cells("table1"):
         base = next(one for one in cells("table1") if one.key == f"{cell.column}-{cell.variant}")
-        papers = cell.paper or base.paper or {"exact_match": (40.0, 0.0), "element_wise": (80.0, 0.0)}
-        bonus = 12.0 if cell.numerics == "stable" and cell.variant == "baseline" else 8.0 if cell.control else 0.0
-        full = {name: figure[0] + bonus for name, figure in papers.items()}
-        write_cell(results, cell, full, seeds=3, steps=100_000)
-        write_cell(results, cell, {name: value - 10 for name, value in full.items()}, steps=10_000)
+        papers = base.paper or {"exact_match": (30.0, 0.0), "element_wise": (80.0, 0.0)}
+        bonus = 5.0 if cell.numerics == "stable" or cell.control else 0.0
+        figures = {name: figure[0] + bonus for name, figure in papers.items()}
+        write_cell(results / "short", cell, {name: value - 10 for name, value in figures.items()}, steps=10_000)
+        if cell.config["n"] == 5 and cell.numerics == "reference":
+            write_cell(results / "full", cell, figures, steps=100_000)
     for cell in (*cells("table2"), *cells("table3")):
         assert cell.paper is not None
-        write_cell(results, cell, {"perfect_match": cell.paper["perfect_match"][0] - 10}, data="terrain", epochs=50)
-    for cell in cells("ablation"):
-        if cell.variant != "baseline":
-            damping = cell.config["damping"]
-            value = 92.0 - (2.0 if cell.algorithm == "neuralsort" else 0.5) * abs(damping - 1) ** 0.2
-            # The paper's own λ is a cell of table 1 already, and one run has one record.
-            if damping not in (0.01, 0.1, 10.0):
-                write_cell(results, cell, {"exact_match": 80.0, "element_wise": value}, steps=10_000)
+        figures = {"perfect_match": cell.paper["perfect_match"][0] - 10}
+        write_cell(results / "terrain", cell, figures, data="terrain", epochs=50)
+    for cell in cells("ablation", only="softsort"):
+        # The paper's own λ is a cell of table 1 already, and one run has one record.
+        if cell.variant != "baseline" and cell.config["damping"] != 10.0:
+            figures = {"exact_match": 75.0, "element_wise": 84.0 - abs(cell.config["damping"] - 1) ** 0.2}
+            write_cell(results / "ablation", cell, figures, steps=10_000)

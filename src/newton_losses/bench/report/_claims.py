@@ -31,6 +31,20 @@ LOOPS = tuple(LOOP_TITLES)
 NEWTON = ("hessian", "fisher")
 
 
+def column_title(column: str) -> str:
+    """A column's name in words.
+
+    >>> column_title("softsort-n5"), column_title("smoothed-loss-10")
+    ('SoftSort n=5', 'Smoothing of the loss, 10 samples')
+    """
+    algorithm = next(name for name in TITLES if column.startswith(name))
+    title, detail = TITLES[algorithm], column.removeprefix(algorithm + "-")
+    title = title[0].upper() + title[1:]
+    if detail.startswith("n"):
+        return f"{title} n={detail[1:]}"
+    return f"{title}, {detail} samples" if detail.isdigit() else f"{title}, {LOOP_TITLES[detail]}"
+
+
 @dataclass(frozen=True)
 class Claim:
     """A claim: its words, its place in the paper, the rule that decides it, and the rule as a function."""

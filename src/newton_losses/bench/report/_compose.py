@@ -227,7 +227,8 @@ def _curves(found: Evidence) -> list[Block]:
         *((f"Ranking, {runs.label}", sorting_panels(runs)) for runs in (*found.sorting, *others)),
     ):
         if panels:
-            blocks.append(Figure(tuple(panels), f"{title}."))
+            anchor = "curves-" + title.split(", ")[1].split()[0].replace(",", "").lower()
+            blocks += [Heading(3, title, anchor), Figure(tuple(panels), f"{title}: means and their 95 % intervals.")]
     return blocks if len(blocks) > 2 else [blocks[0], Paragraph("Not run.")]
 
 

@@ -9,8 +9,8 @@ from ..presets import Group, cells
 from ..results import RunRecord
 from ._blocks import Panel
 from ._chart import Line, Point, chart
+from ._claims import column_title
 from ._measured import Runs
-from ._runtimes import column_title
 from ._scale import Axis, around
 
 # One colour an arm, everywhere; dashes as well, for whoever does not see the colours.

@@ -14,7 +14,7 @@ from pathlib import Path
 from ..presets import cells
 from ..results import RunRecord
 from ._blocks import NOT_RUN, NOTHING, Cell, Judgement, Table, Text, Verdict
-from ._claims import LOOP_TITLES, TITLES
+from ._claims import column_title
 from ._measured import Measured
 from ._rules import Part, judge
 
@@ -168,20 +168,6 @@ def _part(one: Timings, column: str, method: str) -> Part:
         return Part(None, column_title(column))
     more = one.steps[column][method] - one.steps[column]["baseline"]
     return Part(ratio <= SAME, f"{column_title(column)} × {ratio:.2f} ({more:+.2f} ms)".replace("(-", "(−"))
-
-
-def column_title(column: str) -> str:
-    """A column's name in words.
-
-    >>> column_title("softsort-n5"), column_title("smoothed-loss-10")
-    ('SoftSort n=5', 'Smoothing of the loss, 10 samples')
-    """
-    algorithm = next(name for name in TITLES if column.startswith(name))
-    title, detail = TITLES[algorithm], column.removeprefix(algorithm + "-")
-    title = title[0].upper() + title[1:]
-    if detail.startswith("n"):
-        return f"{title} n={detail[1:]}"
-    return f"{title}, {detail} samples" if detail.isdigit() else f"{title}, {LOOP_TITLES[detail]}"
 
 
 def _times(ratio: float | None) -> Cell:

@@ -8,14 +8,14 @@ from ..presets import Cell as PaperCell
 from ..presets import cells
 from ..results import Summary, baseline_mark, mark
 from ._blocks import NOT_RUN, NOTHING, Cell, Mark, Table, Text
-from ._claims import TITLES
+from ._claims import TITLES, column_title
 from ._measured import Runs, main_metric, paper_cells, paper_figure
 
 _MARKS = {"black": Mark.SIGNIFICANT, "grey": Mark.IMPROVED, "": Mark.PLAIN}
 METHODS = {
     "baseline": "baseline",
-    "hessian": "Newton, Hessian",
-    "fisher": "Newton, Fisher",
+    "hessian": "Hessian",
+    "fisher": "Fisher",
     "clipped": "clipped at 1",
     "energy": "energy",
 }
@@ -28,25 +28,25 @@ def sorting_table(runs: Runs, name: str, caption: Text, *, measured_only: bool =
     for column, found in _columns("table1"):
         ours = {cell.variant: runs.figure(column, cell.variant) for cell in found}
         stable = {cell.variant: runs.figure(column, cell.variant, "stable") for cell in found}
+        element_wise = {
+            numerics: {cell.variant: runs.figure(column, cell.variant, numerics, "element_wise") for cell in found}
+            for numerics in ("reference", "stable")
+        }
         for cell in found:
             method = cell.variant
             if measured_only and ours[method] is None and stable[method] is None:
                 continue
-            element_wise = [
-                runs.figure(column, method, numerics, "element_wise") for numerics in ("reference", "stable")
-            ]
             rows.append(
                 (
-                    _count(int(cell.config["n"])),
-                    Cell(_title(cell)),
+                    Cell(column_title(column)),
                     Cell(METHODS[method]),
                     _paper(cell),
                     _paper(cell, "element_wise"),
                     _figure(ours, method),
-                    _plain(element_wise[0]),
+                    _figure(element_wise["reference"], method, seeds=False),
                     _difference(ours[method], paper_figure(cell)),
                     _figure(stable, method),
-                    _plain(element_wise[1]),
+                    _figure(element_wise["stable"], method, seeds=False),
                     _difference(stable[method], paper_figure(cell)),
                 )
             )
@@ -55,11 +55,11 @@ def sorting_table(runs: Runs, name: str, caption: Text, *, measured_only: bool =
         Table(
             name,
             caption,
-            ("n", "loss", "method", "sets right, %", "ranks right, %", *ours_heads, *ours_heads),
+            ("loss", "method", "sets right, %", "ranks right, %", *ours_heads, *ours_heads),
             tuple(rows),
-            labels=3,
+            labels=2,
             groups=(
-                *(("", 3), ("the paper, 100,000 steps", 2)),
+                *(("", 2), ("the paper, 100,000 steps", 2)),
                 *(("ours, the paper’s numerics", 3), ("ours, in log space", 3)),
             ),
         )
@@ -75,8 +75,7 @@ def control_table(runs: Runs, name: str, caption: Text) -> Table:
         best = max((paper_figure(cell) for cell in found), key=lambda figure: figure.mean if figure else -math.inf)
         rows.append(
             (
-                _count(int(found[0].config["n"])),
-                Cell(_title(found[0])),
+                Cell(column_title(column)),
                 _plain(best),
                 *(_figure(reference, method) for method in METHODS),
                 *(_figure(stable, method) for method in stable),
@@ -86,10 +85,9 @@ def control_table(runs: Runs, name: str, caption: Text) -> Table:
     return Table(
         name,
         caption,
-        ("n", "loss", "best", *heads),
+        ("loss", "best", *heads),
         tuple(rows),
-        labels=2,
-        groups=(("", 2), ("the paper", 1), ("ours, the paper’s numerics", 5), ("ours, in log space", 3)),
+        groups=(("", 1), ("the paper", 1), ("ours, the paper’s numerics", 5), ("ours, in log space", 3)),
     )
 
 
@@ -178,7 +176,7 @@ def _paper(cell: PaperCell, metric: str | None = None) -> Cell:
     return NOTHING if figure is None else _shown(figure, _MARKS[kind])
 
 
-def _figure(figures: Figures, method: str) -> Cell:
+def _figure(figures: Figures, method: str, *, seeds: bool = True) -> Cell:
     """A figure of ours with its number of seeds, marked by the paper's rules against the baseline in `figures`."""
     figure, baseline = figures[method], figures["baseline"]
     if figure is None:
@@ -189,7 +187,7 @@ def _figure(figures: Figures, method: str) -> Cell:
         kind = baseline_mark(figure, others) if others else ""
     elif baseline is not None:
         kind = mark(baseline, figure)
-    return _shown(figure, _MARKS[kind], f" ({figure.count})")
+    return _shown(figure, _MARKS[kind], f" ({figure.count})" if seeds else "")
 
 
 def _plain(figure: Summary | None) -> Cell:
@@ -213,7 +211,8 @@ def signed(value: float) -> Cell:
     >>> signed(-1.234).text
     '−1.23'
     """
-    return Cell(f"{value:+.2f}".replace("-", "−"), value)
+    text = "0.00" if abs(value) < 0.005 else f"{value:+.2f}".replace("-", "−")
+    return Cell(text, value)
 
 
 def _count(value: int) -> Cell:
