@@ -6,6 +6,7 @@ import os
 import select
 import shutil
 import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,14 @@ import pytest
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 FOUND = next((path for name in NAMES if (path := shutil.which(name))), None)
 needs_chromium = pytest.mark.skipif(FOUND is None, reason="no chromium here; on Debian: apt-get install chromium")
+# The browser reads commands from descriptor 3 and writes answers to 4; both are moved away from there first.
+_LAUNCH = """
+import fcntl, os, sys
+commands, answers = (fcntl.fcntl(int(number), fcntl.F_DUPFD, 10) for number in sys.argv[1:3])
+os.dup2(commands, 3)
+os.dup2(answers, 4)
+os.execv(sys.argv[3], sys.argv[3:])
+"""
 _PATIENCE = 60.0  # seconds for one answer; a busy machine starts a browser slowly
 
 
@@ -25,13 +34,9 @@ class Browser:
         assert FOUND is not None
         commands, self._write = os.pipe()
         self._read, answers = os.pipe()
-        # The browser reads commands from descriptor 3 and writes answers to 4. The shell puts them there: a child
-        # of this process cannot be told to without code that runs between fork and exec.
         self._process = subprocess.Popen(
             [
-                "/bin/sh",
-                "-c",
-                f'exec "$0" "$@" 3<&{commands} 4>&{answers}',
+                *(sys.executable, "-c", _LAUNCH, str(commands), str(answers)),
                 FOUND,
                 "--headless=new",
                 "--no-sandbox",
