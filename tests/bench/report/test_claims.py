@@ -7,14 +7,9 @@ from run_folders import write_cell
 
 from newton_losses.bench.presets import cells
 from newton_losses.bench.report._blocks import Status
-from newton_losses.bench.report._claims import (
-    ABLATION_CLAIMS,
-    GOAL,
-    PATHS_CLAIMS,
-    QUESTIONS,
-    SORTING_CLAIMS,
-)
+from newton_losses.bench.report._claims import ABLATION_CLAIMS, PATHS_CLAIMS, SORTING_CLAIMS
 from newton_losses.bench.report._measured import Measured, PaperFigures, Runs
+from newton_losses.bench.report._questions import GOAL, QUESTIONS
 from newton_losses.bench.report._rules import Part, alike, best, better, judge, reaches, significant
 from newton_losses.bench.results import Store, Summary
 

@@ -1,6 +1,7 @@
 """The report: its figures are those of the runs, what was not run says so, and no name is taken for markup."""
 
 import json
+import math
 import re
 from html.parser import HTMLParser
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 from run_folders import write_cell, write_run
 
 from newton_losses.bench.config import SortingConfig
+from newton_losses.bench.loop import run
 from newton_losses.bench.presets import cells
 from newton_losses.bench.report import write_report
 from newton_losses.bench.report._blocks import Mark
@@ -197,6 +199,73 @@ def test_names_are_text_and_never_markup(tmp_path):
     assert text.count("&lt;script&gt;") > 8
     assert not re.search(r"(?<!\\)<(?!\\)", re.sub(r"`[^`]*`", "", (out / "report.md").read_text()))
     assert not any("<" in str(path.relative_to(out)) for path in out.rglob("*"))
+
+
+def test_one_bad_folder_does_not_spoil_the_report(tmp_path):
+    """Every setting replaced by every kind of nonsense: the run counts or is left out, and the page is written."""
+    nonsense = ("<x>", None, {"a": 1}, [1, [2]], -1, float("inf"), float("nan"), True)
+    for cell in (cells("table1", only="softsort-n5-fisher")[0], cells("table3", only="fenchel-young-3-hessian")[0]):
+        config = cell.make(seed=0, device="cpu")
+        for name in config.to_dict():
+            for number, value in enumerate(nonsense):
+                folder = tmp_path / "results" / f"{cell.key}-{name}-{number}"
+                write_run(folder, config, {"exact_match": 50.0, "perfect_match": value if value is True else 40.0})
+                for file in ("config.json", "result.json"):
+                    content = json.loads((folder / file).read_text())
+                    content["configuration"][name] = value
+                    (folder / file).write_text(json.dumps(content))
+    write_report(tmp_path / "results", tmp_path / "site")
+    assert Page((tmp_path / "site" / "index.html").read_text()).open == []
+
+
+def test_runs_without_a_figure_are_named_and_left_out(tmp_path):
+    for cell in cells("ablation", only="softsort-n5-fisher"):
+        for seed in range(3):
+            value = math.nan if seed == 1 else 80.0
+            config = cell.make(seed=seed, steps=10_000, device="cpu")
+            write_run(tmp_path / f"{cell.key}-{seed}", config, {"exact_match": value, "element_wise": value})
+    write_report(tmp_path, tmp_path / "site")
+    text = (tmp_path / "site" / "index.html").read_text()
+    assert Page(text).open == []
+    assert not re.search(r'd="[^"]*nan', text)
+    assert "26 finished runs" in text
+    assert text.count("Left out: ") == 13
+
+
+def test_real_run_is_shown(tmp_path):
+    config = SortingConfig(
+        algorithm="softsort",
+        data="digits",
+        digits=1,
+        n=3,
+        steps=4,
+        eval_every=2,
+        batch_size=4,
+        validation_sets=10,
+        test_sets=10,
+        device="cpu",
+    )
+    result = run(config, str(tmp_path / "results" / "real"))
+    report = compose(tmp_path / "results")
+    others = next(block for block in report.blocks if getattr(block, "name", "") == "others")
+    assert [cell.text for cell in others.rows[0][:4]] == ["real", "sorting", "softsort", "digits"]
+    assert f"exact_match {result['test']['exact_match']:.2f}" in others.rows[0][-1].text
+
+
+def test_precisions_are_not_mixed(tmp_path):
+    """Most runs are bf16, so that the table is; the odd ones are listed apart."""
+    for precision, count, value in (("float32", 4, 10.0), ("bf16", 3, 20.0)):
+        for cell in cells(
+            "table1", only="softsort-n5-baseline,softsort-n5-fisher", numerics="reference", controls=False
+        ):
+            if precision == "bf16" or cell.variant == "baseline":
+                figures = {"exact_match": value, "element_wise": value}
+                write_cell(tmp_path / precision, cell, figures, seeds=count, steps=10_000, precision=precision)
+    runs = runs_of(tmp_path)
+    assert runs.figure("softsort-n5", "baseline").count == 3
+    assert runs.figure("softsort-n5", "fisher").mean == pytest.approx(20, abs=0.5)
+    assert runs.protocols("table1") == ["10,000 steps, mnist, bf16"]
+    assert len(runs.measured.others) == 4
 
 
 def test_report_from_the_repository_tells_how_far_it_is(tmp_path):

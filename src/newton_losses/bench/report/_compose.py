@@ -1,59 +1,20 @@
 """The report put together: which sections there are, in which order, and the words between the tables."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
-from ..results import Store, UnfinishedRun
 from ._blocks import Block, Cell, Code, Figure, Heading, Link, Paragraph, Report, Status, Strong, Table, Verdict
-from ._claims import ABLATION_CLAIMS, GOAL, PATHS_CLAIMS, QUESTIONS, SORTING_CLAIMS
-from ._convex import Losses, convex_losses, convex_table, convex_verdict
+from ._claims import ABLATION_CLAIMS, PATHS_CLAIMS, SORTING_CLAIMS
+from ._convex import convex_table, convex_verdict
+from ._evidence import Evidence, gather
 from ._figures import ablation_panels, path_panels, sorting_panels
 from ._gradient_section import gradient_section, gradient_verdicts
-from ._measured import EPOCHS, FULL, SHORT, Measured, Runs
+from ._measured import Runs
 from ._provenance import provenance
-from ._runtimes import Timings, runtime_table, runtime_verdicts, timings
-from ._tables import control_table, done, paths_table, sorting_table
-
-_MARKS = (
-    "Mean ± standard deviation over the seeds, in brackets their number where it is not the paper’s ten. Bold: better "
-    "than the baseline by a one-sided t-test at .05; bold grey: a better mean; both as in the paper."
-)
-_DIFFERENCE = " The difference is ours less the paper’s."
-
-
-@dataclass(frozen=True)
-class Evidence:
-    """All that a report is made from."""
-
-    measured: Measured
-    unfinished: Sequence[UnfinishedRun]
-    notes: Sequence[str]
-    timings: Sequence[Timings]
-    convex: list[Losses]
-
-    @property
-    def sorting(self) -> tuple[Runs, Runs]:
-        """The paper's length and the shortened one."""
-        full, short = f"{FULL:,} steps", f"{SHORT:,} steps"
-        return Runs(self.measured, full, FULL, "mnist"), Runs(self.measured, short, SHORT, "mnist")
-
-    @property
-    def paths(self) -> tuple[Runs, Runs]:
-        """The benchmark and its look-alike."""
-        benchmark = Runs(self.measured, "Warcraft", EPOCHS, "warcraft")
-        return benchmark, Runs(self.measured, "terrain, a look-alike", EPOCHS, "terrain")
-
-
-def gather(results: Path) -> Evidence:
-    """Read everything that is under a folder of results."""
-    store = Store(results)
-    records, notes = store.records(), list(store.notes)
-    unfinished = store.unfinished()
-    measured = Measured(records)
-    return Evidence(
-        measured, unfinished, [*notes, *store.notes], timings(results, measured), convex_losses(results, measured)
-    )
+from ._questions import GOAL, QUESTIONS
+from ._runtimes import runtime_table, runtime_verdicts
+from ._table_sections import table_sections
+from ._tables import done
 
 
 def compose(results: Path) -> Report:
@@ -61,7 +22,7 @@ def compose(results: Path) -> Report:
     found = gather(results)
     groups = _verdicts(found)
     body: list[Block] = [
-        *_tables(found),
+        *table_sections(found),
         *_curves(found),
         *_ablation(found),
         *_times(found),
@@ -158,59 +119,6 @@ def _claims(groups: dict[str, list[Verdict]]) -> list[Block]:
     for title, verdicts in groups.items():
         blocks += [Heading(3, title, "claims-" + title.split()[0].lower().strip(",")), *verdicts]
     return blocks
-
-
-def _tables(found: Evidence) -> list[Block]:
-    (full, short), (benchmark, look_alike) = found.sorting, found.paths
-    blocks: list[Block] = [
-        Heading(2, "Table 1: ranking supervision", "table1"),
-        Heading(3, "Full length, 100,000 steps", "table1-full"),
-        sorting_table(full, "sorting-full", [f"So far {_state(full, 'table1')}", _MARKS, _DIFFERENCE]),
-        Heading(3, "Shortened, 10,000 steps", "table1-short"),
-        sorting_table(
-            short,
-            "sorting-short",
-            [
-                f"So far {_state(short, 'table1')}",
-                "The paper’s figures are those of ten times as many steps, so that the difference is no test of a "
-                "reproduction; the order of the methods is. ",
-                _MARKS,
-            ],
-        ),
-    ]
-    for length in found.measured.lengths():
-        other = Runs(found.measured, f"{length:,} steps", length, "mnist")
-        table = sorting_table(other, f"sorting-{length}", f"Only the cells that were run. {_MARKS}", measured_only=True)
-        if table.rows:
-            blocks += [Heading(3, f"Another length, {length:,} steps", f"table1-{length}"), table]
-    blocks.append(Heading(2, "Curvature or numerics?", "controls"))
-    blocks.append(
-        Paragraph(
-            "The paper’s losses take the logarithm of probabilities that float32 has rounded. Three things that know "
-            "nothing of curvature may do as well as a Newton loss: computing the same loss in log space, clipping the "
-            "norm of the gradient at 1, and dividing the gradient by its energy over the batch, a single number."
-        )
-    )
-    for runs in (full, short):
-        caption = f"Sets right in %, {runs.label}. {_MARKS}"
-        blocks.append(control_table(runs, f"controls-{runs.length}", caption))
-    for name, title in (("table2", "Table 2: relaxed Bellman-Ford"), ("table3", "Table 3: stochastic methods")):
-        state = [
-            f"On Warcraft: {_state(benchmark, name)}",
-            f"On terrain: {_state(look_alike, name)}Terrain is a look-alike of Warcraft that this library draws. It "
-            "is not the benchmark: only gains over the baseline can be compared with the paper’s, not accuracies. ",
-            _MARKS,
-            _DIFFERENCE,
-        ]
-        blocks += [Heading(2, title, name), paths_table(name, benchmark, look_alike, f"paths-{name}", state)]
-    return blocks
-
-
-def _state(runs: Runs, table: str) -> str:
-    run, seeds, total = done(runs, table)
-    if run == 0:
-        return f"none of the {total} cells has been run. "
-    return f"{run} of the {total} cells have been run, {seeds} of them with ten seeds. "
 
 
 def _curves(found: Evidence) -> list[Block]:

@@ -9,8 +9,8 @@ from ..presets import Group, cells
 from ..results import RunRecord
 from ._blocks import Panel
 from ._chart import Line, Point, chart
-from ._claims import column_title
 from ._measured import Runs
+from ._names import column_title
 from ._scale import Axis, around
 
 # One colour an arm, everywhere; dashes as well, for whoever does not see the colours.
@@ -100,9 +100,9 @@ def _damping_lines(found: dict[float, Group], method: str) -> list[Line]:
     means: list[Point] = []
     for damping, group in sorted(found.items()):
         for record in group.records:
-            if "element_wise" in record.test:
+            if math.isfinite(record.test.get("element_wise", math.nan)):
                 seeds[record.seed].append((damping, record.test["element_wise"]))
-        if (summary := group.summary("element_wise")) is not None:
+        if (summary := group.summary("element_wise")) is not None and math.isfinite(summary.mean):
             means.append((damping, summary.mean))
     if not means:
         return []

@@ -4,7 +4,7 @@ Which run belongs to which cell is the business of `bench.presets`; here its gro
 no table has asked for stays known as such.
 """
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -28,16 +28,21 @@ class Measured:
 
     def __post_init__(self) -> None:
         self._groups: dict[tuple[str, str], list[Group]] = defaultdict(list)
+        self._common = Counter(Protocol.of(record.configuration) for record in self.records)
         for table in (*TABLES, "ablation", "runtimes", "cvxpy"):
             for found in group(cells(table), self.records):
                 self._groups[table, found.cell.key].append(found)
 
     def group(self, table: str, key: str, accepts: Callable[[Protocol], bool]) -> Group | None:
-        """The runs of a cell under one protocol that is accepted: the one with the most seeds."""
+        """The runs of a cell under one protocol that is accepted.
+
+        Where there are several, as float32 and bf16, it is the one that most runs have, so that the cells of a
+        table are compared under the same.
+        """
         found = [one for one in self._groups.get((table, key), []) if accepts(one.protocol)]
         if not found:
             return None
-        chosen = max(found, key=lambda one: len(one.records))
+        chosen = max(found, key=lambda one: (self._common[one.protocol], len(one.records)))
         self.used.update(record.identity for record in chosen.records)
         return chosen
 
@@ -77,6 +82,11 @@ class Runs:
     ) -> Summary | None:
         found = self.runs(column, method, numerics)
         return None if found is None else found.summary(metric or main_metric(found.cell))
+
+    def protocols(self, table: str) -> list[str]:
+        """How the runs of a table's cells were carried out, in words: normally one line."""
+        found = (self.measured.group(table, cell.key, self.accepts) for cell in cells(table))
+        return sorted({str(one.protocol) for one in found if one is not None})
 
     def ablation(self, column: str, method: str) -> dict[float, Summary]:
         return {

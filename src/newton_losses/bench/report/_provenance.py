@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from ... import __version__
 from ..results import RunRecord, UnfinishedRun
 from ._blocks import Block, Cell, Code, Heading, Paragraph, Table
 from ._measured import Measured
@@ -35,7 +36,8 @@ def provenance(
                 "Test figures are those at the best validation for sorting, and those after the last epoch for "
                 "shortest paths. This page is made by ",
                 Code("newton-losses report"),
-                " from run folders alone; no number in it is typed by hand, except the paper’s.",
+                f" of version {__version__} from run folders alone; no number in it is typed by hand, except the "
+                "paper’s.",
             ],
             "note",
         )

@@ -14,8 +14,8 @@ from pathlib import Path
 from ..presets import cells
 from ..results import RunRecord
 from ._blocks import NOT_RUN, NOTHING, Cell, Judgement, Table, Text, Verdict
-from ._claims import column_title
 from ._measured import Measured
+from ._names import column_title
 from ._rules import Part, judge
 
 _LINE = re.compile(

@@ -8,8 +8,8 @@ from ..presets import Cell as PaperCell
 from ..presets import cells
 from ..results import Summary, baseline_mark, mark
 from ._blocks import NOT_RUN, NOTHING, Cell, Mark, Table, Text
-from ._claims import TITLES, column_title
 from ._measured import Runs, main_metric, paper_cells, paper_figure
+from ._names import TITLES, column_title
 
 _MARKS = {"black": Mark.SIGNIFICANT, "grey": Mark.IMPROVED, "": Mark.PLAIN}
 METHODS = {
@@ -82,12 +82,14 @@ def control_table(runs: Runs, name: str, caption: Text) -> Table:
             )
         )
     heads = ("baseline", "Hessian", "Fisher", "clipped", "energy", "baseline", "Hessian", "Fisher")
-    return Table(
-        name,
-        caption,
-        ("loss", "best", *heads),
-        tuple(rows),
-        groups=(("", 1), ("the paper", 1), ("ours, the paper’s numerics", 5), ("ours, in log space", 3)),
+    return _without_empty(
+        Table(
+            name,
+            caption,
+            ("loss", "best", *heads),
+            tuple(rows),
+            groups=(("", 1), ("the paper", 1), ("ours, the paper’s numerics", 5), ("ours, in log space", 3)),
+        )
     )
 
 
