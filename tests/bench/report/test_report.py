@@ -227,7 +227,7 @@ def test_runs_without_a_figure_are_named_and_left_out(tmp_path):
     write_report(tmp_path, tmp_path / "site")
     text = (tmp_path / "site" / "index.html").read_text()
     assert Page(text).open == []
-    assert not re.search(r'd="[^"]*nan', text)
+    assert not re.search(r' d="[^"]*nan', text)
     assert "26 finished runs" in text
     assert text.count("Left out: ") == 13
 
