@@ -83,15 +83,19 @@ def reproduce(
             _list(of, Store(results), selection)
             return
         found = cells(target, **selection)
-        overrides = _overrides(target, steps, epochs, {"data": data, "data_root": data_root, "precision": precision})
-        wanted = {**overrides, "compile": compile, **parse_settings(settings or [])}
-        runs = list(_runs(found, seeds_from(seeds, paper_protocol(found[0].task)["seeds"]), wanted))
+        _check_length(target, steps, epochs, jobs)
+        overrides = {"steps": steps, "epochs": epochs, "data": data, "data_root": data_root, "precision": precision}
+        given = {name: value for name, value in overrides.items() if value is not None}
+        wanted = {**given, "compile": compile, **parse_settings(settings or [])}
+        count = 1 if target == "runtimes" else paper_protocol(found[0].task)["seeds"]
+        runs = list(_runs(found, seeds_from(seeds, count), wanted))
         computing = Computing(results, device, jobs, ray, keep_weights)
         if dry_run:
             list_all(runs, computing)
             return
         result = run_all(runs, computing)
-        typer.echo("\n" + comparison(group(found, _records_like(results, runs)), found))
+        changed = tuple(cell.changed(wanted) for cell in found)
+        typer.echo("\n" + comparison(group(changed, _records_like(results, runs)), changed))
     raise typer.Exit(result.exit_code)
 
 
@@ -104,19 +108,17 @@ def write_gradients(out: Path) -> Path:
     return out
 
 
-def _overrides(target: str, steps: int | None, epochs: int | None, others: dict[str, Any]) -> dict[str, Any]:
-    """What was asked for otherwise than in the paper; a length that the table's task does not have is an error."""
-    task = "paths" if target in ("table2", "table3") else "convex" if target == "cvxpy" else "sorting"
+def _check_length(target: str, steps: int | None, epochs: int | None, jobs: int) -> None:
+    """A length that the table's task does not have is an error, and so is a measurement that would mislead."""
     if target == "runtimes" and (steps or epochs):
         raise ArgumentError("reproduce runtimes times a fixed number of steps; leave --steps and --epochs out.")
-    if task == "paths" and steps is not None:
+    if target == "runtimes" and jobs > 1:
+        raise ArgumentError("reproduce runtimes: runs that share a machine slow each other down; leave --jobs out.")
+    in_epochs = target in ("table2", "table3")
+    if in_epochs and steps is not None:
         raise ArgumentError(f"--steps {steps}: {target} counts in epochs. Give --epochs.")
-    if task != "paths" and epochs is not None:
+    if not in_epochs and epochs is not None:
         raise ArgumentError(f"--epochs {epochs}: {target} counts in steps. Give --steps.")
-    wanted = {"steps": steps, "epochs": epochs, **others}
-    if task == "convex":
-        wanted.pop("precision")
-    return {name: value for name, value in wanted.items() if value is not None}
 
 
 def _runs(found: tuple[Cell, ...], seeds: list[int], settings: dict[str, Any]) -> Iterator[tuple[str, RunConfig]]:

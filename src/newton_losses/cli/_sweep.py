@@ -7,7 +7,7 @@ import typer
 
 from ..bench.config import PathsConfig, RunConfig, SortingConfig
 from ..bench.progress import describe
-from ..bench.results import Store, experiment, identity, summarise
+from ..bench.results import Store, identity, summarise
 from ..errors import ArgumentError
 from ._output import spoken_errors
 from ._settings import parse_grid, product
@@ -78,7 +78,7 @@ def _sweep(
         for seed in seeds_from(seeds, 1):
             for point in product(grid):
                 config = kind(**{**settings, **point, "seed": seed, "device": "cpu"}).resolved()
-                runs.append((_label(point, seed), config))
+                runs.append((f"{_name(config, grid)}, seed {seed}", config))
         if dry:
             list_all(runs, computing)
             return
@@ -87,10 +87,11 @@ def _sweep(
     raise typer.Exit(result.exit_code)
 
 
-def _label(point: dict[str, Any], seed: int) -> str:
-    words = [f"{name.replace('_', ' ')} {value:g}" if isinstance(value, float) else str(value)
-             for name, value in point.items()]  # fmt: skip
-    return ", ".join([*words, f"seed {seed}"])
+def _name(config: RunConfig, grid: dict[str, list[Any]]) -> str:
+    """What tells one combination from the others; where there is one alone, what it is."""
+    stored = config.to_dict()
+    several = [f"{name} {stored[name]}" for name, values in grid.items() if len(values) > 1]
+    return ", ".join(several) or describe(config).rpartition(", ")[0]
 
 
 def _summary(results: Path, configs: list[RunConfig], grid: dict[str, list[Any]]) -> str:
@@ -104,9 +105,7 @@ def _summary(results: Path, configs: list[RunConfig], grid: dict[str, list[Any]]
             continue
         key = identity({**config.to_dict(), "seed": 0})
         points.setdefault(key, []).append(record)
-        setting = experiment(config.to_dict())
-        several = [f"{name} {setting[name]}" for name, values in grid.items() if len(values) > 1 and name in setting]
-        names[key] = ", ".join(several) or describe(config).rpartition(", ")[0]
+        names[key] = _name(config, grid)
     if not points:
         return "No run is finished yet."
     metrics = list(next(iter(points.values()))[0].test)

@@ -1,5 +1,6 @@
 """What `reproduce` and `sweep` have in common: options, seeds, the doing, and what is said at the end."""
 
+import importlib.util
 import shlex
 import sys
 from collections.abc import Iterable
@@ -71,7 +72,7 @@ def run_all(labelled: Iterable[tuple[str, RunConfig]], computing: Computing) -> 
     pool = None
     if computing.ray is None:
         resolve_device(computing.device)
-        _check_data(config for _, config in runs)
+        _check_needs([config for _, config in runs])
     else:
         from ..bench.sweep.cluster import RayPool
 
@@ -91,8 +92,14 @@ def list_all(labelled: Iterable[tuple[str, RunConfig]], computing: Computing) ->
         typer.echo(f"{label}: newton-losses {shlex.join(train_command(job.configuration))}")
 
 
-def _check_data(configs: Iterable[RunConfig]) -> None:
-    """Missing data is found before the first run, not in each of them."""
+def _check_needs(configs: list[RunConfig]) -> None:
+    """Missing data or a missing package is found before the first run, not in each of them."""
+    solver = any(config.task == "convex" and config.algorithm == "relu" for config in configs)
+    if solver and importlib.util.find_spec("cvxpylayers") is None:
+        raise ArgumentError(
+            "Convex layers need the package cvxpylayers: pip install 'newton-losses[cvxpy]'. Without it, "
+            "--set algorithm=relu-exact takes the known solution in the place of the solver."
+        )
     for data, root in sorted({(config.data, config.data_root or "") for config in configs}):
         if data == "mnist":
             MNIST.splits(root or None)

@@ -11,7 +11,7 @@ import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from importlib import resources
-from typing import Any
+from typing import Any, Self
 
 from ...errors import ArgumentError
 from ..config import RunConfig, check_choice
@@ -22,7 +22,14 @@ VARIANTS = ("baseline", "hessian", "fisher")
 CLIP_NORM = 1.0
 MINUTES = "minutes"
 
+# The settings that say how an experiment is carried out, and not which experiment it is.
+PROTOCOL = (
+    *("steps", "epochs", "drops", "batch_size", "eval_every", "precision"),
+    *("data", "digits", "augment", "validation_sets", "test_sets", "size", "train_maps", "test_maps", "data_seed"),
+)
+
 Figure = tuple[float, float]
+_OF_A_RUN = ("seed", "data_root", "device", "compile", "graph")
 # Runtimes need steps, not results: enough of them to time, and no evaluation that would count.
 _TIMED: dict[str, dict[str, Any]] = {
     "sorting": {"steps": 2000, "eval_every": 2000, "validation_sets": 100, "test_sets": 100},
@@ -64,6 +71,11 @@ class Cell:
     def is_papers(self) -> bool:
         """Whether the paper has this cell, in a table, in its text or as a point of a figure."""
         return self.paper is not None or self.paper_seeds is not None or self.table == "ablation"
+
+    def changed(self, settings: dict[str, Any]) -> Self:
+        """This cell with other settings than the paper's; seeds and protocol are no settings of a cell."""
+        own = {name: value for name, value in settings.items() if name not in (*PROTOCOL, *_OF_A_RUN)}
+        return replace(self, config={**self.config, **own})
 
     def make(self, **settings: Any) -> RunConfig:
         """The resolved configuration of this cell, with `settings` such as a seed above its own.

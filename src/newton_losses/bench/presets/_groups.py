@@ -5,13 +5,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..results import RunRecord, Summary, experiment, summarise
-from ._cells import Cell, paper_protocol
+from ._cells import PROTOCOL, Cell, paper_protocol
 
-# The settings that say how an experiment is carried out, and not which experiment it is.
-PROTOCOL = (
-    *("steps", "epochs", "drops", "batch_size", "eval_every", "precision"),
-    *("data", "digits", "augment", "validation_sets", "test_sets", "size", "train_maps", "test_maps", "data_seed"),
-)
 TIME = "milliseconds_per_step"
 
 

@@ -23,7 +23,7 @@ def comparison(groups: Iterable[Group], cells: Sequence[Cell]) -> str:
         return "No run of these cells is finished yet."
     parts = []
     for protocol, members in sorted(by_protocol.items(), key=lambda item: (-item[0].length, str(item[0]))):
-        lines = [f"{protocol}{_reservations(protocol)}", *_rows(members)]
+        lines = [f"{protocol}{_reservations(protocol)}", *_rows(members), *_pairs(members)]
         missing = len({cell.key for cell in cells} - {one.cell.key for one in members})
         if missing:
             lines.append(f"{missing} of {len(cells)} cells have no run here yet.")
@@ -50,6 +50,17 @@ def _rows(groups: list[Group]) -> list[str]:
         rows.append([one.cell.key, str(len(one.records)), *(text for m in metrics for text in _figure(one, groups, m))])
     widths = [max(len(row[k]) for row in rows) for k in range(len(header))]
     return ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+
+
+def _pairs(groups: list[Group]) -> list[str]:
+    """Where the paper compares seed by seed: on how many the loss is below the baseline's."""
+    if groups[0].cell.paper_seeds is None:
+        return []
+    losses = {one.cell.variant: {record.seed: record.test["loss"] for record in one.records} for one in groups}
+    baseline, fisher = losses.get("baseline", {}), losses.get("fisher", {})
+    both = sorted(baseline.keys() & fisher.keys())
+    below = sum(fisher[seed] < baseline[seed] for seed in both)
+    return [f"Fisher is below the baseline on {below} of {len(both)} seeds; in the paper on 5 of 5."] if both else []
 
 
 def _metrics(groups: list[Group]) -> list[str]:

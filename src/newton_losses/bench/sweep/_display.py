@@ -103,7 +103,5 @@ def ending(job: Job, result: dict[str, Any]) -> str:
 
 
 def failing(job: Job, message: str, again: bool) -> str:
-    """What went wrong, its last line alone where there will be another attempt."""
-    if again:
-        return f"failed, will be tried again: {job.label}: {message.splitlines()[-1]}"
-    return f"failed: {job.label}: {message}"
+    """What went wrong, in a line; the end of a sweep has all of it."""
+    return f"failed{', will be tried again' if again else ''}: {job.label}: {message.splitlines()[-1]}"

@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections import deque
+from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -19,7 +20,8 @@ from ._tally import Tally
 from .worker import FINISHED, IN_USE
 
 ATTEMPTS = 2
-_WORKER = "newton_losses.bench.sweep.worker"
+# Without the current folder on its path, in which anything may be called like a package.
+WORKER = (sys.executable, "-P", "-m", "newton_losses.bench.sweep.worker")
 _STOPPED = (128 + signal.SIGINT, 128 + signal.SIGTERM)
 _LAST_LINES = 12
 # How long to leave a run alone that another sweep is at work on.
@@ -27,11 +29,16 @@ _IN_USE_SECONDS = 2.0
 
 
 class LocalPool:
-    """`slots` processes at once, for all jobs one after another. `stop()` asks them to save and end."""
+    """`slots` processes at once, for all jobs one after another, each started with `command`.
 
-    def __init__(self, slots: int, logs: Path) -> None:
+    A job that fails is tried once more when the others have had their turn. One that another sweep is at
+    work on waits until that is done, and then counts as done.
+    """
+
+    def __init__(self, slots: int, logs: Path, command: Sequence[str] = WORKER) -> None:
         self._slots = slots
         self._logs = logs
+        self._command = list(command)
         self._stopping = threading.Event()
         self._children: set[subprocess.Popen[str]] = set()
         self._waiting: deque[tuple[Job, int, float]] = deque()
@@ -58,6 +65,9 @@ class LocalPool:
         """End every process at once. What they had saved is intact."""
         self._stopping.set()
         self._signal(signal.SIGKILL)
+
+    def close(self) -> None:
+        """Nothing is left to close when all processes have ended."""
 
     def _signal(self, number: int) -> None:
         with self._lock:
@@ -111,7 +121,7 @@ class LocalPool:
                     return _STOPPED[0]
                 # A session of its own: Ctrl-C at the terminal reaches the sweep, which asks each process once.
                 child = subprocess.Popen(
-                    [sys.executable, "-P", "-m", _WORKER],
+                    self._command,
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=log,

@@ -33,12 +33,13 @@ class SweepResult:
 
 
 class Pool(Protocol):
-    """Where jobs are done. `stop` asks running jobs to save and end; `kill` does not ask."""
+    """Where jobs are done. `stop` asks running jobs to save and end; `kill` does not ask; `close` comes last."""
 
     def start(self, jobs: list[Job], tally: Tally) -> None: ...
     def is_busy(self) -> bool: ...
     def stop(self) -> None: ...
     def kill(self) -> None: ...
+    def close(self) -> None: ...
 
 
 def run_sweep(
@@ -71,4 +72,5 @@ def run_sweep(
             raise
         finally:
             listener.close()
+            pool.close()
     return SweepResult(tally.total, tally.finished_before, len(tally.finished), tuple(tally.failures), stop.requested)

@@ -79,6 +79,10 @@ class RayPool:
         self._stopping.set()
         self._cancel(force=True)
 
+    def close(self) -> None:
+        """Leave the cluster as it was found."""
+        self._ray.shutdown()
+
     def _cancel(self, force: bool) -> None:
         for reference in list(self._pending):
             self._ray.cancel(reference, force=force)

@@ -11,7 +11,9 @@ import sys
 import threading
 import time
 import traceback
+from typing import TextIO
 
+from ...errors import NewtonLossesError
 from ..interrupts import Interrupted
 from ..progress import JsonLines
 from ..run_folder import RunInUse
@@ -39,17 +41,30 @@ def main() -> int:
     sys.argv[1:] = train_command(job.configuration)
     threading.Thread(target=_stop_with_the_sweep, daemon=True).start()
     try:
-        execute(job, Events())
+        execute(job, Events(_event_stream()))
     except RunInUse:
         return IN_USE
     except Interrupted as stop:
         return stop.exit_code
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
+    except NewtonLossesError as error:
+        print(error, file=sys.stderr)  # it says what to do; where it comes from helps nobody
+        return FAILED
     except Exception:
         traceback.print_exc()
         return FAILED
     return FINISHED
+
+
+def _event_stream() -> TextIO:
+    """The standard output, for events alone.
+
+    What libraries print goes to the log instead, and processes that they start cannot keep the pipe open.
+    """
+    events = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    return events
 
 
 def _stop_with_the_sweep() -> None:

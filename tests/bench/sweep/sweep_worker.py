@@ -1,0 +1,27 @@
+"""Run by `test_killing.py` in a process of its own: one sweep, to be killed.
+
+python sweep_worker.py STORE
+"""
+
+import sys
+from pathlib import Path
+
+from newton_losses.bench.presets import cells
+from newton_losses.bench.results import Store
+from newton_losses.bench.sweep import Job, Lines, run_sweep
+
+SMALL = {
+    "data": "digits", "digits": 1, "steps": 300, "eval_every": 25, "batch_size": 4, "validation_sets": 10,
+    "test_sets": 10, "device": "cpu",
+}  # fmt: skip
+
+
+def jobs(store: Path) -> list[Job]:
+    found = cells("table1", only="softsort-n5", numerics="reference")
+    return [Job.of(cell.key, cell.make(**SMALL), store, "cpu") for cell in found]
+
+
+if __name__ == "__main__":
+    store = Store(sys.argv[1])
+    result = run_sweep(jobs(store.path), store, Lines(), slots=2)
+    sys.exit(result.exit_code)

@@ -1,0 +1,186 @@
+"""The engine on one machine: retries, failures, runs of others, stopping; with stand-ins for the runs' processes."""
+
+import fcntl
+import io
+import math
+import os
+import signal
+import sys
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from newton_losses.bench.config import SortingConfig
+from newton_losses.bench.progress import Silent
+from newton_losses.bench.results import Store
+from newton_losses.bench.sweep import Bars, Job, Lines, run_sweep, train_command
+from newton_losses.bench.sweep import _local as local
+from newton_losses.bench.sweep._job import execute
+from newton_losses.bench.sweep._tally import Tally
+
+STUB = (sys.executable, str(Path(__file__).with_name("stub_worker.py")))
+CONFIG = SortingConfig(
+    algorithm="softsort", data="digits", digits=1, n=3, steps=3, eval_every=1, batch_size=4, validation_sets=5,
+    test_sets=5, device="cpu",
+)  # fmt: skip
+
+
+class Sweep:
+    """A store in a folder, and sweeps of stand-ins over it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.store = Store(folder / "store")
+        self.said = io.StringIO()
+
+    def jobs(self, *labels: str) -> list[Job]:
+        configs = [replace(CONFIG, seed=seed).resolved() for seed in range(len(labels))]
+        return [Job.of(label, c, self.store.path, "cpu", True) for label, c in zip(labels, configs, strict=True)]
+
+    def run(self, *labels: str, slots: int = 2):
+        pool = local.LocalPool(slots, self.store.path / ".logs", STUB)
+        return run_sweep(self.jobs(*labels), self.store, Lines(self.said), pool=pool)
+
+    def starts(self) -> list[str]:
+        return (self.folder / "starts").read_text().split("\n")[:-1]
+
+
+@pytest.fixture
+def sweep(tmp_path, monkeypatch):
+    monkeypatch.setattr(local, "_IN_USE_SECONDS", 0.1)
+    return Sweep(tmp_path)
+
+
+def test_every_run_is_done_once_and_never_again(sweep):
+    labels = [f"fine {k}" for k in range(5)]
+    assert sweep.run(*labels).finished == 5
+    again = sweep.run(*labels)
+    assert (again.finished, again.finished_before, again.exit_code) == (0, 5, 0)
+    assert sorted(sweep.starts()) == labels
+    assert len(sweep.store.records()) == 5
+    assert "5 runs, of which 5 are done already" in sweep.said.getvalue()
+
+
+def test_a_record_under_another_name_counts(sweep):
+    sweep.run("fine")
+    (record,) = sweep.store.records()
+    record.path.rename(sweep.store.path / "copied from elsewhere")
+    assert sweep.run("fine").finished_before == 1
+
+
+def test_a_failed_run_is_tried_again_and_does_not_stop_the_others(sweep):
+    result = sweep.run("fails-once", "fine 1", "fails", "fine 2", "dies", slots=1)
+    assert result.finished == 3
+    assert {failure.job.label: failure.message for failure in result.failures} == {
+        "fails": "it ended with code 1\nsomething broke",
+        "dies": "it was ended by signal 9",
+    }
+    assert result.exit_code == 1
+    # A second attempt comes when the others have had their turn.
+    assert sweep.starts() == ["fails-once", "fine 1", "fails", "fine 2", "dies", "fails-once", "fails", "dies"]
+    assert Path(result.failures[0].log).read_text() == "something broke\n"
+    said = sweep.said.getvalue()
+    assert "failed, will be tried again: fails: something broke" in said
+    assert "failed: fails: something broke" in said
+
+
+def test_a_run_that_another_sweep_is_at_work_on_is_waited_for(sweep):
+    (job,) = sweep.jobs("fine")
+    folder = Path(job.folder)
+    folder.mkdir(parents=True)
+    held = open(folder / ".lock", "w")  # noqa: SIM115  the open file is the lock
+    fcntl.flock(held, fcntl.LOCK_EX)
+    threading.Timer(1.0, held.close).start()
+    began = time.monotonic()
+    assert sweep.run("fine").finished == 1
+    assert time.monotonic() - began >= 0.9
+    # One start that finds it in use, one that does it: in between only the lock is looked at.
+    assert sweep.starts() == ["fine", "fine"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_lets_all_runs_save_and_starts_no_other(sweep, number):
+    def when_both_wait() -> None:
+        while len(sweep.starts() if (sweep.folder / "starts").exists() else []) < 2:
+            time.sleep(0.02)
+        time.sleep(0.3)  # until both have said what to do about the signal
+        os.kill(os.getpid(), number)
+
+    threading.Thread(target=when_both_wait, daemon=True).start()
+    began = time.monotonic()
+    result = sweep.run("waits 1", "waits 2", "fine")
+    assert time.monotonic() - began < 20
+    assert (result.stopped_by, result.exit_code) == (number, 128 + number)
+    assert (result.finished, result.failures) == (0, ())
+    assert sorted(sweep.starts()) == ["waits 1", "waits 2"]
+
+
+def test_time_left_counts_parts_of_runs_and_not_what_was_done_before(monkeypatch):
+    now = 100.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    tally = Tally(4, 1, Lines(io.StringIO()))
+    first, second = (Job(name, name, {}) for name in ("first", "second"))
+    assert math.isnan(tally.seconds_left())
+    tally.start(first)
+    tally.advance(first, 0.5)  # goes on where an earlier sweep had left it
+    tally.start(second)
+    now = 110.0
+    tally.advance(first, 0.75)
+    tally.advance(second, 0.0)
+    tally.advance(second, 0.25)
+    # Half a run in ten seconds, and four less one are left to do.
+    assert tally.seconds_left() == pytest.approx(3 * 20)
+    tally.finish(first, {"test": {}, "seconds": 1})
+    assert (tally.done, tally.total) == (2, 5)
+
+
+def test_bars_for_a_person(capsys):
+    bars = Bars()
+    tally = Tally(2, 1, bars)
+    first, second = (Job(name, name, {}) for name in ("first", "second"))
+    tally.start(first)
+    tally.advance(first, 0.5)
+    tally.start(second)
+    tally.fail(second, "broke\nfor this reason", again=False)
+    tally.finish(first, {"test": {"exact_match": 81.5}, "seconds": 61})
+    bars.close()
+    said = capsys.readouterr().out
+    assert "3 runs, of which 1 are done already" in said
+    assert "first: exact match 81.5 in 1:01" in said
+    assert "failed: second: for this reason" in said
+
+
+def test_a_run_goes_on_as_it_was_begun_and_anew_on_another_device(tmp_path):
+    job = Job.of("one", CONFIG.resolved(), tmp_path, "cpu")
+    job.configuration["graph"] = True
+    execute(job, Silent())
+    folder = Path(job.folder)
+    assert sorted(file.name for file in folder.iterdir()) == [
+        ".lock",
+        "config.json",
+        "evaluations.jsonl",
+        "result.json",
+    ]
+    (folder / "result.json").unlink()
+    config = (folder / "config.json").read_text()
+    # As if it had been begun on CUDA, where random numbers are others: nothing of it is of use.
+    (folder / "config.json").write_text(config.replace('"device": "cpu"', '"device": "cuda"'))
+    assert execute(job, Silent())["steps"] == 3
+    assert (folder / "config.json").read_text().count('"device": "cpu"') == 1
+
+
+def test_a_kept_run_has_its_weights(tmp_path):
+    job = Job.of("one", CONFIG.resolved(), tmp_path, "cpu", keep_weights=True)
+    execute(job, Silent())
+    assert (Path(job.folder) / "weights.pt").exists()
+
+
+def test_a_configuration_as_a_command():
+    words = train_command(replace(CONFIG, curvature="fisher", damping=0.1, clip_norm=1.0).to_dict())
+    assert " ".join(words) == (
+        "train sorting --algorithm softsort --curvature fisher --damping 0.1 --clip-norm 1 --batch-size 4 "
+        "--eval-every 1 --data digits --device cpu --n 3 --digits 1 --steps 3 --validation-sets 5 --test-sets 5"
+    )

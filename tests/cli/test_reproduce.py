@@ -1,0 +1,219 @@
+"""`reproduce` and `sweep` as a person uses them: what they run, what they print, what they refuse."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from typer.testing import CliRunner
+
+from newton_losses.bench import presets
+from newton_losses.bench.config import SortingConfig
+from newton_losses.bench.results import Store, run_name
+from newton_losses.cli._app import app
+
+SMALL = [
+    *("--set", "digits=1", "--set", "batch_size=4", "--set", "validation_sets=5", "--set", "test_sets=5"),
+    *("--data", "digits", "--device", "cpu"),
+]
+
+
+def command(*words):
+    """The exit code and what was printed."""
+    done = CliRunner().invoke(app, list(words), prog_name="newton-losses", terminal_width=200)
+    if done.exception is not None and not isinstance(done.exception, SystemExit):
+        raise done.exception
+    return done.exit_code, done.output
+
+
+def pretend(store, config, figures):
+    """A finished run that nobody ran."""
+    configuration = config.to_dict()
+    end = {"step": 1, "test": figures}
+    result = {"configuration": configuration, "test": figures, "reported": end, "final": end, "steps": 1,
+              "seconds": 1.0, "milliseconds_per_step": figures.get("time", 1.0)}  # fmt: skip
+    folder = store / run_name(configuration)
+    folder.mkdir(parents=True)
+    (folder / "result.json").write_text(json.dumps(result))
+
+
+@pytest.fixture
+def measured(tmp_path):
+    """A table that is done: no run is left, so that only its figures are printed."""
+    for cell in presets.cells("table1", only="softsort-n5", numerics="reference", controls=False):
+        for seed in range(3):
+            better = 0 if cell.variant == "baseline" else 10
+            figures = {"exact_match": 70.0 + better + seed, "element_wise": 90.0}
+            pretend(tmp_path, cell.make(seed=seed, device="cpu"), figures)
+    return tmp_path
+
+
+def test_a_finished_table_is_printed_beside_the_papers(measured, monkeypatch):
+    monkeypatch.setattr("newton_losses.cli._sweeping._check_needs", lambda configs: None)
+    words = ("--only", "softsort-n5", "--numerics", "reference", "--no-controls", "--seeds", "3")
+    code, text = command("reproduce", "table1", *words, "--results", str(measured))
+    assert code == 0
+    lines = text.splitlines()
+    assert lines[0] == "9 runs, of which 9 are done already"
+    assert lines[2] == "100,000 steps, mnist, float32"
+    assert " ".join(lines[4].split()) == (
+        "softsort-n5-baseline 3 71.00 ± 1.00 70.70 ± 2.60 +0.30 90.00 ± 0.00 86.75 ± 1.26 +3.25"
+    )
+    assert " ".join(lines[6].split()).startswith("softsort-n5-fisher 3 81.00 ± 1.00** 84.03 ± 0.59** -3.03 ")
+    assert "not the paper's" not in text
+
+
+def test_lengths_are_kept_apart(measured, monkeypatch):
+    monkeypatch.setattr("newton_losses.cli._sweeping._check_needs", lambda configs: None)
+    cell = presets.cells("table1", only="softsort-n5-fisher", numerics="reference")[0]
+    pretend(measured, cell.make(steps=10_000, device="cpu"), {"exact_match": 12.34, "element_wise": 50.0})
+    words = ("--only", "softsort-n5-fisher", "--numerics", "reference", "--results", str(measured), "--seeds")
+    _, short = command("reproduce", "table1", *words, "1", "--steps", "10000")
+    assert "10,000 steps, mnist, float32 (not the paper's length)" in short
+    assert "12.34" in short
+    assert "81.00" not in short
+    _, full = command("reproduce", "table1", *words, "3")
+    assert "12.34" not in full
+    _, listed = command("reproduce", "ls", "table1", "--only", "softsort-n5-fisher", "--results", str(measured))
+    assert "3 × 100,000 steps, mnist, float32; 1 × 10,000 steps, mnist, float32" in listed
+
+
+def test_runtimes_are_ratios(tmp_path, monkeypatch):
+    monkeypatch.setattr("newton_losses.cli._sweeping._check_needs", lambda configs: None)
+    for cell in presets.cells("runtimes", only="softsort-n10"):
+        time = {"baseline": 2.0, "hessian": 3.0, "fisher": 2.5}[cell.variant]
+        pretend(tmp_path, cell.make(device="cpu"), {"time": time})
+    _, text = command("reproduce", "runtimes", "--only", "softsort-n10", "--seeds", "1", "--results", str(tmp_path))
+    rows = {line.split()[0]: line.split()[1:] for line in text.splitlines() if line.startswith("softsort")}
+    assert rows["softsort-n10-hessian"] == ["1", "3.000", "1.50", "1.19"]
+    assert rows["softsort-n10-baseline"] == ["1", "2.000"]
+
+
+def test_convex_layers_are_compared_seed_by_seed(tmp_path, monkeypatch):
+    monkeypatch.setattr("newton_losses.cli._sweeping._check_needs", lambda configs: None)
+    for cell in presets.cells("cvxpy"):
+        for seed, loss in ((0, 0.3), (1, 0.2)):
+            pretend(tmp_path, cell.make(seed=seed), {"loss": loss if cell.variant == "baseline" else 0.25})
+    _, text = command("reproduce", "cvxpy", "--seeds", "2", "--results", str(tmp_path))
+    assert "Fisher is below the baseline on 1 of 2 seeds; in the paper on 5 of 5." in text
+    assert "0.303 ± 0.132" in text  # the paper's five seeds
+
+
+def test_two_runs_at_once_from_nothing_to_a_table(tmp_path):
+    words = [*SMALL, "--steps", "3", "--set", "eval_every=3", "--seeds", "1", "--numerics", "reference"]
+    only = ("--only", "softsort-n5-clip,softsort-n5-energy")
+    code, text = command("reproduce", "table1", *words, *only, "--jobs", "2", "--results", str(tmp_path))
+    assert code == 0, text
+    assert "[2/2]" in text
+    assert "3 steps, digits, float32 (not the paper's length, not the paper's data)" in text
+    records = Store(tmp_path).records()
+    assert sorted((record.curvature, record.configuration["clip_norm"]) for record in records) == [
+        ("energy", None), ("none", 1.0),
+    ]  # fmt: skip
+    assert all("--algorithm softsort" in record.environment["command"] for record in records)
+    # Once more: nothing is run, and the same table is printed.
+    again = command("reproduce", "table1", *words, *only, "--results", str(tmp_path))
+    assert again[0] == 0
+    assert "of which 2 are done already" in again[1]
+
+
+def test_what_would_be_run(tmp_path):
+    words = ("--steps", "10000", "--seeds", "2", "--only", "logistic-n10-fisher", "--device", "cpu", "--dry-run")
+    code, text = command("reproduce", "table1", *words, "--numerics", "reference", "--precision", "bf16")
+    assert code == 0
+    assert text.splitlines() == [
+        f"logistic-n10-fisher, seed {seed}: newton-losses train sorting --algorithm logistic --curvature fisher "
+        f"--damping 0.1 --learning-rate 0.001{' --seed 1' if seed else ''} --device cpu --precision bf16 --n 10 "
+        "--steepness 10 --numerics reference --steps 10000"
+        for seed in (0, 1)
+    ]
+
+
+def test_all_cells_are_listed(tmp_path):
+    code, text = command("reproduce", "ls", "--results", str(tmp_path / "nothing"))
+    assert code == 0
+    for table in presets.TABLES:
+        found = presets.cells(table)
+        assert f"{table}: {len(found)} cells, 0 of them with runs" in text
+        assert all(f"  {cell.key} " in text for cell in found)
+
+
+@pytest.mark.parametrize(
+    ("words", "answer"),
+    [
+        (("reproduce", "tabel1"), "did you mean table1"),
+        (("reproduce", "ls", "tabel1"), "did you mean table1"),
+        (("reproduce", "table1", "--only", "quicksort"), "reproduce ls table1"),
+        (("reproduce", "table1", "--numerics", "stabel"), "did you mean stable"),
+        (("reproduce", "table2", "--steps", "10"), "Give --epochs"),
+        (("reproduce", "table1", "--epochs", "10"), "Give --steps"),
+        (("reproduce", "runtimes", "--steps", "10"), "leave --steps"),
+        (("reproduce", "runtimes", "--jobs", "2"), "leave --jobs"),
+        (("reproduce", "table1", "--seeds", "a"), "numbers and ranges"),
+        (("reproduce", "table1", "--seeds", "0"), "at least one"),
+        (("reproduce", "table1", "--jobs", "0", *SMALL), "at least 1"),
+        (("reproduce", "table1", "--set", "digits"), "name=value"),
+        (("reproduce", "table1", "--set", "batchsize=3"), "did you mean batch_size"),
+        (("reproduce", "table1", "--data-root", "nowhere"), "newton-losses data fetch mnist"),
+        (("sweep", "sorting", "--damping", "1"), "Give --algorithm"),
+        (("sweep", "sorting", "--algorithm", "softsort", "--dampnig", "1"), "did you mean damping"),
+        (("sweep", "sorting", "--algorithm", "softsort", "--damping", "one"), "has to be a number"),
+        (("sweep", "sorting", "--algorithm", "softsort", "--augment", "1"), "true or false"),
+        (("sweep", "sorting", "--algorithm"), "which values"),
+        (("sweep", "sorting", "softsort"), "given as --name value"),
+    ],
+)
+def test_mistakes_are_answered(words, answer, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code, text = command(*words)
+    assert code == 2
+    assert answer in " ".join(text.split())
+
+
+def test_convex_layers_without_their_package(tmp_path, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    code, text = command("reproduce", "cvxpy", "--results", str(tmp_path))
+    assert code == 2
+    assert "newton-losses[cvxpy]" in text
+
+
+def test_a_grid_of_ones_own(tmp_path):
+    words = ("--algorithm", "softsort", "-c", "fisher", "--damping", "0.1,10", "--data", "digits", "--n=3")
+    options = ("--seeds", "2", "--results", str(tmp_path), "--device", "cpu")
+    _, listed = command("sweep", "sorting", *words, *options, "--dry-run")
+    assert [line.split(":")[0] for line in listed.splitlines()] == [
+        "damping 0.1, seed 0", "damping 10.0, seed 0", "damping 0.1, seed 1", "damping 10.0, seed 1",
+    ]  # fmt: skip
+    for seed in (0, 1):
+        for damping in (0.1, 10.0):
+            config = SortingConfig(
+                algorithm="softsort", curvature="fisher", damping=damping, data="digits", n=3, seed=seed, device="cpu"
+            )
+            pretend(tmp_path, config.resolved(), {"exact_match": damping + seed})
+    code, text = command("sweep", "sorting", *words, *options)
+    assert code == 0
+    assert text.splitlines()[-2:] == [
+        "damping 10.0: exact match 10.50 ± 0.71 % (2 seeds)",
+        "damping 0.1: exact match 0.60 ± 0.71 % (2 seeds)",
+    ]
+
+
+@pytest.mark.slow
+def test_control_c_stops_all_runs_and_says_how_to_go_on(tmp_path):
+    words = [*SMALL, "--steps", "100000", "--set", "eval_every=20", "--seeds", "1", "--results", str(tmp_path)]
+    line = [sys.executable, "-m", "newton_losses", "reproduce", "table1", *words, "--only", "softsort-n5", "-j", "2"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
+    sweep = subprocess.Popen(line, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    while len([run for run in Store(tmp_path).unfinished() if run.step]) < 2:
+        assert sweep.poll() is None
+        time.sleep(0.1)
+    sweep.send_signal(signal.SIGINT)
+    _, errors = sweep.communicate(timeout=60)
+    assert sweep.returncode == 130
+    assert "stopped with 0 of 8 runs done" in errors
+    assert "newton-losses reproduce table1" in errors
+    # Both have saved beyond their last evaluation, or at it, and have let go of their folders.
+    assert len(list(tmp_path.glob("*/checkpoint.pt"))) == 2
