@@ -106,6 +106,17 @@ def test_lengths_are_kept_apart(made_up):
     assert runs_of(made_up, 20_000).figure("neuralsort-n5", "baseline") is None
 
 
+def test_other_batches_and_short_evaluations_are_no_cells(tmp_path):
+    cell = cells("table1", only="softsort-n5-baseline")[0]
+    figures = {"exact_match": 50.0, "element_wise": 70.0}
+    write_cell(tmp_path, cell, figures, steps=10_000, batch_size=50)
+    write_cell(tmp_path, cell, figures, steps=10_000, test_sets=100)
+    write_cell(tmp_path, cell, figures, steps=10_000, data="digits")
+    assert runs_of(tmp_path).figure("softsort-n5", "baseline") is None
+    write_cell(tmp_path, cell, figures, steps=10_000, eval_every=500)
+    assert runs_of(tmp_path).figure("softsort-n5", "baseline").count == 3
+
+
 def test_bold_follows_the_test_against_our_baseline(made_up):
     table = sorting_table(runs_of(made_up, 100_000), "t", "")
     assert row_of(table, "NeuralSort n=5", "Hessian")[4].mark is Mark.SIGNIFICANT

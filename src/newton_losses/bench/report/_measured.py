@@ -7,6 +7,8 @@ no table has asked for stays known as such.
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
 
 from ..presets import Cell, Group, Protocol, cells, group
 from ..results import RunRecord, Summary
@@ -15,6 +17,8 @@ FULL, SHORT = 100_000, 10_000
 EPOCHS = 50
 SEEDS = 10  # of every figure in the paper's tables
 TABLES = ("table1", "table2", "table3")
+# What runs of one cell may differ in from the paper's, as long as they do not differ among themselves.
+_OPEN = ("precision", "eval_every")
 # The name of a cell's control by the method that it is shown as.
 _CONTROLS = {"clipped": "clip", "energy": "energy"}
 
@@ -69,7 +73,9 @@ class Runs:
     data: str
 
     def accepts(self, protocol: Protocol) -> bool:
-        return protocol.length == self.length and protocol["data"] == self.data
+        """Whether runs were carried out as the paper's, but for their length, their data and what is left open."""
+        table = "table1" if self.data == "mnist" else "table2"
+        return _fixed(protocol) == _standard(table, self.length, self.data)
 
     def runs(self, column: str, method: str, numerics: str = "reference") -> Group | None:
         """The runs of a cell, one a seed."""
@@ -102,6 +108,17 @@ class Runs:
             if (runs := self.measured.group("ablation", cell.key, self.accepts)) is not None:
                 found[float(cell.config["damping"])] = runs
         return found
+
+
+def _fixed(protocol: Protocol) -> dict[str, Any]:
+    return {name: value for name, value in protocol.settings if name not in _OPEN}
+
+
+@cache
+def _standard(table: str, length: int, data: str) -> dict[str, Any]:
+    """The fixed part of the protocol that the paper's cells have at this length on this data."""
+    settings = {"steps" if table == "table1" else "epochs": length, "data": data, "device": "cpu"}
+    return _fixed(Protocol.of(cells(table)[0].make(**settings).to_dict()))
 
 
 @dataclass(frozen=True)
