@@ -93,7 +93,7 @@ def _scores(found: Evidence, groups: dict[str, list[Verdict]]) -> Table:
             Link("Each claim, with its rule and its figures", "claims"),
             ", is below.",
         ],
-        ("what", "setting", "cells run", "of", "with 10 seeds", *(status.value for status in Status)),
+        ("what", "setting", "run", "of", "with 10 seeds", *(status.value for status in Status)),
         tuple(rows),
         labels=2,
         groups=(("", 2), ("cells of the paper", 3), ("claims", 3)),

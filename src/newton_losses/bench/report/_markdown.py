@@ -93,7 +93,7 @@ def _table(table: Table) -> str:
         "|" + "|".join(sides) + "|",
         *("| " + " | ".join(_cell(cell) for cell in row) + " |" for row in table.rows),
     ]
-    return f"**{_text(table.caption).strip()}**" + "\n\n" + "\n".join(lines)
+    return _text(table.caption).strip() + "\n\n" + "\n".join(lines)
 
 
 def _cell(cell: Cell) -> str:
