@@ -289,4 +289,5 @@ def test_report_from_the_repository_tells_how_far_it_is(tmp_path):
     scores = {row[0].text + ", " + row[1].text: [cell.text for cell in row[2:]] for row in report.blocks[1].rows}
     assert all(int(run) <= int(total) for run, total, *_ in scores.values())
     assert scores["Table 1, 100,000 steps"][1] == "26"
-    assert scores["Table 2 and 3, terrain, a look-alike"][1] == "32"
+    assert scores["Tables 2 and 3, terrain, a look-alike"][1] == "32"
+    assert scores["Curvature or numerics?, 10,000 steps"][1] == str(len(cells("table1")) - 26)

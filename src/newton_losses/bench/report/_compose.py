@@ -79,29 +79,35 @@ def _summary(found: Evidence, groups: dict[str, list[Verdict]]) -> list[Block]:
 def _scores(found: Evidence, groups: dict[str, list[Verdict]]) -> Table:
     """How far every setting is: the cells that have runs, and what became of the claims."""
     (full, short), (benchmark, look_alike) = found.sorting, found.paths
-    paths = [("Table 2 and 3", ("table2", "table3"))]
+    sorting, paths, asked = groups["Sorting"], groups["Shortest paths"], groups["What the paper does not ask"]
     rows = [
-        _score("Table 1", full, ("table1",), groups["Sorting"]),
-        _score("Table 1, shortened", short, ("table1",), groups["Sorting"]),
-        *(_score(name, benchmark, tables, groups["Shortest paths"]) for name, tables in paths),
-        *(_score(name, look_alike, tables, groups["Shortest paths"]) for name, tables in paths),
+        _score("Table 1", full, ("table1",), sorting),
+        _score("Table 1, shortened", short, ("table1",), sorting),
+        _score("Tables 2 and 3", benchmark, ("table2", "table3"), paths),
+        _score("Tables 2 and 3", look_alike, ("table2", "table3"), paths),
+        _score("Curvature or numerics?", full, ("table1",), asked, papers=False),
+        _score("Curvature or numerics?", short, ("table1",), asked, papers=False),
     ]
     return Table(
         "scores",
         [
-            "How much of the paper is covered, setting by setting, and what became of its claims there. ",
+            "How much is covered, setting by setting, and what became of the claims there. The last two rows are cells "
+            "and questions that the paper does not have. ",
             Link("Each claim, with its rule and its figures", "claims"),
             ", is below.",
         ],
         ("what", "setting", "run", "of", "with 10 seeds", *(status.value for status in Status)),
         tuple(rows),
         labels=2,
-        groups=(("", 2), ("cells of the paper", 3), ("claims", 3)),
+        groups=(("", 2), ("cells", 3), ("claims", 3)),
     )
 
 
-def _score(name: str, runs: Runs, tables: tuple[str, ...], verdicts: Sequence[Verdict]) -> tuple[Cell, ...]:
-    run, seeds, total = (sum(part) for part in zip(*(done(runs, table) for table in tables), strict=True))
+def _score(
+    name: str, runs: Runs, tables: tuple[str, ...], verdicts: Sequence[Verdict], *, papers: bool = True
+) -> tuple[Cell, ...]:
+    counted = (done(runs, table, papers=papers) for table in tables)
+    run, seeds, total = (sum(part) for part in zip(*counted, strict=True))
     statuses = [one.status for verdict in verdicts for one in verdict.judgements if one.setting == runs.label]
     counts = [run, total, seeds, *(statuses.count(status) for status in Status)]
     return (Cell(name), Cell(runs.label), *(Cell(str(count), float(count)) for count in counts))

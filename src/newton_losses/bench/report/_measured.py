@@ -89,6 +89,11 @@ class Runs:
         found = self.runs(column, method, numerics)
         return None if found is None else found.summary(metric or main_metric(found.cell))
 
+    def seeds(self, table: str, key: str) -> int:
+        """How many seeds of a cell have been run."""
+        found = self.measured.group(table, key, self.accepts)
+        return 0 if found is None else len(found.records)
+
     def protocols(self, table: str) -> list[str]:
         """How the runs of a table's cells were carried out, in words: normally one line."""
         found = (self.measured.group(table, cell.key, self.accepts) for cell in cells(table))

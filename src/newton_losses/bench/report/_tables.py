@@ -8,7 +8,7 @@ from ..presets import Cell as PaperCell
 from ..presets import cells
 from ..results import Summary, baseline_mark, mark
 from ._blocks import NOT_RUN, NOTHING, Cell, Mark, Table, Text
-from ._measured import Runs, main_metric, paper_cells, paper_figure
+from ._measured import SEEDS, Runs, main_metric, paper_cells, paper_figure
 from ._names import TITLES, column_title
 
 _MARKS = {"black": Mark.SIGNIFICANT, "grey": Mark.IMPROVED, "": Mark.PLAIN}
@@ -148,11 +148,13 @@ def _without_empty(table: Table) -> Table:
     )
 
 
-def done(runs: Runs, table: str) -> tuple[int, int, int]:
-    """How many of a table's cells have runs, how many have the paper's ten seeds, and how many there are."""
-    found = [runs.figure(cell.column, cell.variant) for cell in cells(table) if cell.paper]
-    counts = [summary.count if summary else 0 for summary in found]
-    return sum(count > 0 for count in counts), sum(count >= 10 for count in counts), len(counts)
+def done(runs: Runs, table: str, *, papers: bool = True) -> tuple[int, int, int]:
+    """How many cells of a table have runs, how many have the paper's ten seeds, and how many there are.
+
+    They are the paper's cells, or those that it does not have: log space, controls, and Hessians it left out.
+    """
+    counts = [runs.seeds(table, cell.key) for cell in cells(table) if bool(cell.paper) == papers]
+    return sum(count > 0 for count in counts), sum(count >= SEEDS for count in counts), len(counts)
 
 
 def _columns(table: str) -> list[tuple[str, list[PaperCell]]]:
