@@ -4,6 +4,7 @@ import re
 
 import pytest
 from chromium import Browser, needs_chromium
+from made_up import results_and_site
 from run_folders import write_run
 
 from newton_losses.bench.demo import ARMS, DemoConfig, _page, _pictures, _summary, write_page
@@ -13,6 +14,11 @@ from newton_losses.bench.report import write_report
 HOSTILE = "<script>alert(1)</script>"
 pytestmark = needs_chromium
 SIZES = {"phone": 375, "small phone": 320, "tablet": 800, "desktop": 1200}
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    return results_and_site(tmp_path_factory)[1]
 
 
 @pytest.fixture(scope="module")

@@ -8,6 +8,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+from made_up import results_and_site
 from run_folders import write_cell, write_run
 
 from newton_losses.bench.config import SortingConfig
@@ -24,6 +25,16 @@ from newton_losses.errors import ArgumentError
 REPOSITORY = Path(__file__).parents[3]
 HOSTILE = "<script>alert(1)</script>"
 VOID = {"meta", "link", "br", "img", "path", "circle"}
+
+
+@pytest.fixture(scope="module")
+def made_up(tmp_path_factory):
+    return results_and_site(tmp_path_factory)[0]
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    return results_and_site(tmp_path_factory)[1]
 
 
 class Page(HTMLParser):
