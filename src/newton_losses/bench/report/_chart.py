@@ -7,7 +7,9 @@ that is a file of its own brings that style along (`standalone`).
 import html
 from collections.abc import Sequence
 from dataclasses import dataclass
+from string import Template
 
+from ._assets import asset, figure_style
 from ._scale import Axis
 
 WIDTH, HEIGHT = 400, 260
@@ -38,7 +40,7 @@ def chart(lines: Sequence[Line], x: Axis, y: Axis, title: str, description: str)
     legend, top = _legend([line for line in lines if line.label], left)
     frame = _Frame(x, y, left, top)
     parts = [
-        f'<svg class="chart" xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
+        f'<svg class="chart" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
         f'aria-label="{html.escape(title)}. {html.escape(description)}">',
         *legend,
         *frame.axes(),
@@ -49,10 +51,11 @@ def chart(lines: Sequence[Line], x: Axis, y: Axis, title: str, description: str)
     return "".join(parts)
 
 
-def standalone(svg: str, style: str) -> str:
-    """The same chart as a file: with the colours of the page's style, light and dark."""
-    opening, rest = svg.split(">", 1)
-    return f'{opening} font-family="system-ui, sans-serif"><style>{style}</style>{rest}\n'
+def standalone(svg: str) -> str:
+    """The same chart as a file: it names its format, and brings the colours of the page, light and dark."""
+    opening, content = svg.split(">", 1)
+    attributes = opening.removeprefix("<svg ")
+    return Template(asset("standalone.svg")).substitute(attributes=attributes, style=figure_style(), content=content)
 
 
 class _Frame:

@@ -4,7 +4,6 @@ from pathlib import Path
 
 from ...errors import ArgumentError
 from ..files import write_atomically, write_error
-from ._assets import figure_style
 from ._blocks import Figure
 from ._chart import standalone
 from ._compose import compose
@@ -25,7 +24,7 @@ def write_report(results: Path, out: Path) -> list[Path]:
     files = {PAGE: to_html(report), TEXT: to_markdown(report)}
     for block in report.blocks:
         if isinstance(block, Figure):
-            files |= {f"{FIGURES}/{panel.name}.svg": standalone(panel.svg, figure_style()) for panel in block.panels}
+            files |= {f"{FIGURES}/{panel.name}.svg": standalone(panel.svg) for panel in block.panels}
     try:
         (out / FIGURES).mkdir(parents=True, exist_ok=True)
     except OSError as error:

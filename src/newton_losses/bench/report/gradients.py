@@ -18,7 +18,6 @@ from torch import Tensor
 from ... import newton_target
 from ...sorting import SortingLoss
 from ..files import write_atomically
-from ._assets import figure_style
 from ._chart import Line, chart, standalone
 from ._scale import Axis, around
 
@@ -134,7 +133,7 @@ def write(out: Path) -> list[Path]:
     paths = []
     for picture in pictures():
         path = out / f"{picture.name}.svg"
-        write_atomically(path, standalone(picture.svg, figure_style()).encode())
+        write_atomically(path, standalone(picture.svg).encode())
         paths.append(path)
     return paths
 
