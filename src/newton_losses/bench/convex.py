@@ -114,14 +114,16 @@ def _train(config: ConvexConfig, folder: RunFolder, progress: Progress) -> Recor
         while True:
             loss = nn.functional.mse_loss(network(inputs), wanted)
             due = step % config.eval_every == 0 or step == config.steps
-            if due and not any(record["step"] == step for record in folder.evaluations):
-                record = {"step": step, "loss": loss.item(), "test": {"loss": loss.item()}}
+            record = {"step": step, "loss": loss.item(), "test": {"loss": loss.item()}}
+            new = due and not any(known["step"] == step for known in folder.evaluations)
+            if new or stop.requested is not None:
+                parts = {"network": network.state_dict(), "optimizer": optimizer.state_dict()}
                 seconds = earlier + time.monotonic() - start
-                state: dict[str, Any] = {"step": step, "seconds": seconds}
-                folder.save({**state, "network": network.state_dict(), "optimizer": optimizer.state_dict()}, record)
+                folder.save({"step": step, "seconds": seconds, **parts}, record if new else None)
+            if new:
                 progress.evaluated(record)
-                if stop.requested is not None:
-                    raise Interrupted(step, stop.requested)
+            if stop.requested is not None:
+                raise Interrupted(step, stop.requested)
             if step == config.steps:
                 return _result(config, folder, earlier + time.monotonic() - start)
             optimizer.zero_grad()

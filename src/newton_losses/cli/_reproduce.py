@@ -42,7 +42,7 @@ def reproduce(
     epochs: Annotated[int | None, option(_WHAT, "Another number of epochs than the paper's, for paths.")] = None,
     numerics: Annotated[str, option(_WHAT, "Of sorting: reference (as the paper), stable, or both.")] = "both",
     controls: Annotated[bool, option(_WHAT, "The two controls too, for sorting.", "--controls/--no-controls")] = True,
-    only: Annotated[str | None, option(_WHAT, "Cells with this in their name; * and ? and commas too.")] = None,
+    only: Annotated[str | None, option(_WHAT, "Cells with this in their name, as n5; *, ? and commas too.")] = None,
     data: Annotated[str | None, option(_WHAT, "Other data: warcraft for table2 and table3, or digits.")] = None,
     data_root: Root = None,
     settings: Annotated[

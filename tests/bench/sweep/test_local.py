@@ -13,12 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from newton_losses.bench.config import SortingConfig
+from newton_losses.bench.config import PathsConfig, SortingConfig
+from newton_losses.bench.data import terrain
 from newton_losses.bench.progress import Silent
 from newton_losses.bench.results import Store
 from newton_losses.bench.sweep import Bars, Job, Lines, run_sweep, train_command
 from newton_losses.bench.sweep import _local as local
-from newton_losses.bench.sweep._job import execute
+from newton_losses.bench.sweep._job import execute, prepare_data
 from newton_losses.bench.sweep._tally import Tally
 
 STUB = (sys.executable, str(Path(__file__).with_name("stub_worker.py")))
@@ -184,3 +185,22 @@ def test_a_configuration_as_a_command():
         "train sorting --algorithm softsort --curvature fisher --damping 0.1 --clip-norm 1 --batch-size 4 "
         "--eval-every 1 --data digits --device cpu --n 3 --digits 1 --steps 3 --validation-sets 5 --test-sets 5"
     )
+
+
+def test_maps_are_drawn_once_by_whoever_comes_first(tmp_path, monkeypatch):
+    drawn = []
+    make = terrain.make
+
+    def slowly(*arguments):
+        drawn.append(arguments)
+        time.sleep(0.3)  # long enough for the other to come
+        return make(*arguments)
+
+    monkeypatch.setattr(terrain, "make", slowly)
+    config = PathsConfig(algorithm="fenchel-young", size=3, train_maps=2, test_maps=2, data_root=str(tmp_path))
+    threads = [threading.Thread(target=prepare_data, args=(config.resolved(),)) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(drawn) == 1

@@ -97,7 +97,8 @@ def cells(
 ) -> tuple[Cell, ...]:
     """The cells of a table.
 
-    `only` is a part of their keys, or a pattern with * and ? for all of one; several are separated by commas.
+    `only` is a name in their keys (as softsort, n5, softsort-n5), or a pattern with * and ? for the whole of one;
+    several are separated by commas.
     `numerics` takes the sorting cells with these numerics alone, `controls` says whether the controls are there.
 
     >>> [cell.key for cell in cells("table2", only="*-for-l1-*")]
@@ -118,13 +119,17 @@ def cells(
 
 
 def matches(key: str, patterns: str) -> bool:
-    """Whether a key has one of the comma-separated parts in it, or fits one with * or ? as a whole.
+    """Whether a key has one of the comma-separated names in it as a whole, or fits one with * or ? altogether.
 
-    >>> matches("softsort-n5-fisher", "softsort"), matches("softsort-n5-fisher", "*-n10-*,*-hessian")
+    >>> matches("softsort-n5-fisher", "softsort-n5"), matches("softsort-n5-fisher", "*-n10-*,*-hessian")
     (True, False)
+    >>> matches("softsort-n5-fisher", "soft"), matches("fenchel-young-30-fisher", "fenchel-young-3")
+    (False, False)
     """
     parts = [part.strip() for part in patterns.split(",")]
-    return any(fnmatch.fnmatchcase(key, part) if set(part) & set("*?[") else part in key for part in parts)
+    return any(
+        fnmatch.fnmatchcase(key, part) if set(part) & set("*?[") else f"-{part}-" in f"-{key}-" for part in parts
+    )
 
 
 def paper_protocol(task: str) -> dict[str, Any]:

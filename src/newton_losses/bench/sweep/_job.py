@@ -1,7 +1,6 @@
 """One run of a sweep: what it is, where it goes, and doing it, in whichever process or machine."""
 
 import contextlib
-import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -9,7 +8,7 @@ from typing import Any, Self
 
 from ..config import PathsConfig, RunConfig
 from ..convex import ConvexConfig, run_convex
-from ..data import DataNotFoundError, Terrain, terrain
+from ..data import DataNotFoundError, Terrain, data_root, terrain
 from ..loop import run
 from ..progress import Progress
 from ..results import compact, configuration_class, run_name
@@ -85,10 +84,10 @@ def _as_begun(config: RunConfig, folder: Path) -> tuple[RunConfig, bool]:
 
 
 def prepare_data(config: RunConfig) -> None:
-    """Draw maps that are not there yet, while other processes of this machine wait for them."""
+    """Draw maps that are not there yet, while others that need them wait."""
     if not isinstance(config, PathsConfig) or config.data != "terrain":
         return
-    with _one_at_a_time("newton-losses-terrain.lock"):
+    with _one_at_a_time(data_root(config.data_root) / ".terrain.lock"):
         try:
             Terrain(config.data_root, "test", config.size, check=False)
         except DataNotFoundError:
@@ -97,8 +96,9 @@ def prepare_data(config: RunConfig) -> None:
 
 
 @contextlib.contextmanager
-def _one_at_a_time(name: str) -> Iterator[None]:
-    with open(Path(tempfile.gettempdir()) / name, "a") as file:
+def _one_at_a_time(path: Path) -> Iterator[None]:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "a") as file:
         try:
             import fcntl
         except ImportError:  # Windows: the last writer wins, and all write the same

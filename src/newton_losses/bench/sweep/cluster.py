@@ -80,8 +80,9 @@ class RayPool:
         self._cancel(force=True)
 
     def close(self) -> None:
-        """Leave the cluster as it was found."""
+        """Leave the cluster and the store as they were found."""
         self._ray.shutdown()
+        (self._path / _MARKER).unlink(missing_ok=True)
 
     def _cancel(self, force: bool) -> None:
         for reference in list(self._pending):
