@@ -10,6 +10,13 @@ INTRODUCTION = """# Evidence
 
 Measured with this library; every table names the command that printed it. Made from the files in
 `results/` by `python docs/evidence.py`.
+
+All runs in `results/` beside the paper's figures, with learning curves, times, gradients and a verdict for each
+claim of the paper, are on one page that this makes:
+
+    newton-losses report --results results --out site
+
+The page, `site/index.html`, needs no network; `site/report.md` is the same as Markdown. Cells that were not run say so.
 """
 
 

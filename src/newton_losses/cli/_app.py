@@ -9,6 +9,7 @@ from ._data import data_app
 from ._demo import demo
 from ._diagnose import diagnose
 from ._info import info
+from ._report import report
 from ._reproduce import reproduce
 from ._sweep import sweep_app
 from ._train import train_app
@@ -25,6 +26,7 @@ app.add_typer(data_app, name="data")
 app.command()(reproduce)
 app.command()(diagnose)
 app.command()(demo)
+app.command()(report)
 app.command()(info)
 
 

@@ -1,0 +1,149 @@
+"""The figures of a report: learning curves with 95 % bands (the paper's figure 3) and the ablation of λ (figure 4)."""
+
+import math
+import statistics
+from collections import defaultdict
+from collections.abc import Sequence
+
+from ..presets import Group, cells
+from ..results import RunRecord
+from ._blocks import Panel
+from ._chart import Line, Point, chart
+from ._measured import Runs
+from ._names import column_title
+from ._scale import Axis, around
+
+# One colour an arm, everywhere; dashes as well, for whoever does not see the colours.
+TONES = {"baseline": 0, "hessian": 1, "fisher": 2, "clipped": 4, "energy": 5, "stable": 3}
+NAMES = {
+    "baseline": "baseline",
+    "hessian": "Newton, Hessian",
+    "fisher": "Newton, Fisher",
+    "clipped": "clipped",
+    "energy": "energy",
+    "stable": "baseline in log space",
+}
+
+
+def path_panels(runs: Runs) -> list[Panel]:
+    """A panel for every shortest-path loss that has runs: the one of the paper's figure 3 first."""
+    panels = []
+    for column in _order("table3", "table2"):
+        arms = {method: runs.runs(column, method) for method in ("baseline", "hessian", "fisher")}
+        name = f"curves-{runs.data}-{column}"
+        panels.append(_learning(name, column_title(column), arms, "perfect_match", "perfect paths, %"))
+    return [panel for panel in panels if panel is not None]
+
+
+def sorting_panels(runs: Runs) -> list[Panel]:
+    """A panel for every sorting loss that has runs, with the baseline in log space beside the paper's arms."""
+    panels = []
+    for column in _order("table1"):
+        arms = {method: runs.runs(column, method) for method in ("baseline", "hessian", "fisher")}
+        arms["stable"] = runs.runs(column, "baseline", "stable")
+        name = f"curves-{runs.length}-{column}"
+        panels.append(_learning(name, column_title(column), arms, "exact_match", "sets right, %"))
+    return [panel for panel in panels if panel is not None]
+
+
+def ablation_panels(settings: Sequence[Runs]) -> list[Panel]:
+    """A panel for each of the two losses in every setting that has runs."""
+    panels = [_ablation(runs, column) for runs in settings for column in ("neuralsort-n5", "softsort-n5")]
+    return [panel for panel in panels if panel is not None]
+
+
+def _order(*tables: str) -> list[str]:
+    """The columns of tables, the one of the paper's figure 3 before all others."""
+    columns = list(dict.fromkeys(cell.column for table in tables for cell in cells(table)))
+    return sorted(columns, key=lambda column: column != "smoothed-loss-10")
+
+
+def _learning(name: str, title: str, arms: dict[str, Group | None], metric: str, label: str) -> Panel | None:
+    """Test accuracy over the steps, a line an arm: the mean over its seeds and the 95 % interval of that mean."""
+    found = [_curve(arm, group.records, metric) for arm, group in arms.items() if group is not None]
+    lines = [line for line in found if line is not None]
+    if not lines:
+        return None
+    last = max(line.points[-1][0] for line in lines)
+    heights = [y for line in lines for _, y in line.points]
+    words = "; ".join(f"{line.label} ends at {line.points[-1][1]:.1f}" for line in lines)
+    svg = chart(lines, Axis("training step", 0.0, last), around(label, heights, floor=0.0, ceiling=100.0), title, words)
+    return Panel(name, title, svg, words)
+
+
+def _ablation(runs: Runs, column: str) -> Panel | None:
+    """Element-wise accuracy over λ on a logarithmic axis, both variants; each seed faintly behind its mean.
+
+    `None` where only the λ of table 1 were run: two points are no ablation.
+    """
+    lines: list[Line] = []
+    for method in ("hessian", "fisher"):
+        lines += _damping_lines(runs.ablation_runs(column, method), method)
+    if not any(len(line.points) > 2 for line in lines):
+        return None
+    base = runs.figure(column, "baseline", metric="element_wise")
+    if base is not None:
+        lines.append(Line("baseline", [(1e-3, base.mean), (1e3, base.mean)], TONES["baseline"]))
+    heights = [y for line in lines for _, y in line.points]
+    words = "; ".join(
+        f"{line.label} from {min(y for _, y in line.points):.1f} to {max(y for _, y in line.points):.1f}"
+        for line in lines
+        if line.label
+    )
+    title = f"{column_title(column)}, {runs.label}"
+    x, y = Axis("damping λ", 1e-3, 1e3, log=True), around("ranks right, %", heights, floor=0.0, ceiling=100.0)
+    return Panel(f"ablation-{runs.length}-{column}", title, chart(lines, x, y, title, words), words)
+
+
+def _damping_lines(found: dict[float, Group], method: str) -> list[Line]:
+    seeds: dict[int, list[Point]] = defaultdict(list)
+    means: list[Point] = []
+    for damping, group in sorted(found.items()):
+        for record in group.records:
+            if math.isfinite(record.test.get("element_wise", math.nan)):
+                seeds[record.seed].append((damping, record.test["element_wise"]))
+        if (summary := group.summary("element_wise")) is not None and math.isfinite(summary.mean):
+            means.append((damping, summary.mean))
+    if not means:
+        return []
+    faint = [Line("", points, TONES[method], faint=True) for points in seeds.values() if len(points) > 1]
+    return [*faint, Line(NAMES[method], means, TONES[method], marked=True, dashed=method == "fisher")]
+
+
+def _curve(arm: str, records: Sequence[RunRecord], metric: str) -> Line | None:
+    """A line over the steps that all runs of an arm were evaluated at."""
+    curves = [_points(record, metric) for record in records]
+    steps = sorted(set.intersection(*(set(curve) for curve in curves)))
+    if not steps:
+        return None
+    points, band = [], []
+    for step in steps:
+        values = [curve[step] for curve in curves]
+        mean = statistics.fmean(values)
+        points.append((step, mean))
+        if len(values) > 1:
+            width = half_width(values)
+            band.append((step, mean - width, mean + width))
+    label = NAMES[arm] if len(records) > 1 else f"{NAMES[arm]} (1 seed)"
+    return Line(label, points, TONES[arm], band=band, dashed=arm in ("fisher", "stable"))
+
+
+def _points(record: RunRecord, metric: str) -> dict[float, float]:
+    found = {}
+    for evaluation in record.curve:
+        step, value = evaluation.get("step"), (evaluation.get("test") or {}).get(metric)
+        if isinstance(step, int | float) and isinstance(value, int | float) and math.isfinite(value):
+            found[float(step)] = float(value)
+    return found
+
+
+def half_width(values: Sequence[float], level: float = 0.95) -> float:
+    """Half the width of the t confidence interval of a mean: t · s/√n with n−1 degrees of freedom.
+
+    >>> round(half_width([1.0, 2.0, 3.0]), 3)
+    2.484
+    """
+    from scipy.stats import t
+
+    quantile = float(t.ppf(0.5 + level / 2, len(values) - 1))
+    return quantile * statistics.stdev(values) / math.sqrt(len(values))

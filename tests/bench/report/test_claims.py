@@ -1,0 +1,136 @@
+"""The rules that decide claims: they hold for the paper's own figures, and open questions stay open."""
+
+import math
+
+import pytest
+from run_folders import write_cell
+
+from newton_losses.bench.presets import cells
+from newton_losses.bench.report._blocks import Status
+from newton_losses.bench.report._claims import ABLATION_CLAIMS, PATHS_CLAIMS, SORTING_CLAIMS
+from newton_losses.bench.report._measured import Measured, PaperFigures, Runs
+from newton_losses.bench.report._questions import GOAL, QUESTIONS
+from newton_losses.bench.report._rules import Part, alike, best, better, judge, reaches, significant
+from newton_losses.bench.results import Store, Summary
+
+TABLE_CLAIMS = (*SORTING_CLAIMS, *PATHS_CLAIMS)
+EVERY_CLAIM = (*TABLE_CLAIMS, *ABLATION_CLAIMS, *QUESTIONS, GOAL)
+
+
+def words(claim):
+    return claim.words[:60]
+
+
+class Changed(PaperFigures):
+    """The paper's figures with some of them replaced."""
+
+    def __init__(self, **figures):
+        super().__init__()
+        object.__setattr__(self, "changed", figures)
+
+    def figure(self, column, method, numerics="reference", metric=None):
+        key = f"{column}_{method}".replace("-", "_")
+        return self.changed[key] if key in self.changed else super().figure(column, method, numerics, metric)
+
+
+@pytest.mark.parametrize("claim", TABLE_CLAIMS, ids=words)
+def test_paper_meets_its_own_claims(claim):
+    found = judge("the paper", claim.parts(PaperFigures()), claim.need)
+    assert found.status is Status.CONFIRMED
+    assert claim.verdict([]).own.startswith("The paper’s own figures meet it (")
+
+
+@pytest.mark.parametrize("claim", EVERY_CLAIM, ids=words)
+def test_nothing_measured_decides_nothing(claim, tmp_path):
+    nothing = Runs(Measured(Store(tmp_path).records()), "here", 100_000, "mnist")
+    verdict = claim.verdict([nothing])
+    assert verdict.judgements[0].status is Status.OPEN
+    assert verdict.judgements[0].figures == ""
+
+
+def test_one_cell_that_fails_is_enough():
+    worse = Changed(softsort_n5_hessian=Summary(60.0, 1.0, 10), softsort_n5_fisher=Summary(61.0, 1.0, 10))
+    found = judge("here", SORTING_CLAIMS[0].parts(worse))
+    assert found.status is Status.UNCONFIRMED
+    assert found.figures.startswith("7 of 8. No: SoftSort n=5 61.0 against 70.7. Yes: ")
+
+
+def test_one_cell_that_is_missing_keeps_it_open():
+    for missing in (None, Summary(90.0, 1.0, 2)):
+        found = judge("here", SORTING_CLAIMS[0].parts(Changed(softsort_n5_hessian=missing)))
+        assert found.status is Status.OPEN
+        assert found.figures.startswith("7 of 7, 1 more not measured")
+
+
+def test_doubling_is_asked_of_any_cell():
+    doubled = SORTING_CLAIMS[2]
+    weak = {f"{name}_n{n}_{method}": Summary(13.0, 1.0, 10) for name in ("neuralsort", "softsort", "logistic", "cauchy")
+            for n in (5, 10) for method in ("hessian", "fisher")}  # fmt: skip
+    assert judge("here", doubled.parts(Changed(**weak)), "any").status is Status.UNCONFIRMED
+    strong = {**weak, "logistic_n10_hessian": Summary(24.7, 1.0, 10)}
+    found = judge("here", doubled.parts(Changed(**strong)), "any")
+    assert found.status is Status.CONFIRMED
+    assert found.figures == "1 of 8: logistic network n=10 24.7 against 12.3."
+
+
+def test_parts():
+    low, high, close = Summary(70.0, 1.0, 10), Summary(72.0, 1.0, 10), Summary(70.2, 1.0, 10)
+    assert better("x", high, low).holds
+    assert not better("x", high, low, by=2.0).holds
+    assert significant("x", high, low).holds
+    assert not significant("x", close, low).holds
+    assert alike("x", close, low).holds
+    assert not alike("x", low, high).holds
+    assert reaches("x", low, Summary(70.9, 1.0, 10)).holds
+    assert not reaches("x", low, Summary(71.1, 1.0, 10)).holds
+    assert better("x", Summary(99.0, math.nan, 1), low).holds is None
+    assert better("x", None, low).words == "x has 0 of the 3 seeds needed"
+    assert best(low, high) == high
+    assert best(low, None) is None
+
+
+@pytest.mark.parametrize(
+    ("parts", "need", "status"),
+    [
+        ([True, True], "all", Status.CONFIRMED),
+        ([True, False], "all", Status.UNCONFIRMED),
+        ([None, False], "all", Status.UNCONFIRMED),
+        ([True, None], "all", Status.OPEN),
+        ([], "all", Status.OPEN),
+        ([False, True, None], "any", Status.CONFIRMED),
+        ([False, None], "any", Status.OPEN),
+        ([False, False], "any", Status.UNCONFIRMED),
+        ([], "any", Status.OPEN),
+    ],
+)
+def test_the_whole_follows_from_its_parts(parts, need, status):
+    assert judge("here", [Part(holds, "x") for holds in parts], need).status is status
+
+
+def test_ablation_needs_all_thirteen_values(tmp_path):
+    for cell in cells("ablation"):
+        value = (
+            70.0
+            if cell.variant == "baseline"
+            else 80.0 - (cell.algorithm == "neuralsort") * cell.config["damping"] / 500
+        )
+        write_cell(tmp_path, cell, {"exact_match": 50.0, "element_wise": value}, steps=100_000)
+    runs = Runs(Measured(Store(tmp_path).records()), "here", 100_000, "mnist")
+    robust, sensitive = (claim.verdict([runs]).judgements[0] for claim in ABLATION_CLAIMS)
+    assert robust.status is Status.CONFIRMED
+    assert sensitive.status is Status.CONFIRMED
+    for folder in tmp_path.glob("softsort-n5-fisher-1-*"):
+        (folder / "result.json").unlink()
+    fewer = Runs(Measured(Store(tmp_path).records()), "here", 100_000, "mnist")
+    assert [claim.verdict([fewer]).judgements[0].status for claim in ABLATION_CLAIMS] == [Status.OPEN, Status.OPEN]
+
+
+def test_the_goal_is_measured_against_the_papers_best(tmp_path):
+    runs = Runs(Measured(Store(tmp_path).records()), "here", 100_000, "mnist")
+    part = GOAL.parts(runs)[0]
+    assert part.holds is None
+    for cell in cells("table1", only="neuralsort-n5-*-stable"):
+        write_cell(tmp_path, cell, {"exact_match": 84.5, "element_wise": 93.0}, steps=100_000)
+    part = GOAL.parts(Runs(Measured(Store(tmp_path).records()), "here", 100_000, "mnist"))[0]
+    assert part.holds
+    assert part.words.endswith("against 83.9")

@@ -1,0 +1,304 @@
+"""The report: its figures are those of the runs, what was not run says so, and no name is taken for markup."""
+
+import json
+import math
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from made_up import results_and_site
+from run_folders import write_cell, write_run
+
+from newton_losses.bench.config import SortingConfig
+from newton_losses.bench.loop import run
+from newton_losses.bench.presets import cells
+from newton_losses.bench.report import write_report
+from newton_losses.bench.report._blocks import Mark
+from newton_losses.bench.report._compose import compose
+from newton_losses.bench.report._measured import Measured, Runs
+from newton_losses.bench.report._tables import control_table, paths_table, sorting_table
+from newton_losses.bench.results import Store
+from newton_losses.errors import ArgumentError
+
+REPOSITORY = Path(__file__).parents[3]
+HOSTILE = "<script>alert(1)</script>"
+VOID = {"meta", "link", "br", "img", "path", "circle"}
+
+
+@pytest.fixture(scope="module")
+def made_up(tmp_path_factory):
+    return results_and_site(tmp_path_factory)[0]
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    return results_and_site(tmp_path_factory)[1]
+
+
+class Page(HTMLParser):
+    """Whether tags are balanced, what is named and what is linked, and which tags there are."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.names: list[str] = []
+        self.links: list[str] = []
+        self.tags: list[str] = []
+        self.attributes: list[str] = []
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append(tag)
+        self.attributes += [name for name, _ in attributes]
+        found = dict(attributes)
+        self.names += [found["id"]] if "id" in found else []
+        self.links += [found["href"]] if "href" in found else []
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        if tag not in VOID:
+            assert self.open.pop() == tag
+
+
+def runs_of(results, length=10_000, data="mnist"):
+    return Runs(Measured(Store(results).records()), "here", length, data)
+
+
+def row_of(table, *labels):
+    """The row that begins with these labels, by the heads of its columns, each as a list in the table's order."""
+    rows = [row for row in table.rows if tuple(cell.text for cell in row[: len(labels)]) == labels]
+    assert len(rows) == 1
+    return rows[0]
+
+
+def test_page_is_whole_and_needs_nothing_else(site):
+    text = (site / "index.html").read_text()
+    page = Page(text)
+    assert page.open == []
+    assert len(page.names) == len(set(page.names))
+    assert all(link == "data:," or link.removeprefix("#") in page.names for link in page.links)
+    assert "src" not in page.attributes
+    assert not re.search(r"url\(|@import|https?://", text)
+
+
+def test_figures_are_files_that_markdown_names(site):
+    named = re.findall(r"\]\((figures/[^)]+)\)", (site / "report.md").read_text())
+    assert sorted(named) == sorted(str(path.relative_to(site)) for path in site.glob("figures/*"))
+    for name in named:
+        root = ElementTree.parse(site / name).getroot()
+        assert root.tag.endswith("svg")
+        assert root.get("aria-label")
+        assert "prefers-color-scheme: dark" in ElementTree.tostring(root, encoding="unicode")
+
+
+def test_cells_of_a_table_are_those_of_the_runs(tmp_path):
+    cell = cells("table1", only="softsort-n5-fisher")[0]
+    for seed, value in enumerate((80.0, 81.0, 85.0)):
+        config = cell.make(seed=seed, steps=10_000, device="cpu")
+        write_run(tmp_path / str(seed), config, {"exact_match": value, "element_wise": value + 10})
+    table = sorting_table(runs_of(tmp_path), "t", "")
+    row = row_of(table, "SoftSort n=5", "Fisher")
+    assert [cell.text for cell in row[2:]] == ["84.03", "92.82", "82.00", "92.00", "−2.03", "not run"]
+    assert [cell.detail for cell in row[2:]] == ["± 0.59", "± 0.24", "± 2.65 (3)", "± 2.65", "", ""]
+    assert row[4].value == pytest.approx(82.0)
+
+
+def test_lengths_are_kept_apart(made_up):
+    short, full = (
+        row_of(sorting_table(runs_of(made_up, length), "t", ""), "NeuralSort n=5", "baseline")
+        for length in (10_000, 100_000)
+    )
+    assert abs(short[4].value - 61.33) < 0.5
+    assert abs(full[4].value - 71.33) < 0.5
+    assert runs_of(made_up, 20_000).figure("neuralsort-n5", "baseline") is None
+
+
+def test_other_batches_and_short_evaluations_are_no_cells(tmp_path):
+    cell = cells("table1", only="softsort-n5-baseline")[0]
+    figures = {"exact_match": 50.0, "element_wise": 70.0}
+    write_cell(tmp_path, cell, figures, steps=10_000, batch_size=50)
+    write_cell(tmp_path, cell, figures, steps=10_000, test_sets=100)
+    write_cell(tmp_path, cell, figures, steps=10_000, data="digits")
+    assert runs_of(tmp_path).figure("softsort-n5", "baseline") is None
+    write_cell(tmp_path, cell, figures, steps=10_000, eval_every=500)
+    assert runs_of(tmp_path).figure("softsort-n5", "baseline").count == 3
+
+
+def test_bold_follows_the_test_against_our_baseline(made_up):
+    table = sorting_table(runs_of(made_up, 100_000), "t", "")
+    assert row_of(table, "NeuralSort n=5", "Hessian")[4].mark is Mark.SIGNIFICANT
+    assert row_of(table, "NeuralSort n=5", "baseline")[4].mark is Mark.PLAIN
+    assert row_of(table, "NeuralSort n=5", "Hessian")[2].mark is Mark.SIGNIFICANT
+    assert row_of(table, "Cauchy network n=5", "Hessian")[2].mark is Mark.IMPROVED
+
+
+def test_controls_have_their_columns(made_up):
+    table = control_table(runs_of(made_up), "t", "")
+    row = row_of(table, "SoftSort n=10")
+    assert table.columns[2:7] == ("baseline", "Hessian", "Fisher", "clipped", "energy")
+    values = [round(cell.value) for cell in row[2:]]
+    assert values[3:5] == pytest.approx([27.46 - 5, 27.46 - 5], abs=1)
+    assert values[5:] == pytest.approx([22.5, 50, 49], abs=1)
+
+
+def test_terrain_is_never_called_the_benchmark(made_up):
+    benchmark, look_alike = runs_of(made_up, 50, "warcraft"), runs_of(made_up, 50, "terrain")
+    table = paths_table("table3", benchmark, look_alike, "t", "")
+    assert [text for text, _ in table.groups] == [
+        "",
+        "the paper, Warcraft",
+        "ours, Warcraft",
+        "ours, terrain (a look-alike)",
+    ]
+    row = row_of(table, "Fenchel-Young loss", "10", "Hessian")
+    assert row[5].text == "not run"
+    assert row[6].value == pytest.approx(71.13, abs=0.5)
+    # What can be compared is the gain over the baseline, not the accuracy.
+    assert row[7].value == pytest.approx(0.74, abs=1.0)
+    assert "benchmark" not in " ".join(column for column in table.columns)
+
+
+def test_what_was_not_run_says_so(tmp_path):
+    write_report(tmp_path, tmp_path / "site")
+    text = (tmp_path / "site" / "index.html").read_text()
+    assert "0 finished runs" in text
+    assert "none has been run" in text
+    assert text.count("not run") > 26
+    assert "There is no finished run in this folder." in text
+    assert 'class="status confirmed"' not in re.sub(r"exploding gradients.*", "", text, flags=re.DOTALL)
+
+
+def test_missing_folder_is_named(tmp_path):
+    with pytest.raises(ArgumentError, match=r"--results .*nowhere: there is no such folder"):
+        write_report(tmp_path / "nowhere", tmp_path / "site")
+
+
+def test_other_lengths_and_other_runs_are_shown(tmp_path):
+    cell = cells("table1", only="softsort-n5-fisher")[0]
+    write_cell(tmp_path, cell, {"exact_match": 80.0, "element_wise": 90.0}, seeds=1, steps=15_000)
+    odd = SortingConfig(algorithm="softsort", n=7, steps=5, device="cpu").resolved()
+    write_run(tmp_path / "odd", odd, {"exact_match": 12.0})
+    begun = SortingConfig(algorithm="cauchy", n=7, steps=50, device="cpu").resolved()
+    write_run(tmp_path / "begun", begun, {"exact_match": 1.0}, finished=False)
+    write_report(tmp_path, tmp_path / "site")
+    text = (tmp_path / "site" / "report.md").read_text()
+    assert "Another length, 15,000 steps" in text
+    assert re.search(r"\| odd \|.*exact\\_match 12.00", text)
+    assert re.search(r"\| begun \|.*\| 50 \| 50 \|", text)
+
+
+def test_names_are_text_and_never_markup(tmp_path):
+    """In the names of folders, in configurations, in environments, in files beside the runs."""
+    cell = cells("table1", only="softsort-n5-baseline")[0]
+    config = cell.make(seed=0, steps=10_000, device="cpu")
+    test = {"exact_match": 50.0, "element_wise": 70.0}
+    hostile = HOSTILE.replace("/", "\u2215")  # a folder's name cannot hold a slash
+    write_run(tmp_path / hostile / f'"><img onerror=x>{hostile}', config, test)
+    changes = {"algorithm": HOSTILE, "data": f"'\"{HOSTILE}|a", "numerics": "`<b>`"}
+    write_run(tmp_path / "odd", config, {f"{HOSTILE}": 1.0}, changes=changes)
+    write_run(tmp_path / "begun", config, test, finished=False, changes={"algorithm": HOSTILE, "seed": 9})
+    folder = write_run(tmp_path / "machine", cell.make(seed=1, steps=10_000, device="cpu"), test)
+    stored = json.loads((folder / "config.json").read_text())
+    stored["environment"] = {"gpu": HOSTILE, "torch": HOSTILE, "commit": HOSTILE}
+    (folder / "config.json").write_text(json.dumps(stored))
+    line = "sorting n=5 softsort none 1.0 ms/step\nsorting n=5 softsort fisher 1.1 ms/step\n"
+    (tmp_path / f"step_{hostile}.txt").write_text(f"torch, {HOSTILE}, x\n{line}")
+    (tmp_path / "cvxpy").mkdir()
+    losses = {"runs": [{"seed": 0, "baseline": [1.0], "fisher": [0.5]}]}
+    (tmp_path / "cvxpy" / f"{hostile}.json").write_text(json.dumps(losses))
+    out = tmp_path / "site"
+    write_report(tmp_path, out)
+    text = (out / "index.html").read_text()
+    page = Page(text)
+    assert page.open == []
+    assert page.tags.count("script") == 1
+    assert "img" not in page.tags
+    assert "onerror" not in page.attributes
+    assert text.count("&lt;script&gt;") > 8
+    assert not re.search(r"(?<!\\)<(?!\\)", re.sub(r"`[^`]*`", "", (out / "report.md").read_text()))
+    assert not any("<" in str(path.relative_to(out)) for path in out.rglob("*"))
+
+
+def test_one_bad_folder_does_not_spoil_the_report(tmp_path):
+    """Every setting replaced by every kind of nonsense: the run counts or is left out, and the page is written."""
+    nonsense = ("<x>", None, {"a": 1}, [1, [2]], -1, float("inf"), float("nan"), True)
+    for cell in (cells("table1", only="softsort-n5-fisher")[0], cells("table3", only="fenchel-young-3-hessian")[0]):
+        config = cell.make(seed=0, device="cpu")
+        for name in config.to_dict():
+            for number, value in enumerate(nonsense):
+                folder = tmp_path / "results" / f"{cell.key}-{name}-{number}"
+                write_run(folder, config, {"exact_match": 50.0, "perfect_match": value if value is True else 40.0})
+                for file in ("config.json", "result.json"):
+                    content = json.loads((folder / file).read_text())
+                    content["configuration"][name] = value
+                    (folder / file).write_text(json.dumps(content))
+    write_report(tmp_path / "results", tmp_path / "site")
+    assert Page((tmp_path / "site" / "index.html").read_text()).open == []
+
+
+def test_runs_without_a_figure_are_named_and_left_out(tmp_path):
+    for cell in cells("ablation", only="softsort-n5-fisher"):
+        for seed in range(3):
+            value = math.nan if seed == 1 else 80.0
+            config = cell.make(seed=seed, steps=10_000, device="cpu")
+            write_run(tmp_path / f"{cell.key}-{seed}", config, {"exact_match": value, "element_wise": value})
+    write_report(tmp_path, tmp_path / "site")
+    text = (tmp_path / "site" / "index.html").read_text()
+    assert Page(text).open == []
+    assert not re.search(r' d="[^"]*nan', text)
+    assert "26 finished runs" in text
+    assert text.count("Left out: ") == 13
+
+
+def test_real_run_is_shown(tmp_path):
+    config = SortingConfig(
+        algorithm="softsort",
+        data="digits",
+        digits=1,
+        n=3,
+        steps=4,
+        eval_every=2,
+        batch_size=4,
+        validation_sets=10,
+        test_sets=10,
+        device="cpu",
+    )
+    result = run(config, str(tmp_path / "results" / "real"))
+    report = compose(tmp_path / "results")
+    others = next(block for block in report.blocks if getattr(block, "name", "") == "others")
+    assert [cell.text for cell in others.rows[0][:4]] == ["real", "sorting", "softsort", "digits"]
+    assert f"exact_match {result['test']['exact_match']:.2f}" in others.rows[0][-1].text
+
+
+def test_precisions_are_not_mixed(tmp_path):
+    """Most runs are bf16, so that the table is; the odd ones are listed apart."""
+    for precision, count, value in (("float32", 4, 10.0), ("bf16", 3, 20.0)):
+        for cell in cells(
+            "table1", only="softsort-n5-baseline,softsort-n5-fisher", numerics="reference", controls=False
+        ):
+            if precision == "bf16" or cell.variant == "baseline":
+                figures = {"exact_match": value, "element_wise": value}
+                write_cell(tmp_path / precision, cell, figures, seeds=count, steps=10_000, precision=precision)
+    runs = runs_of(tmp_path)
+    assert runs.figure("softsort-n5", "baseline").count == 3
+    assert runs.figure("softsort-n5", "fisher").mean == pytest.approx(20, abs=0.5)
+    assert runs.protocols("table1") == ["10,000 steps, mnist, bf16"]
+    assert len(runs.measured.others) == 4
+
+
+def test_report_from_the_repository_tells_how_far_it_is(tmp_path):
+    results = REPOSITORY / "results"
+    report = compose(results)
+    records = Store(results).records()
+    lead = "".join(part if isinstance(part, str) else part.text for part in report.blocks[0].text)
+    assert f"{len(records)} finished runs" in lead
+    assert "58 cells" in lead
+    scores = {row[0].text + ", " + row[1].text: [cell.text for cell in row[2:]] for row in report.blocks[1].rows}
+    assert all(int(run) <= int(total) for run, total, *_ in scores.values())
+    assert scores["Table 1, 100,000 steps"][1] == "26"
+    assert scores["Tables 2 and 3, terrain, a look-alike"][1] == "32"
+    assert scores["Curvature or numerics?, 10,000 steps"][1] == str(len(cells("table1")) - 26)
