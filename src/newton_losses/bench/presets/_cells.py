@@ -29,7 +29,7 @@ PROTOCOL = (
 )
 
 Figure = tuple[float, float]
-_OF_A_RUN = ("seed", "data_root", "device", "compile", "graph")
+_OF_A_RUN = ("seed", "data_root", "device", "compile", "graph", "kernels")
 # Runtimes need steps, not results: enough of them to time, and no evaluation that would count.
 _TIMED: dict[str, dict[str, Any]] = {
     "sorting": {"steps": 2000, "eval_every": 2000, "validation_sets": 100, "test_sets": 100},

@@ -10,7 +10,7 @@ from ..convex import ConvexConfig
 
 CONFIGURATIONS: dict[str, type[RunConfig]] = {kind.task: kind for kind in (SortingConfig, PathsConfig, ConvexConfig)}
 # Where the data lies and on what it is computed. The precision is not among them: it is a choice of the experiment.
-NOT_THE_EXPERIMENT = ("data_root", "device", "graph", "compile")
+NOT_THE_EXPERIMENT = ("data_root", "device", "graph", "compile", "kernels")
 
 
 def configuration_class(task: object) -> type[RunConfig]:

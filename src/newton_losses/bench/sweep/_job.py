@@ -80,7 +80,9 @@ def _as_begun(config: RunConfig, folder: Path) -> tuple[RunConfig, bool]:
     begun = read_json(folder / CONFIG).get("configuration", {})
     if str(begun.get("device")).split(":")[0] != config.device.split(":")[0]:
         return config, True
-    return replace(config, **{name: begun[name] for name in ("device", "compile", "graph") if name in begun}), False
+    return replace(
+        config, **{name: begun[name] for name in ("device", "compile", "graph", "kernels") if name in begun}
+    ), False
 
 
 def prepare_data(config: RunConfig) -> None:
