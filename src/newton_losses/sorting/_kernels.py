@@ -50,7 +50,9 @@ def network_samples(
     layers, size = partners.shape
     cube, square, line = (layers, size, size), (size, size), (layers, size)
     log, first, second = np.empty((2, layers, size)), np.empty((3, layers, size)), np.empty((3, layers, size))
-    shares, bent, gaps = np.empty(cube), np.empty(cube), np.empty(cube)
+    # Without a gradient no layer's shares are looked at again: the next layer's may take their place.
+    shares = np.empty((layers if gradient.size > 0 else min(layers, 1), size, size))
+    bent, gaps = np.empty(cube), np.empty(cube)
     mantissa, chunk, adjoint, tangent = np.empty(square), np.empty(square), np.empty(square), np.empty(square)
     curve, steps, values = np.empty(line), np.empty(line), np.empty(size)
     rows, top = np.empty((size, 8, size)), np.empty(size, np.int64)
@@ -116,14 +118,15 @@ def forward(partners: Array, spans: Array, logs: Array, mantissa: Array, chunk: 
         mantissa[wire, wire] = 1.0
         chunk[wire, wire] = 0.0
     for layer in range(layers):
+        kept = shares[layer % shares.shape[0]]
         for wire in range(size):
             other = partners[layer, wire]
             if other <= wire:
                 continue
             keep, keep_chunk = extend(logs[0, layer, wire])
             swap, swap_chunk = extend(logs[1, layer, wire])
-            mine, mine_chunk, mine_share = mantissa[wire], chunk[wire], shares[layer, wire]
-            theirs, theirs_chunk, theirs_share = mantissa[other], chunk[other], shares[layer, other]
+            mine, mine_chunk, mine_share = mantissa[wire], chunk[wire], kept[wire]
+            theirs, theirs_chunk, theirs_share = mantissa[other], chunk[other], kept[other]
             for item in range(spans[layer, wire, 0], spans[layer, wire, 1]):
                 a, p = mine[item], mine_chunk[item]
                 b, q = theirs[item], theirs_chunk[item]
@@ -137,24 +140,18 @@ def forward(partners: Array, spans: Array, logs: Array, mantissa: Array, chunk: 
 
 @compiled
 def mixed(a: float, p: float, b: float, q: float) -> tuple[float, float, float]:
-    """The sum of the pairs (a, p) and (b, q) and the share of the first; both products of two mantissas, or 0."""
-    if a < TINY:
-        a *= HUGE
-        p += 1.0
-    if b < TINY:
-        b *= HUGE
-        q += 1.0
-    if a == 0.0:
-        return b, q, 0.0
-    if b == 0.0:
-        return a, p, 1.0
-    if p < q:
-        b = b * TINY if p + 1.0 == q else 0.0
-        q = p
-    elif q < p:
-        a = a * TINY if q + 1.0 == p else 0.0
+    """The sum of the pairs (a, p) and (b, q) and the share of the first; both products of two mantissas, or 0.
+
+    Which of them is the larger is as good as random, so that a processor would guess wrong at every other branch:
+    all choices are between two numbers that are there already.
+    """
+    a, p = (a * HUGE, p + 1.0) if a < TINY else (a, p)
+    b, q = (b * HUGE, q + 1.0) if b < TINY else (b, q)
+    chunk = p if p < q else q
+    a *= 1.0 if p == chunk else (TINY if p == chunk + 1.0 else 0.0)
+    b *= 1.0 if q == chunk else (TINY if q == chunk + 1.0 else 0.0)
     weight = a + b
-    return weight, q, a / weight
+    return weight, chunk, a / weight if weight > 0.0 else 0.0
 
 
 @compiled
