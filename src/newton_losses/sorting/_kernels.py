@@ -21,8 +21,8 @@ Array = Any  # numpy arrays, as numba sees them
 TINY = 2.0**-400
 HUGE = 2.0**400
 LOG_HUGE = 400 * math.log(2.0)
-# The chunk of a 0: below all others, and an integer still after any number of layers.
-NOWHERE = 1e15
+# The chunk of a 0: below all others.
+NOWHERE = 1e300
 
 
 @compiled
@@ -105,7 +105,13 @@ def item_spans(partners: Array) -> Array:
 def extend(logarithm: float) -> tuple[float, float]:
     """e^logarithm as a pair (m, c)."""
     chunk = math.floor(-logarithm / LOG_HUGE)
-    return math.exp(logarithm + chunk * LOG_HUGE), chunk
+    remainder = logarithm + chunk * LOG_HUGE
+    # Of a logarithm of −10¹⁷ it is rounding only, and may be on either side of where it should be.
+    if remainder > 0.0:
+        remainder = 0.0
+    elif remainder < -LOG_HUGE:
+        remainder = -LOG_HUGE
+    return math.exp(remainder), chunk
 
 
 @compiled
