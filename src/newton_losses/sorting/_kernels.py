@@ -7,6 +7,9 @@ stand for m · 2⁻⁴⁰⁰ᶜ with 2⁻⁴⁰⁰ ≤ m: they reach as far as l
 
 A comparator of the wires w < v is computed once for both: with d = x_v − x_w it moves x_w by q(d) and x_v by −q(d),
 and keeps or swaps both with the same probabilities e^k and e^s.
+
+All kernels are in this one file: numba's cache on disk sees changes of the file of the function that is called, and
+of no other.
 """
 
 import math
