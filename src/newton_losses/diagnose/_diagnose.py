@@ -77,7 +77,7 @@ def diagnose(loss: Loss | Expandable, y: Tensor, *targets: Any, reduction: Reduc
 def _affordable(probe: Probe) -> Probe:
     """As much of the batch as fits into the time for one gradient of it: doubled until it is all or takes half."""
     part = probe.part(2)
-    part.gradient(part.flat)  # the first call ever imports, compiles and allocates
+    _ = part.here  # the first call ever imports, compiles and allocates
     while part.count < probe.count:
         if seconds(partial(part.gradient, part.flat), probe.y.device, budget=0.0) > GRADIENT_BUDGET / 2:
             break
