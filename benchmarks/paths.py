@@ -10,9 +10,7 @@ median over the turns of its ratio to ours.
 """
 
 import heapq
-import statistics
 import sys
-import time
 import warnings
 from collections.abc import Callable
 from functools import partial
@@ -22,6 +20,7 @@ import numpy as np
 import torch
 
 from newton_losses.paths import RelaxedBellmanFord, shortest_path
+from timing import rounds_of, to_first
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "paths"))
 import path_maps
@@ -29,23 +28,14 @@ import path_maps
 
 def race(entries: dict[str, tuple[Callable[[], object], int]], turns: int) -> dict[str, list[float]]:
     """Seconds per item of each entry (a run, its number of items) at each turn, after a run to warm up."""
-    for run, _ in entries.values():
-        run()
-    seconds: dict[str, list[float]] = {name: [] for name in entries}
-    for _ in range(turns):
-        for name, (run, items) in entries.items():
-            begin = time.perf_counter()
-            run()
-            seconds[name].append((time.perf_counter() - begin) / items)
-    return seconds
+    taken = rounds_of({name: run for name, (run, _) in entries.items()}, turns, 1)
+    return {name: [seconds / entries[name][1] for seconds in times] for name, times in taken.items()}
 
 
 def report(title: str, seconds: dict[str, list[float]]) -> None:
     print(f"\n{title}")
-    ours = next(iter(seconds.values()))
-    for name, times in seconds.items():
-        ratio = statistics.median(t / o for t, o in zip(times, ours, strict=True))
-        print(f"  {name:<34} {min(times) * 1e6:>10.2f} µs   {ratio:>8.1f} × ours")
+    for name, ratio in to_first(seconds).items():
+        print(f"  {name:<34} {min(seconds[name]) * 1e6:>10.2f} µs   {ratio:>8.1f} × ours")
 
 
 def heap_path(costs: np.ndarray) -> np.ndarray:

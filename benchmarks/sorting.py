@@ -1,13 +1,12 @@
 """Sorting losses against `diffsort` 0.2.0, side by side in one run: forward and backward, and mean Hessians.
 
 Run as `python benchmarks/sorting.py [--repetitions 30] [--device cpu]`. All candidates take turns in every
-repetition, so that a busy machine slows all alike; figures are medians, and ratios are of medians. Operators
-are counted as they reach the device (views are not), with a graph of the whole step they are one launch.
+repetition, so that a busy machine slows all alike; figures are medians, and ratios are medians over the repetitions.
+Operators are counted as they reach the device (views are not), with a graph of the whole step they are one launch.
 """
 
 import argparse
 import statistics
-import time
 import warnings
 from collections.abc import Callable
 
@@ -16,6 +15,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from newton_losses.sorting import SortingLoss, SortingNetwork
+from timing import rounds_of
 
 
 class CountOperators(TorchDispatchMode):
@@ -32,14 +32,14 @@ class CountOperators(TorchDispatchMode):
         return result
 
 
-def candidates(count: int, n: int, steepness: float, device: str) -> dict[str, Callable[[], object]]:
+def candidates(count: int, n: int, steepness: float, device: str, backend: str) -> dict[str, Callable[[], object]]:
     """What is timed, by name."""
     generator = torch.Generator().manual_seed(0)
     scores = torch.randn(count, n, generator=generator).to(device)
     values = torch.rand(count, n, generator=generator).to(device)
     goal = torch.nn.functional.one_hot(values.argsort(-1), n).float().mT
     peer = diffsort.DiffSortNet("odd_even", n, device=device, steepness=steepness, distribution="logistic")
-    loss = SortingLoss(SortingNetwork(n, steepness=steepness)).to(device)
+    loss = SortingLoss(SortingNetwork(n, steepness=steepness, backend=backend)).to(device)
 
     def peer_loss(inputs: torch.Tensor) -> torch.Tensor:
         return torch.nn.functional.binary_cross_entropy(peer(inputs)[1].clamp(0, 1), goal)
@@ -72,22 +72,6 @@ def candidates(count: int, n: int, steepness: float, device: str) -> dict[str, C
     }
 
 
-def measure(functions: dict[str, Callable[[], object]], repetitions: int, device: str) -> dict[str, float]:
-    """Median milliseconds of each, interleaved."""
-    times: dict[str, list[float]] = {name: [] for name in functions}
-    for repetition in range(repetitions + 2):
-        for name, function in functions.items():
-            if device != "cpu":
-                torch.cuda.synchronize()
-            start = time.perf_counter()
-            function()
-            if device != "cpu":
-                torch.cuda.synchronize()
-            if repetition >= 2:
-                times[name].append(1e3 * (time.perf_counter() - start))
-    return {name: statistics.median(values) for name, values in times.items()}
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--repetitions", type=int, default=30)
@@ -96,20 +80,25 @@ def main() -> None:
     parser.add_argument("--steepness", type=float, default=10.0)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--backend", default="auto", help="of the network: auto, numba or torch")
     arguments = parser.parse_args()
     warnings.filterwarnings("ignore", message=".*torch.jit")
     torch.set_num_threads(arguments.threads)
-    functions = candidates(arguments.count, arguments.n, arguments.steepness, arguments.device)
-    medians = measure(functions, arguments.repetitions, arguments.device)
+    functions = candidates(arguments.count, arguments.n, arguments.steepness, arguments.device, arguments.backend)
+    taken = rounds_of(functions, arguments.repetitions, 2, arguments.device)
     print(f"logistic odd-even network, N={arguments.count}, n={arguments.n}, {arguments.device}")
     for name, function in functions.items():
         with CountOperators() as counter:
             function()
-        print(f"{name:<46} {medians[name]:8.2f} ms  {counter.count:6d} operators")
-    peer_step, our_step, peer_hessian, _, hessian, _ = medians.values()
-    print(f"forward and backward: {peer_step / our_step:.1f} times faster than diffsort (wanted: 2)")
-    print(f"mean Hessian: {peer_hessian / hessian:.1f} times faster than through diffsort (wanted: 10)")
-    print(f"mean Hessian: {hessian / our_step:.1f} times its own forward and backward (wanted: at most 4)")
+        print(f"{name:<46} {1e3 * statistics.median(taken[name]):8.2f} ms  {counter.count:6d} operators")
+
+    def ratio(slow: str, fast: str) -> float:
+        return statistics.median(a / b for a, b in zip(taken[slow], taken[fast], strict=True))
+
+    peer_step, our_step, peer_hessian, _, hessian, *_ = functions
+    print(f"forward and backward: {ratio(peer_step, our_step):.1f} times faster than diffsort (wanted: 2)")
+    print(f"mean Hessian: {ratio(peer_hessian, hessian):.1f} times faster than through diffsort (wanted: 10)")
+    print(f"mean Hessian: {ratio(hessian, our_step):.1f} times its own forward and backward (wanted: at most 4)")
 
 
 if __name__ == "__main__":

@@ -57,7 +57,8 @@ def random_relaxation(generator: torch.Generator) -> tuple[Relaxation, str]:
     if name.startswith("softsort"):
         return SoftSort(temperature, 2 if name.endswith("²") else 1), f"{name} temperature {temperature:.3g}"
     steepness = log_uniform(-1, 3, generator)
-    return SortingNetwork(None, "odd_even", name, steepness), f"{name} steepness {steepness:.3g}"
+    backend = pick(("auto", "torch"), generator)
+    return SortingNetwork(None, "odd_even", name, steepness, backend), f"{name} steepness {steepness:.3g} {backend}"
 
 
 def random_scores(kind: str, count: int, n: int, spread: float, generator: torch.Generator) -> Tensor:

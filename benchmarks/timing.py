@@ -4,21 +4,33 @@ import statistics
 import time
 from collections.abc import Callable
 
+import torch
+
 Functions = dict[str, Callable[[], object]]
 
 
-def rounds_of(functions: Functions, rounds: int, warm_up: int) -> dict[str, list[float]]:
-    """The seconds of each function in each round. All run in every round, each time another one first."""
+def rounds_of(functions: Functions, rounds: int, warm_up: int, device: str = "cpu") -> dict[str, list[float]]:
+    """The seconds of each function in each round. All run in every round, each time another one first.
+
+    On a device a function counts from an idle device until it is idle again.
+    """
     names = list(functions)
+    wait = torch.cuda.synchronize if device.startswith("cuda") else _at_once
     taken: dict[str, list[float]] = {name: [] for name in names}
     for index in range(rounds + warm_up):
         first = index % len(names)
         for name in names[first:] + names[:first]:
+            wait()
             start = time.perf_counter()
             functions[name]()
+            wait()
             if index >= warm_up:
                 taken[name].append(time.perf_counter() - start)
     return taken
+
+
+def _at_once() -> None:
+    """A CPU is done when the call returns."""
 
 
 def interleaved(functions: Functions, rounds: int = 30, warm_up: int = 3) -> dict[str, float]:
@@ -31,6 +43,10 @@ def ratios(functions: Functions, rounds: int = 30, warm_up: int = 3) -> dict[str
 
     A slow spell of the machine lasts longer than a round, so it cancels in the quotient.
     """
-    taken = rounds_of(functions, rounds, warm_up)
-    base = taken[next(iter(functions))]
+    return to_first(rounds_of(functions, rounds, warm_up))
+
+
+def to_first(taken: dict[str, list[float]]) -> dict[str, float]:
+    """The ratios of rounds that were taken already."""
+    base = next(iter(taken.values()))
     return {name: statistics.median(a / b for a, b in zip(times, base, strict=True)) for name, times in taken.items()}

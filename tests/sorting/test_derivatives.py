@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from sorting_cases import DISTRIBUTIONS, NAMES, SIZES, make, scores_and_values
+from sorting_cases import BY_TORCH, DISTRIBUTIONS, NAMES, SIZES, make, scores_and_values
 
 from newton_losses.curvature._forms import as_curvature
 from newton_losses.sorting import SortingLoss
@@ -44,7 +44,7 @@ def automatic(loss, scores, values):
 
 @pytest.mark.parametrize("ties", ["share", "mask"])
 @pytest.mark.parametrize("n", [1, 2, 5, 8])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", NAMES + BY_TORCH)
 def test_expansion_equals_automatic_differentiation(name, n, ties):
     scores, values = scores_and_values(4, n, seed=n)
     if n > 2:
@@ -83,7 +83,8 @@ def test_derivatives_of_the_distributions(name):
     torch.testing.assert_close(law.log_slope(u), first.detach(), rtol=1e-9, atol=1e-300)
     torch.testing.assert_close(law.log_bend(u), second, rtol=1e-9, atol=1e-13)
     torch.testing.assert_close(law.log_cdf(u).exp() + law.log_cdf(-u).exp(), torch.ones_like(u))
-    torch.testing.assert_close(law.cdf(u), law.log_cdf(u).exp(), rtol=1e-12, atol=0)
+    # The series for log Φ ends before 10395/u¹², 2.5e-12 where it begins to be used, at −20.
+    torch.testing.assert_close(law.cdf(u), law.log_cdf(u).exp(), rtol=3e-12, atol=0)
     d = torch.tensor([-2.0, -1e-7, 1e-11, 0.5], dtype=torch.float64, requires_grad=True)
     (first,) = torch.autograd.grad(law.argument(d, 3.0).sum(), d, create_graph=True)
     torch.testing.assert_close(law.argument_derivatives(d, 3.0)[0], first)

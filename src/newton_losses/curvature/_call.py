@@ -43,8 +43,8 @@ def full_precision(tensor: Tensor) -> torch.autocast:
 
 
 def widen(tensor: Tensor) -> Tensor:
-    """float16 and bfloat16 become float32; curvature in 16 bits would be noise."""
-    return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
+    """At least float32: derivatives in 16 bits would be noise."""
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 
 def resolve_reduction(loss: object, reduction: Reduction | None) -> Reduction | None:

@@ -46,11 +46,11 @@ class Derivatives:
     obstacle: str | None = None
 
 
-def gradient_error(probe: Probe) -> float:
+def gradient_error(probe: Probe, directions: int = DIRECTIONS) -> float:
     """Value → gradient: the 95th percentile, over samples and directions, of the relative error."""
-    flat, gradient = probe.flat, probe.gradient(probe.flat)
+    flat, gradient = probe.flat, probe.here.gradient
     errors = []
-    for direction in _directions(probe, per_sample=True):
+    for direction in _directions(probe, per_sample=True)[:directions]:
         slope = (gradient * direction).sum(1)
         errors.append(_least(_slope_error(probe, flat, direction, slope, move * probe.spread) for move in MOVES))
     found = torch.cat(errors)

@@ -1,6 +1,9 @@
-"""`diagnose`: the measurements in their order, each on as many samples as a few seconds allow."""
+"""`diagnose`: the measurements in their order, each on as many samples as a few seconds allow.
 
-import time
+How much is measured depends on what one call costs, and never on how long the last measurement took: two runs on one
+machine look at the same samples and directions, unless a cost is at the very edge of a budget.
+"""
+
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -12,8 +15,8 @@ from ..curvature import CurvatureKind, Expandable, Expansion, Loss, Reduction, c
 from ..curvature._call import name_of
 from ..curvature._forms import as_curvature
 from ..errors import ArgumentError, DerivativeError, SeparabilityError
-from ._cost import Cost, first_order_cost, seconds
-from ._derivatives import Derivatives, forward_mode, gradient_error, hessian_error, judged, why_missing
+from ._cost import Cost, affordable, first_order_cost, seconds, timed
+from ._derivatives import DIRECTIONS, Derivatives, forward_mode, gradient_error, hessian_error, judged, why_missing
 from ._descent import BRIEF, THOROUGH, Descent, measure_descent
 from ._gradients import measure_gradients
 from ._noise import NOISE, measure_noise
@@ -37,8 +40,8 @@ GRADIENT_BUDGET, FIRST_BUDGET, HESSIAN_BUDGET, DESCENT_BUDGET = 0.05, 0.4, 0.4, 
 HESSIAN_LIMIT = 1.0
 # A sample's Hessian takes about this many times m gradients of it, by automatic differentiation in float64.
 HESSIAN_FACTOR = 4.0
-# Samples whose own Hessians are looked at.
-SAMPLES_ALONE = 24
+# Samples whose own Hessians are looked at, and directions that stand for them where Hessians take too long.
+SAMPLES_ALONE, DIRECTIONS_ALONE = 24, 6
 
 
 def diagnose(loss: Loss | Expandable, y: Tensor, *targets: Any, reduction: Reduction | None = None) -> Report:
@@ -74,7 +77,7 @@ def diagnose(loss: Loss | Expandable, y: Tensor, *targets: Any, reduction: Reduc
 def _affordable(probe: Probe) -> Probe:
     """As much of the batch as fits into the time for one gradient of it: doubled until it is all or takes half."""
     part = probe.part(2)
-    part.gradient(part.flat)  # the first call ever imports, compiles and allocates
+    _ = part.here  # the first call ever imports, compiles and allocates
     while part.count < probe.count:
         if seconds(partial(part.gradient, part.flat), probe.y.device, budget=0.0) > GRADIENT_BUDGET / 2:
             break
@@ -83,9 +86,7 @@ def _affordable(probe: Probe) -> Probe:
 
 
 def _measure(probe: Probe, blank: Report) -> Report:
-    first = probe.expand(probe.flat, None)
-    cost = first_order_cost(probe)
-    noise = measure_noise(probe, first)
+    first, cost, noise = probe.here, first_order_cost(probe, GRADIENT_BUDGET), measure_noise(probe)
     facts = Facts(
         reference_numerics=getattr(probe.loss, "numerics", None) == "reference",
         gradients=measure_gradients(first.value, first.gradient),
@@ -105,9 +106,15 @@ def _measure(probe: Probe, blank: Report) -> Report:
 
 def _exact(probe: Probe, facts: Facts, cost: Cost, fisher: Eigenvalues) -> tuple[Facts, Cost]:
     """A loss that gives the same answer twice: everything can be compared with float64."""
+    # A loss so slow that not even two samples fit into the budget is asked the least, and no more once it is at fault.
+    slow = cost.gradient > GRADIENT_BUDGET
     try:
-        precision, wide = measure_precision(probe), probe.to(torch.float64)
-        error = gradient_error(wide.part(thinned(2 * cost.value, 10, FIRST_BUDGET, probe.count)))
+        wide = probe.to(torch.float64)
+        precision = measure_precision(probe, wide)
+        if slow and precision.broken:
+            return replace(facts, precision=precision, spectra=Spectra(fisher)), cost
+        some = wide.part(thinned(2 * cost.value, 10, FIRST_BUDGET, probe.count))
+        error = gradient_error(some, 1 if slow else DIRECTIONS)
         derivatives = Derivatives(judged(error), error)
     except (RuntimeError, TypeError, NotImplementedError):  # float32 tensors inside the loss, say
         precision, wide, derivatives = None, probe, Derivatives()
@@ -115,7 +122,8 @@ def _exact(probe: Probe, facts: Facts, cost: Cost, fisher: Eigenvalues) -> tuple
     derivatives, hessian, cost = _second_order(part, derivatives, cost, check=precision is not None)
     spectra = Spectra(fisher)
     if derivatives.second == "expensive":
-        nonconvex, negative = curvature_along(part, HESSIAN_BUDGET)
+        each = 2 * cost.gradient * part.count / cost.samples
+        nonconvex, negative = curvature_along(part, affordable(each, HESSIAN_BUDGET, 1, DIRECTIONS_ALONE))
         spectra = replace(spectra, nonconvex_samples=nonconvex, negative_share=negative, samples=part.count)
     elif hessian is not None and derivatives.second != "wrong":
         spectra = _with_hessian(spectra, part, hessian)
@@ -138,12 +146,10 @@ def _second_order(
     derivatives = replace(derivatives, forward=forward, operator=operator)
     if part.size > DENSE_SIZE or part.size * cost.gradient / cost.samples > HESSIAN_LIMIT:
         return replace(derivatives, second="expensive"), None, cost
-    began = time.perf_counter()
     try:
-        hessian = part.expand(part.flat, "hessian")
+        hessian, taken = timed(lambda: part.expand(part.flat, "hessian"), part.y.device)
     except (DerivativeError, RuntimeError, NotImplementedError) as error:
         return replace(derivatives, second="missing", obstacle=why_missing(error)), None, cost
-    taken = time.perf_counter() - began
     if taken < HESSIAN_BUDGET / 4:  # cheap enough to be timed without its first call
         taken = seconds(lambda: part.expand(part.flat, "hessian"), part.y.device)
     if check:

@@ -7,9 +7,10 @@ from torch import Tensor
 
 from ..curvature import Expandable, Expansion
 from ..curvature._forms import as_curvature
-from ._probe import Probe, clock
+from ._cost import affordable, timed
+from ._probe import Probe
 
-# Repeats, the fewest that give a spread, and the seconds after which those are enough.
+# Repeats, the fewest that give a spread, and the seconds for all of them.
 REPEATS, LEAST, BUDGET = 12, 4, 1.0
 # At a ratio of one, half of what is seen is noise.
 NOISE = 1.0
@@ -32,15 +33,17 @@ class Noise:
         return (2 * ratio) ** 2
 
 
-def measure_noise(probe: Probe, first: Expansion) -> tuple[Noise, Expansion] | None:
-    """The noise and the mean over repeats, or None where the loss gives the `first` answer again."""
-    if torch.equal(first.gradient.nan_to_num(), probe.gradient(probe.flat).nan_to_num()):
+def measure_noise(probe: Probe) -> tuple[Noise, Expansion] | None:
+    """The noise and the mean over repeats, or None where the loss gives its first answer again."""
+    if torch.equal(probe.here.gradient.nan_to_num(), probe.gradient(probe.flat).nan_to_num()):
         return None
     estimates_hessian = isinstance(probe.loss, Expandable)
-    runs: list[Expansion] = []
-    over = clock(BUDGET)
-    while len(runs) < REPEATS and not (len(runs) >= LEAST and over()):
-        runs.append(probe.expand(probe.flat, "hessian" if estimates_hessian else None))
+
+    def run() -> Expansion:
+        return probe.expand(probe.flat, "hessian" if estimates_hessian else None)
+
+    once, cost = timed(run, probe.y.device)
+    runs = [once, *(run() for _ in range(affordable(cost, BUDGET, LEAST, REPEATS) - 1))]
     value, gradient = torch.stack([r.value for r in runs]), torch.stack([r.gradient for r in runs])
     hessian = None
     if estimates_hessian:

@@ -5,9 +5,10 @@ Asking is all that happens here; what the answers mean is in the modules of the 
 
 import contextlib
 import copy
-import time
-from collections.abc import Callable, Iterator
+import operator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, TypeGuard
 
 import torch
@@ -67,6 +68,11 @@ class Probe:
         outputs = flat.reshape(self.y.shape)
         return expand(self.loss, outputs, *self.targets, curvature=kind, reduction=self.reduction)
 
+    @cached_property
+    def here(self) -> Expansion:
+        """Values and gradients at the outputs themselves: asked for by most measurements, computed once."""
+        return self.expand(self.flat, None)
+
     def gradient(self, flat: Tensor) -> Tensor:
         return self.expand(flat, None).gradient
 
@@ -95,9 +101,11 @@ class Probe:
             return target.to(dtype) if floating else target
 
         loss = self.loss
-        if isinstance(loss, nn.Module) and any(t.is_floating_point() for t in _stored(loss)):
+        if isinstance(loss, nn.Module) and any(t.is_floating_point() and t.dtype != dtype for t in _stored(loss)):
             loss = copy.deepcopy(loss).to(dtype)
-        return Probe(loss, self.y.to(dtype), tuple(map(cast, self.targets)), self.reduction)
+        y, targets = self.y.to(dtype), tuple(map(cast, self.targets))
+        same = loss is self.loss and y is self.y and all(map(operator.is_, targets, self.targets))
+        return self if same else Probe(loss, y, targets, self.reduction)
 
 
 def can_be_called(loss: object) -> TypeGuard[Loss]:
@@ -128,12 +136,6 @@ def undisturbed(loss: object, device: torch.device) -> Iterator[None]:
 def _stored(module: nn.Module) -> Iterator[Tensor]:
     yield from module.parameters()
     yield from module.buffers()
-
-
-def clock(budget: float) -> Callable[[], bool]:
-    """A function that tells whether `budget` seconds are over, counted from now."""
-    end = time.perf_counter() + budget
-    return lambda: time.perf_counter() > end
 
 
 def thinned(seconds: float, calls: int, budget: float, count: int, least: int = 2) -> int:

@@ -7,7 +7,8 @@ from torch import Tensor
 
 from ..curvature import empirical_fisher
 from ..curvature._forms import Curvature, Dense, LowRank, as_curvature
-from ._probe import Probe, clock
+from ._cost import affordable, timed
+from ._probe import Probe
 
 # Below this share of the largest, an eigenvalue is taken as zero.
 ZERO = 1e-9
@@ -115,17 +116,17 @@ def _ritz_values(curvature: Curvature) -> Tensor:
     return values
 
 
-def curvature_along(probe: Probe, budget: float) -> tuple[float, float]:
+def curvature_along(probe: Probe, count: int) -> tuple[float, float]:
     """What `sample_convexity` tells, from curvatures along a few directions only.
 
-    Along the gradient and random directions, vᵀ∇²ℓᵢv by central differences of gradients: for Hessians that
-    would take too long. Such a share of samples is a lower bound: other directions may curve downwards.
+    Along the gradient and random directions, `count` in all, vᵀ∇²ℓᵢv by central differences of gradients: for
+    Hessians that would take too long. Such a share of samples is a lower bound: other directions may curve downwards.
     """
-    flat, generator, over = probe.flat, torch.Generator().manual_seed(0), clock(budget)
+    flat, generator = probe.flat, torch.Generator().manual_seed(0)
     move = 1e-4 * probe.spread
-    directions = torch.nn.functional.normalize(probe.gradient(flat), dim=1).nan_to_num()
+    directions = torch.nn.functional.normalize(probe.here.gradient, dim=1).nan_to_num()
     found: list[Tensor] = []
-    while len(found) < 6 and not (found and over()):
+    for _ in range(count):
         change = probe.gradient(flat + move * directions) - probe.gradient(flat - move * directions)
         found.append((change * directions).sum(1))
         drawn = torch.randn(flat.shape, generator=generator).to(flat)
@@ -144,20 +145,20 @@ def fisher_eigenvalues(gradient: Tensor) -> Eigenvalues:
 def sample_convexity(probe: Probe, zero: float, budget: float) -> tuple[float, float]:
     """(share of samples with a negative eigenvalue, mean of their negative shares), one sample at a time.
 
-    Ends early, after one sample at least, when `budget` seconds are over.
+    Of as many samples as the seconds of `budget` allow, at least one.
     """
-    found: list[float] = []
-    over = clock(budget)
-    for index in range(probe.count):
-        if found and over():
-            break
+
+    def negative(index: int) -> float | None:
         own = probe.at(index)
         curvature = own.expand(own.flat, "hessian").curvature
         assert curvature is not None
         form = as_curvature(curvature)
         if isinstance(form, Dense) and not torch.isfinite(form.matrix).all():
-            continue
+            return None
         # Rounding reaches further than for the mean: steep losses cancel large terms.
-        found.append(eigenvalues(form, zero).negative_share)
-    shares = torch.tensor(found or [0.0])
+        return eigenvalues(form, zero).negative_share
+
+    first, cost = timed(lambda: negative(0), probe.y.device)
+    found = [first, *map(negative, range(1, affordable(cost, budget, 1, probe.count)))]
+    shares = torch.tensor([share for share in found if share is not None] or [0.0])
     return float((shares > 1e-6).double().mean()), float(shares.mean())

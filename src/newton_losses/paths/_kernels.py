@@ -7,26 +7,13 @@ A map that needs many goes to Dijkstra's algorithm, so that a labyrinth costs n 
 Maps lie in padded arrays whose rim is +inf, so that no neighbour has to be looked for a border.
 """
 
-from collections.abc import Callable
-from typing import Any, TypeVar, cast
+from typing import Any
 
-import numba
 import numpy as np
 
-Function = TypeVar("Function", bound=Callable[..., Any])
+from .._optional import compiled
+
 Array = Any  # numpy arrays, as numba sees them
-
-
-def compiled(function: Function) -> Function:
-    """Compile at the first call and keep the result on disk where that is possible.
-
-    Without the interpreter's lock, so that the maps can be spread over threads; never with fast-math, which
-    would change the sums.
-    """
-    try:
-        return cast(Function, numba.njit(nogil=True, cache=True)(function))
-    except RuntimeError:  # numba found no folder that it could write to
-        return cast(Function, numba.njit(nogil=True)(function))
 
 
 @compiled

@@ -3,23 +3,16 @@
 What a caller sees, with its argument checks, is in `_shortest_path.py`.
 """
 
-import importlib.util
-from functools import cache
 from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from .._optional import is_installed
 from ..errors import ArgumentError
 
 Solved = tuple[Tensor, Tensor, Tensor, Tensor]
-
-
-@cache
-def is_installed(package: str) -> bool:
-    """Whether the package could be imported; numba and triton are too slow to import to find that out."""
-    return importlib.util.find_spec(package) is not None
 
 
 def choose(backend: str, device: torch.device) -> str:

@@ -12,12 +12,12 @@ from ..smoothing import _estimators as estimators
 from ..smoothing._loss import EstimatedLoss
 from ..smoothing._noise import Noise
 from ..smoothing._smoothed import BlackBox, flatten_from
-from ._perturbed import check_solution
+from ._perturbed import Optimizing, check_solution
 
 HessianEstimator = Literal["jacobian", "optimal_value"]
 
 
-class FenchelYoungLoss(EstimatedLoss):
+class FenchelYoungLoss(Optimizing, EstimatedLoss):
     """The convex loss of costs y against a wanted solution w*, for any solver of min_w ⟨y, w⟩ (or max_w).
 
     With w_s the solution under draw s, costs c_s = y − σz_s when minimising and c_s = y + σz_s when
@@ -76,10 +76,6 @@ class FenchelYoungLoss(EstimatedLoss):
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, minimize={self.minimize}, hessian={self.hessian!r}"
 
-    @property
-    def _signed_scale(self) -> float:
-        return -self.scale if self.minimize else self.scale
-
     def _estimate(
         self, y: Tensor, targets: tuple[Any, ...], curvature: CurvatureKind | None
     ) -> tuple[Tensor, Tensor, Any]:
@@ -89,7 +85,7 @@ class FenchelYoungLoss(EstimatedLoss):
         centred = self._needs_centre and curvature == "hessian"
         solutions = flatten_from(self._call(y, noise, (), centred), 2).to(y.dtype)
         drawn = solutions[-self.sampler.num_samples :]
-        sign = -1.0 if self.minimize else 1.0
+        sign = self._sign
         costs = flat + noise.perturbation()
         value = sign * torch.einsum("snm,snm->n", costs, drawn - target) / drawn.shape[0]
         gradient = sign * (drawn.mean(0) - target)

@@ -9,7 +9,22 @@ from ..smoothing import SmoothedAlgorithm, SmoothingOptions
 from ..smoothing._smoothed import BlackBox
 
 
-class Perturbed(SmoothedAlgorithm):
+class Optimizing:
+    """What a perturbed solver's direction decides: the sign of its loss, and of the noise on its costs."""
+
+    scale: float
+    minimize: bool
+
+    @property
+    def _sign(self) -> float:
+        return -1.0 if self.minimize else 1.0
+
+    @property
+    def _signed_scale(self) -> float:
+        return self._sign * self.scale
+
+
+class Perturbed(Optimizing, SmoothedAlgorithm):
     """A solver of min_w ⟨y, w⟩ (or max_w with `minimize=False`), made differentiable by noise on its costs.
 
         minimising   w_σ(y) = E[argmin_w ⟨y − σz, w⟩]
@@ -46,10 +61,6 @@ class Perturbed(SmoothedAlgorithm):
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, minimize={self.minimize}"
-
-    @property
-    def _signed_scale(self) -> float:
-        return -self.scale if self.minimize else self.scale
 
     def _check_output(self, output: Tensor, shape: tuple[int, ...]) -> None:
         check_solution(type(self).__name__, output, shape)

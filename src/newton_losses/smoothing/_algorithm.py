@@ -4,11 +4,12 @@ import torch
 from torch import Tensor
 
 from ..curvature import full_precision
+from ..curvature._call import widen
 from ..errors import ShapeError
 from . import _estimators as estimators
 from ._autograd import estimated
 from ._noise import Noise
-from ._smoothed import Smoothed, flatten_from, working
+from ._smoothed import Smoothed, flatten_from
 
 _NO_SECOND = (
     "{owner}: its Jacobian is estimated from samples and cannot be differentiated again: the second "
@@ -47,7 +48,7 @@ class SmoothedAlgorithm(Smoothed):
 
         def evaluate(y: Tensor) -> tuple[Tensor, ...]:
             with full_precision(y):
-                y = working(y)
+                y = widen(y.detach())
                 noise = self._draw(flatten_from(y, 1))
                 outputs = self._call(y, noise, (), self._needs_centre)
                 mean = outputs[-self.sampler.num_samples :].to(y.dtype).mean(0)
@@ -80,7 +81,7 @@ class SmoothedAlgorithm(Smoothed):
         """
         self._check(y)
         with full_precision(y):
-            work = working(y)
+            work = widen(y.detach())
             noise = self._draw(flatten_from(work, 1))
             outputs = self._call(work, noise, (), self._needs_centre)
             weights = self._weights(flatten_from(outputs, 2).to(work.dtype), self._needs_centre)

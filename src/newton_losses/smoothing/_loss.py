@@ -6,11 +6,12 @@ import torch
 from torch import Tensor
 
 from ..curvature import CurvatureKind, Expansion, empirical_fisher, full_precision
+from ..curvature._call import widen
 from ..errors import ArgumentError, DerivativeError, ShapeError
 from . import _estimators as estimators
 from ._autograd import estimated
 from ._noise import Noise
-from ._smoothed import Smoothed, flatten_from, working
+from ._smoothed import Smoothed, flatten_from
 
 _NO_SECOND = (
     "{owner}: its gradient is estimated from samples and cannot be differentiated again by autograd. "
@@ -31,7 +32,7 @@ class EstimatedLoss(Smoothed):
 
         def evaluate(y: Tensor) -> tuple[Tensor, ...]:
             with full_precision(y):
-                value, gradient, _ = self._estimate(working(y), targets, None)
+                value, gradient, _ = self._estimate(widen(y.detach()), targets, None)
             return value, gradient
 
         reason = _NO_SECOND.format(owner=type(self).__name__)
@@ -51,7 +52,7 @@ class EstimatedLoss(Smoothed):
             )
         self._check(y, targets)
         with full_precision(y):
-            return Expansion(*self._estimate(working(y), targets, curvature))
+            return Expansion(*self._estimate(widen(y.detach()), targets, curvature))
 
     def _estimate(
         self, y: Tensor, targets: tuple[Any, ...], curvature: CurvatureKind | None

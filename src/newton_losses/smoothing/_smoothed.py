@@ -159,11 +159,6 @@ class Smoothed(nn.Module):
         return subtract_baseline(values, centre, self.variance_reduction, self.sampler.groups)
 
 
-def working(y: Tensor) -> Tensor:
-    """y without its graph, in float32 at least."""
-    return y.detach().to(torch.promote_types(y.dtype, torch.float32))
-
-
 def flatten_from(tensor: Tensor, dim: int) -> Tensor:
     """All dimensions from `dim` on as one, which is 1 long where there is none."""
     return tensor.flatten(dim) if tensor.dim() > dim else tensor.unsqueeze(-1)

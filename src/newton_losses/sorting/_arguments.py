@@ -7,16 +7,15 @@ import torch
 from torch import Tensor
 
 from .._arguments import positive_number, real_tensor
+from ..curvature._call import widen
 from ..errors import ArgumentError, ShapeError
 
 
 def as_working(scores: Tensor, where: str) -> Tensor:
-    """`scores` in the precision the sorting code works in: float32, or float64 where it came so."""
+    """`scores`, if they are floating-point numbers, in the precision of the core."""
     if not real_tensor(scores, "scores", where).is_floating_point():
         raise ArgumentError(f"{where}: scores have dtype {scores.dtype}. Pass floating-point scores.")
-    if scores.dtype in (torch.float16, torch.bfloat16):
-        return scores.float()
-    return scores
+    return widen(scores)
 
 
 def as_wide(scores: Tensor) -> Tensor:

@@ -98,6 +98,9 @@ class Gaussian(Distribution):
         left = -tail.square() / 2 - torch.log(-tail) - math.log(2 * math.pi) / 2 + torch.log1p(series)
         return torch.where(u > 0, right, torch.where(u > -self.far, middle, left))
 
+    def cdf(self, u: Tensor) -> Tensor:
+        return 0.5 * torch.erfc(u / -math.sqrt(2))
+
     def log_slope(self, u: Tensor) -> Tensor:
         return torch.where(u < -self.far, self._excess(u) - u, self._ratio(u))
 
@@ -126,6 +129,9 @@ class Cauchy(Distribution):
         upper = torch.log1p(-torch.atan2(one, u.clamp(min=0)) / math.pi)
         return torch.where(u > 0, upper, lower)
 
+    def cdf(self, u: Tensor) -> Tensor:
+        return torch.atan2(torch.ones_like(u), -u) / math.pi
+
     def log_slope(self, u: Tensor) -> Tensor:
         return 1 / ((1 + u.square()) * torch.atan2(torch.ones_like(u), -u))
 
@@ -141,6 +147,9 @@ class Reciprocal(Distribution):
         lower = -torch.log(2 - u.clamp(max=0))
         upper = torch.log1p(-1 / (2 + u.clamp(min=0)))
         return torch.where(u > 0, upper, lower)
+
+    def cdf(self, u: Tensor) -> Tensor:
+        return (1 + u.clamp(min=0)) / (2 + u.abs())
 
     def log_slope(self, u: Tensor) -> Tensor:
         return 1 / ((2 + u.abs()) * (1 + u.clamp(min=0)))

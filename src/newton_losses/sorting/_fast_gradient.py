@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from ._relaxation import Relaxation
-from ._rows import cross_entropy
 
 
 class _CrossEntropy(torch.autograd.Function):
@@ -44,7 +43,7 @@ class _CrossEntropy(torch.autograd.Function):
 
 def _recorded_gradient(relaxation: Relaxation, scores: Tensor, target: Tensor, cells: Tensor) -> Tensor:
     def total(scores: Tensor) -> Tensor:
-        return cross_entropy(relaxation.log_weights(scores), target, cells).sum()
+        return relaxation.cross_entropies(scores, target, cells).sum()
 
     gradient: Tensor = torch.func.grad(total)(scores)
     return gradient
@@ -53,6 +52,6 @@ def _recorded_gradient(relaxation: Relaxation, scores: Tensor, target: Tensor, c
 def sorting_cross_entropy(relaxation: Relaxation, scores: Tensor, target: Tensor, cells: Tensor) -> Tensor:
     """The cross-entropy `(N,)` of the relaxed order of `(N, n)` scores."""
     if torch.compiler.is_compiling() or not (torch.is_grad_enabled() and scores.requires_grad):
-        return cross_entropy(relaxation.log_weights(scores), target, cells)
+        return relaxation.cross_entropies(scores, target, cells)
     value: Tensor = _CrossEntropy.apply(scores, target, cells, relaxation)[0]  # type: ignore[no-untyped-call]
     return value

@@ -7,12 +7,14 @@ Second derivatives are in `_network_derivatives.py`.
 
 import torch
 from torch import Tensor
+from torch.autograd.forward_ad import unpack_dual
 
 from .._arguments import whole_number
 from ..errors import ArgumentError, ShapeError
 from ._arguments import as_wide, check_positive
 from ._distributions import DISTRIBUTIONS, Distribution, DistributionName
-from ._network_derivatives import impossible_but_diagonal, network_derivatives
+from ._network_derivatives import compiled_values, impossible_but_diagonal, network_derivatives
+from ._operator import Backend, check_backend, runs_compiled
 from ._relaxation import Relaxation
 from ._stable import log_sum
 from ._wiring import NetworkName, wiring
@@ -27,6 +29,8 @@ class SortingNetwork(Relaxation):
 
     `n` is the number of items. With `n=None` any number can be sorted, and the wiring is computed anew at
     each call. "odd_even" has n layers for any n, "bitonic" log₂n (log₂n + 1)/2 for powers of two.
+    `backend` says what computes the derivatives of `SortingLoss`: "auto" is numba on the CPU where it is
+    installed, else torch. Both give the same numbers up to rounding.
 
     >>> SortingNetwork(3, steepness=1000.0).matrix(torch.tensor([3.0, 1.0, 2.0]))
     tensor([[0., 1., 0.],
@@ -43,6 +47,7 @@ class SortingNetwork(Relaxation):
         network: NetworkName = "odd_even",
         distribution: DistributionName = "logistic",
         steepness: float = 10.0,
+        backend: Backend = "auto",
     ) -> None:
         super().__init__()
         if n is not None:
@@ -56,6 +61,7 @@ class SortingNetwork(Relaxation):
         self.network = network
         self.distribution = distribution
         self.steepness = check_positive(steepness, "steepness", "SortingNetwork")
+        self.backend = check_backend(backend)
         partners, signs = wiring(network, 1 if n is None else n)
         self.register_buffer("partners", None if n is None else partners, persistent=False)
         self.register_buffer("signs", None if n is None else signs, persistent=False)
@@ -102,20 +108,35 @@ class SortingNetwork(Relaxation):
             state = keep * state + (1 - keep) * state.index_select(0, partner)
         return state.movedim(-1, 0).reshape(*scores.shape, scores.shape[-1])
 
+    def cross_entropies(self, scores: Tensor, target: Tensor, cells: Tensor) -> Tensor:
+        if not runs_compiled(self.backend, scores) or is_differentiated(scores):
+            return super().cross_entropies(scores, target, cells)
+        partners, signs = self._wiring(scores)
+        values = as_wide(batch_last(scores))
+        wide = target.to(values.dtype), cells.to(values.dtype)
+        return compiled_values(values, *wide, partners, signs, self._law, self.steepness).to(target.dtype)
+
     def derivatives(
         self, scores: Tensor, target: Tensor, cells: Tensor, hessian: bool
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         partners, signs = self._wiring(scores)
         values = as_wide(batch_last(scores))
-        dtype = values.dtype if self._law.cancels else target.dtype
+        compiled = runs_compiled(self.backend, scores)
+        dtype = values.dtype if compiled or self._law.cancels else target.dtype
         value, gradient, total = network_derivatives(
-            values, target.to(dtype), cells.to(dtype), partners, signs, self._law, self.steepness, hessian
+            values, target.to(dtype), cells.to(dtype), partners, signs, self._law, self.steepness, hessian, compiled
         )
         narrow = target.dtype
         return value.to(narrow), gradient.to(narrow), None if total is None else total.to(narrow)
 
     def extra_repr(self) -> str:
         return f"{self.n}, network={self.network!r}, distribution={self.distribution!r}, steepness={self.steepness}"
+
+
+def is_differentiated(scores: Tensor) -> bool:
+    """Whether operators on them are recorded, for backward or in forward mode."""
+    backward = torch.is_grad_enabled() and scores.requires_grad
+    return backward or unpack_dual(scores).tangent is not None  # type: ignore[no-untyped-call]
 
 
 def batch_last(scores: Tensor) -> Tensor:

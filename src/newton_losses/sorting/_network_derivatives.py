@@ -11,6 +11,8 @@ tangents are matrix products. Steps of layer l at wire w, with d the difference 
 where the second step's φ'' is r(1−r) times the square of the difference of its two inputs' tangents, with r
 the share of the first path. r is a conditional probability: it stays meaningful where e^ℓ underflows.
 
+The comparators are torch's in any case; all sweeps after them can be left to a compiled kernel (`_operator.py`).
+
 Wires come first and the batch last in all shapes: a layer moves whole rows, and inner loops run over N.
 """
 
@@ -21,6 +23,7 @@ from torch import Tensor
 from torch.nn.functional import hardshrink
 
 from ._distributions import Distribution
+from ._operator import network_operator
 from ._rows import row_derivatives, row_hessian
 from ._stable import FAR
 
@@ -29,20 +32,37 @@ from ._stable import FAR
 class Comparators:
     """What each comparator does, `(layers, n, N)`, with derivatives by its difference d.
 
-    `both` is (u, −u), `slope` is u' and `relative_bend` u''/u'; then the log-probabilities to keep and to
-    swap, the density F' u', and the move q.
+    `both` is (u, −u), `slope` is u' and `relative_bend` u''/u'; `logs` the log-probabilities (k, s) to keep and to
+    swap, `firsts` the derivatives of k, s and of the move q, and `density` F' u'.
     """
 
     difference: Tensor
     both: Tensor
     slope: Tensor
     relative_bend: Tensor
-    keep: Tensor
-    swap: Tensor
-    keep_first: Tensor
-    swap_first: Tensor
+    logs: Tensor
+    firsts: Tensor
     density: Tensor
-    move_first: Tensor
+
+    @property
+    def keep(self) -> Tensor:
+        return self.logs[0]
+
+    @property
+    def swap(self) -> Tensor:
+        return self.logs[1]
+
+    @property
+    def keep_first(self) -> Tensor:
+        return self.firsts[0]
+
+    @property
+    def swap_first(self) -> Tensor:
+        return self.firsts[1]
+
+    @property
+    def move_first(self) -> Tensor:
+        return self.firsts[2]
 
 
 def network_derivatives(
@@ -54,14 +74,52 @@ def network_derivatives(
     law: Distribution,
     steepness: float,
     hessian: bool,
+    compiled: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Losses `(N,)`, gradients `(N, n)` and, if wanted, the sum of their Hessians `(n, n)`.
 
-    Values `(n, N)` and log-matrix are carried in the dtype of the values, all else in that of `target`.
+    Values `(n, N)` and log-matrix are carried in the dtype of the values, all else in that of `target`, which is
+    float64 where it is `compiled`.
     """
     layers, signs = partners.unbind(0), signs.unsqueeze(-1).to(values.dtype)
     differences = _differences(values, layers, signs, law, steepness)
     comparators = _comparators(differences, signs, law, steepness)
+    if compiled:
+        logs, firsts = comparators.logs, comparators.firsts
+        seconds = _seconds(comparators, law) if hessian else logs.new_empty(0, 0, 0, 0)
+        value, gradient, total = network_operator(partners, logs, firsts, seconds, target, cells)
+        return value, gradient, total if hessian else None
+    return _derivatives(comparators, layers, values, target, cells, law, hessian)
+
+
+def compiled_values(
+    values: Tensor,
+    target: Tensor,
+    cells: Tensor,
+    partners: Tensor,
+    signs: Tensor,
+    law: Distribution,
+    steepness: float,
+) -> Tensor:
+    """The losses `(N,)` alone, by the compiled kernel; all in float64."""
+    signs = signs.unsqueeze(-1).to(values.dtype)
+    u = law.argument(_differences(values, partners.unbind(0), signs, law, steepness) * signs, steepness)
+    nothing = u.new_empty(0, 0, 0, 0)
+    logs = law.log_cdf(torch.stack((u, -u)))
+    value: Tensor = network_operator(partners, logs, nothing, nothing, target, cells)[0]
+    return value
+
+
+def _derivatives(
+    comparators: Comparators,
+    layers: tuple[Tensor, ...],
+    values: Tensor,
+    target: Tensor,
+    cells: Tensor,
+    law: Distribution,
+    hessian: bool,
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """All sweeps after the comparators, by torch's operators."""
     shares, weights = _matrix(comparators, layers, impossible_but_diagonal(values), target.dtype)
     rows = row_derivatives(weights.movedim(-1, 0).contiguous(), target, cells)
     adjoints = _matrix_adjoints(rows.gradient.movedim(0, -1).contiguous(), shares, layers)
@@ -73,7 +131,7 @@ def network_derivatives(
     gradient = by_score.mT.to(target.dtype)
     if not hessian:
         return rows.value, gradient, None
-    bend = _bend(comparators, law, kept, swapped, value_adjoints)
+    bend = (_seconds(comparators, law) * torch.stack((kept, swapped, value_adjoints))).sum(0)
     steps = _value_tangents(comparators.move_first, layers)
     by_value = (bend.unsqueeze(2) * steps).flatten(0, 1) @ steps.flatten(0, 1).mT
     # Products that underflow are slow on a CPU, and nothing beside the others.
@@ -108,7 +166,6 @@ def _comparators(difference: Tensor, sign: Tensor, law: Distribution, steepness:
     slope, bend = law.argument_derivatives(difference * sign, steepness)
     slope = slope * sign
     both = torch.stack((u, -u))
-    keep, swap = law.log_cdf(both)
     cdf, first = law.cdf(both), law.log_slope(both) * slope
     density = cdf[0] * first[0]
     return Comparators(
@@ -116,25 +173,20 @@ def _comparators(difference: Tensor, sign: Tensor, law: Distribution, steepness:
         both=both,
         slope=slope,
         relative_bend=bend / slope,
-        keep=keep,
-        swap=swap,
-        keep_first=first[0],
-        swap_first=-first[1],
+        logs=law.log_cdf(both),
+        firsts=torch.stack((first[0], -first[1], cdf[1] - density * difference)),
         density=density,
-        move_first=cdf[1] - density * difference,
     )
 
 
-def _bend(comparators: Comparators, law: Distribution, kept: Tensor, swapped: Tensor, moved: Tensor) -> Tensor:
-    """Σ (adjoint) · (second derivative by d) of what a comparator computes: k, s and the move q."""
+def _seconds(comparators: Comparators, law: Distribution) -> Tensor:
+    """The second derivatives by d of what a comparator computes, k, s and the move q, `(3, layers, n, N)`."""
     second = law.log_bend(comparators.both) * comparators.slope.square()
-    by_keep = second[0] + comparators.keep_first * comparators.relative_bend
-    by_swap = second[1] + comparators.swap_first * comparators.relative_bend
+    by_keep, by_swap = second + comparators.firsts[:2] * comparators.relative_bend
     density = comparators.density
     # F'' = F (log F)'' + F (log F)'², and F (log F)' is the density.
     density_slope = comparators.keep.exp() * by_keep + density * comparators.keep_first
-    by_move = -2 * density - density_slope * comparators.difference
-    return by_keep * kept + by_swap * swapped + by_move * moved
+    return torch.stack((by_keep, by_swap, -2 * density - density_slope * comparators.difference))
 
 
 def _matrix(

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from ..curvature import full_precision
 from ._arguments import as_working, sorted_last
+from ._rows import cross_entropy
 
 
 class Relaxation(nn.Module):
@@ -31,6 +32,10 @@ class Relaxation(nn.Module):
     def probabilities(self, scores: Tensor) -> Tensor:
         """P as prior work computes it, ascending: plain probabilities in the precision of the scores."""
         return self.log_weights(scores).to(scores.dtype).softmax(-1)
+
+    def cross_entropies(self, scores: Tensor, target: Tensor, cells: Tensor) -> Tensor:
+        """Cross-entropies `(N,)` of `(N, n)` scores, recorded for automatic differentiation."""
+        return cross_entropy(self.log_weights(scores), target, cells)
 
     @abstractmethod
     def derivatives(
