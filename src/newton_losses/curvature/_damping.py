@@ -46,7 +46,7 @@ class RelativeDamping:
 
     >>> expansion = Expansion(torch.zeros(1), torch.zeros(1, 2), torch.diag(torch.tensor([3.0, 4.0])))
     >>> RelativeDamping(2.0)(expansion)  # 2 · √((9 + 16) / 2)
-    tensor(7.0711)
+    tensor(7.0711, dtype=torch.float64)
     """
 
     factor: float = 1.0
@@ -78,8 +78,9 @@ class NormalizedDamping:
     `NewtonLoss` and `inject_fisher` see to that.
 
     >>> expansion = Expansion(torch.zeros(1), torch.tensor([[3.0, 4.0]]), torch.eye(2))
-    >>> NormalizedDamping(2.0)(expansion)  # λ = 2, ρ² = (9 + 16) / 2
-    Damped(damping=tensor(2.), length=tensor(0.5657))
+    >>> damping, length = NormalizedDamping(2.0)(expansion)
+    >>> damping, length * 12.5**0.5  # ρ² = (9 + 16) / 2
+    (tensor(2., dtype=torch.float64), tensor(2., dtype=torch.float64))
     """
 
     factor: float = 1.0
