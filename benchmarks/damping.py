@@ -140,7 +140,9 @@ def table(options: argparse.Namespace, store: Path) -> str:
             ]
             for arm in ("none", *(f"{damping:g}" for damping in GRID), *FACTORS, CONTROL, *others)
         }
-        if values["auto"]:
+        # An arm with fewer seeds than the others would be compared with noise.
+        values = {arm: found for arm, found in values.items() if len(found) == len(values["auto"])}
+        if values.get("auto"):
             rows.append(f"| {cell} | " + " | ".join(_row(values, others)) + " |")
     return "\n".join(rows)
 

@@ -55,7 +55,7 @@ class RelativeDamping:
         _check_positive(self.factor, "The factor of RelativeDamping")
 
     def __call__(self, expansion: Expansion) -> Tensor:
-        return self.factor * eigenvalue_scale(expansion)
+        return self.factor * _eigenvalue_scale(expansion)
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class NormalizedDamping:
         _check_positive(self.factor, "The factor of NormalizedDamping")
 
     def __call__(self, expansion: Expansion) -> Damped:
-        scale = eigenvalue_scale(expansion)
+        scale = _eigenvalue_scale(expansion)
         # Without curvature every λ gives the same step, the normalised gradient.
         damping = torch.where(scale == 0, 1.0, self.factor * scale)
         size = self._gradient_size(expansion).to(damping.dtype)
@@ -106,7 +106,7 @@ class NormalizedDamping:
         return (sums[0] / sums[1].clamp(min=1)).sqrt()
 
 
-def eigenvalue_scale(expansion: Expansion) -> Tensor:
+def _eigenvalue_scale(expansion: Expansion) -> Tensor:
     """The root mean square r of the m eigenvalues of an expansion's curvature."""
     if expansion.curvature is None:
         raise ArgumentError("A relative damping needs an expansion with a curvature to be relative to.")
