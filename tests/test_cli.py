@@ -68,7 +68,7 @@ def test_training_with_an_automatic_damping(tmp_path, curvature):
     code, text = command(*settings)
     assert code == 0
     assert f"{curvature} λ=auto" in text
-    assert json.loads((tmp_path / "run" / "config.json").read_text())["damping"] == "auto"
+    assert json.loads((tmp_path / "run" / "config.json").read_text())["configuration"]["damping"] == "auto"
     assert "this run is finished" in command(*settings)[1]
 
 
