@@ -132,16 +132,17 @@ def table(options: argparse.Namespace, store: Path) -> str:
     columns = ["plain", "best of λ", "which λ", *FACTORS, CONTROL, *others, "noise", "auto − best"]
     rows = ["| cell | " + " | ".join(columns) + " |", "|---" * (len(columns) + 1) + "|"]
     for cell in cells(options):
+        seeds = {seed for name, arm, seed in records if (name, arm) == (str(cell), "auto")}
         values = {
             arm: [
                 record["test"][FIGURES[options.data]]
-                for (name, known, _), record in records.items()
-                if known == arm and name == str(cell.baseline() if arm == "none" else cell)
+                for (name, known, seed), record in records.items()
+                if known == arm and seed in seeds and name == str(cell.baseline() if arm == "none" else cell)
             ]
             for arm in (*usual, *others)
         }
         # An arm with fewer seeds than the others would be compared with noise.
-        values = {arm: found for arm, found in values.items() if len(found) == len(values["auto"])}
+        values = {arm: found for arm, found in values.items() if len(found) == len(seeds)}
         if values.get("auto"):
             rows.append(f"| {cell} | " + " | ".join(_row(values, others)) + " |")
     return "\n".join(rows)

@@ -54,7 +54,7 @@ class NewtonTarget(Expansion):
     """An expansion, and what one damped Newton step from it gives.
 
     - `target` has the shape of the outputs: zᵢ* = ȳᵢ − (C + λI)⁻¹∇ℓᵢ.
-    - `step` is `(N, m)`: (C + λI)⁻¹∇ℓᵢ, zero for samples that were left out.
+    - `step` is `(N, m)`: (C + λI)⁻¹∇ℓᵢ, with "auto" times λ/ρ; zero for samples that were left out.
     - `kept` is `(N,)` boolean: whether a sample's value, gradient and step are finite.
     - `count` is the N that means are taken over: the samples with finite value and gradient, at least 1.
     - `total` is that N summed over all `ranks` that share the batch; alone, `count` itself and 1.
