@@ -154,7 +154,7 @@ def _row(values: dict[str, list[float]], others: list[str]) -> list[str]:
     noise = _noise(values)
     shown = [f"{means[arm]:.1f}" if arm in means else "–" for arm in (*FACTORS, CONTROL, *others)]
     difference = means["auto"] - means.get(best, math.nan)
-    verdict = f"{difference:+.1f}" + ("" if difference >= -noise else " ✗")
+    verdict = f"{difference:+.1f}" + (" ✗" if difference < -noise else "")
     plain = f"{means['none']:.1f}" if "none" in means else "–"
     return [plain, f"{means.get(best, math.nan):.1f}", best, *shown, f"{noise:.1f}", verdict]
 
