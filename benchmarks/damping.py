@@ -32,7 +32,6 @@ from newton_losses.bench.tasks import SortingTask, Task, make_task
 GRID = tuple(10.0**power for power in range(-3, 4))
 FACTORS = ("auto:0.1", "auto", "auto:10")
 CONTROL = "auto:1000"
-RIVALS = ("relative", "trace", "largest", "running", "trust")
 # Exact match of a set, or of a path.
 FIGURES = {"glyphs": "exact_match", "mnist": "exact_match", "terrain": "perfect_match"}
 
@@ -128,19 +127,23 @@ def read(store: Path) -> dict[tuple[str, str, int], dict[str, Any]]:
 def table(options: argparse.Namespace, store: Path) -> str:
     """The comparison as Markdown, a row a cell."""
     records = read(store)
-    others = [arm for arm in RIVALS if any(known == arm for _, known, _ in records)]
-    columns = ["plain", "best λ", "of it", *FACTORS, CONTROL, *others, "noise", "auto − best λ"]
+    usual = ("none", *(f"{damping:g}" for damping in GRID), *FACTORS, CONTROL)
+    others = [arm for arm in dict.fromkeys(arm for _, arm, _ in records) if arm not in usual]
+    columns = ["plain", "best of λ", "which λ", *FACTORS, CONTROL, *others, "noise", "auto − best"]
     rows = ["| cell | " + " | ".join(columns) + " |", "|---" * (len(columns) + 1) + "|"]
     for cell in cells(options):
+        seeds = {seed for name, arm, seed in records if (name, arm) == (str(cell), "auto")}
         values = {
             arm: [
                 record["test"][FIGURES[options.data]]
-                for (name, known, _), record in records.items()
-                if known == arm and name == str(cell.baseline() if arm == "none" else cell)
+                for (name, known, seed), record in records.items()
+                if known == arm and seed in seeds and name == str(cell.baseline() if arm == "none" else cell)
             ]
-            for arm in ("none", *(f"{damping:g}" for damping in GRID), *FACTORS, CONTROL, *others)
+            for arm in (*usual, *others)
         }
-        if values["auto"]:
+        # An arm with fewer seeds than the others would be compared with noise.
+        values = {arm: found for arm, found in values.items() if len(found) == len(seeds)}
+        if values.get("auto"):
             rows.append(f"| {cell} | " + " | ".join(_row(values, others)) + " |")
     return "\n".join(rows)
 
@@ -151,7 +154,7 @@ def _row(values: dict[str, list[float]], others: list[str]) -> list[str]:
     noise = _noise(values)
     shown = [f"{means[arm]:.1f}" if arm in means else "–" for arm in (*FACTORS, CONTROL, *others)]
     difference = means["auto"] - means.get(best, math.nan)
-    verdict = f"{difference:+.1f}" + ("" if difference >= -noise else " ✗")
+    verdict = f"{difference:+.1f}" + (" ✗" if difference < -noise else "")
     plain = f"{means['none']:.1f}" if "none" in means else "–"
     return [plain, f"{means.get(best, math.nan):.1f}", best, *shown, f"{noise:.1f}", verdict]
 
@@ -181,7 +184,7 @@ def main() -> None:
     parser.add_argument("--maps", type=int, default=10_000, help="of terrain, to train on")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--only", help="cells whose name has all of these words, as in 'softsort fisher'")
-    parser.add_argument("--arms", nargs="*", help=f"these only: numbers, auto:FACTOR, {', '.join(RIVALS)}")
+    parser.add_argument("--arms", nargs="*", help="these only: numbers, auto:FACTOR, relative:FACTOR")
     parser.add_argument("--share", type=_share, default=(0, 1), help="0/2 and 1/2 divide the runs among two processes")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--precision", default="float32")

@@ -62,6 +62,16 @@ def test_training_as_json(tmp_path):
     assert set(events[-1]["test"]) == {"exact_match", "element_wise"}
 
 
+@pytest.mark.parametrize("curvature", ["fisher", "hessian"])
+def test_training_with_an_automatic_damping(tmp_path, curvature):
+    settings = [*TINY, "--curvature", curvature, "--damping", "auto", "--out", str(tmp_path / "run")]
+    code, text = command(*settings)
+    assert code == 0
+    assert f"{curvature} λ=auto" in text
+    assert json.loads((tmp_path / "run" / "config.json").read_text())["configuration"]["damping"] == "auto"
+    assert "this run is finished" in command(*settings)[1]
+
+
 def test_several_seeds_have_a_folder_each_and_a_summary(tmp_path):
     code, text = command(*TINY, "--seeds", "3,5-6", "--out", str(tmp_path / "runs"))
     assert code == 0

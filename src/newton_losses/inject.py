@@ -53,6 +53,10 @@ def inject_fisher(
     zero and the others theirs as if they were not there; behind a `GradScaler` they stay non-finite,
     because it looks for them to skip the step and lower the scale.
 
+    With `damping="auto"`, λ comes from F itself and the gradient is divided by its own size over the batch
+    (`NormalizedDamping`): no constant factor of the loss changes what leaves, but for `loss_scale`, which it
+    is still scaled with.
+
     Where `torch.distributed` is initialised, F is that of all ranks' samples, and what leaves is such
     that its average over the ranks, which DDP and FSDP take, is that of one process with the whole batch.
     Every rank has to run its backward pass, also for an empty batch. `process_group` is as in `NewtonLoss`.

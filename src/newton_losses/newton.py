@@ -54,7 +54,7 @@ class NewtonTarget(Expansion):
     """An expansion, and what one damped Newton step from it gives.
 
     - `target` has the shape of the outputs: zᵢ* = ȳᵢ − (C + λI)⁻¹∇ℓᵢ.
-    - `step` is `(N, m)`: (C + λI)⁻¹∇ℓᵢ, zero for samples that were left out.
+    - `step` is `(N, m)`: (C + λI)⁻¹∇ℓᵢ, with "auto" times λ/ρ; zero for samples that were left out.
     - `kept` is `(N,)` boolean: whether a sample's value, gradient and step are finite.
     - `count` is the N that means are taken over: the samples with finite value and gradient, at least 1.
     - `total` is that N summed over all `ranks` that share the batch; alone, `count` itself and 1.
@@ -127,7 +127,7 @@ def newton_loss(
     reduction = resolve_reduction(loss, options.get("reduction"))
     if _value_only(value):
         return _plain_value(loss, y, targets, reduction)
-    return surrogate(y, newton_target(loss, y, *targets, **options), value, reduction)
+    return _surrogate(y, newton_target(loss, y, *targets, **options), value, reduction)
 
 
 class NewtonLoss(nn.Module):
@@ -220,7 +220,7 @@ class NewtonLoss(nn.Module):
             self.check = False
         found = newton_target(self.loss, y, *targets, **self.options)
         count_skipped(self, found.kept)
-        return surrogate(y, found, self.value, reduction)
+        return _surrogate(y, found, self.value, reduction)
 
     def extra_repr(self) -> str:
         return f"curvature={self.options['curvature']!r}, damping={self.options['damping']!r}"
@@ -257,7 +257,7 @@ def _reduced(values: Tensor, reduction: Reduction | None) -> Tensor:
     return total if reduction == "sum" else total / usable.sum().clamp(min=1)
 
 
-def surrogate(y: Tensor, found: NewtonTarget, value: Value, reduction: Reduction | None) -> Tensor:
+def _surrogate(y: Tensor, found: NewtonTarget, value: Value, reduction: Reduction | None) -> Tensor:
     """A scalar with the wanted value, and with the gradient and Hessian of ½‖z* − y‖².
 
     With d = y − ȳ, which is zero but has a gradient, ½‖z* − y‖² = ½‖step‖² + step·d + ½‖d‖². Written

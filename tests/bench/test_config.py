@@ -1,10 +1,13 @@
 """Configurations: the paper's values fill the holes, and every mistake is answered with what would do."""
 
 import pytest
+from torch.nn.functional import mse_loss
 
 from newton_losses import ArgumentError
 from newton_losses.bench import defaults
 from newton_losses.bench.config import PathsConfig, SortingConfig, option, resolve_device
+from newton_losses.bench.tasks._task import training_loss
+from newton_losses.curvature import NormalizedDamping
 
 
 def sorting(**settings):
@@ -59,6 +62,17 @@ def test_what_was_given_stays():
     assert config.resolved() == config
 
 
+def test_a_damping_is_a_number_or_auto():
+    assert sorting(curvature="fisher", damping="0.5").damping == 0.5
+    automatic = sorting(curvature="hessian", damping="auto")
+    assert (automatic.damping, automatic.spectrum) == ("auto", "absolute")
+    assert automatic.resolved() == automatic
+    assert sorting(curvature="hessian", damping="auto:3", spectrum="raw").spectrum == "raw"
+    assert sorting(curvature="hessian").spectrum == sorting(curvature="fisher", damping="auto").spectrum == "raw"
+    assert training_loss(mse_loss, automatic).options["damping"] == NormalizedDamping(1.0)
+    assert training_loss(mse_loss, sorting(curvature="fisher", damping="auto:3")).options["damping"].factor == 3.0
+
+
 def test_a_configuration_survives_json():
     for config in (sorting(curvature="hessian"), paths(algorithm="bellman-ford")):
         assert type(config).from_dict(config.to_dict()) == config
@@ -85,6 +99,10 @@ def test_a_configuration_survives_json():
         (sorting, {"damping": 1.0}, "baseline without one"),
         (sorting, {"curvature": "fisher", "damping": -1.0}, "positive number"),
         (sorting, {"curvature": "fisher", "damping": float("nan")}, "positive number"),
+        (sorting, {"curvature": "fisher", "damping": "much"}, "--damping much: it is a positive number, auto"),
+        (sorting, {"curvature": "fisher", "damping": "auto:0"}, "--damping auto:0: it is a positive number, auto"),
+        (sorting, {"curvature": "fisher", "damping": "automatic"}, "--damping automatic"),
+        (sorting, {"damping": "auto"}, "baseline without one"),
         (sorting, {"curvature": "fisher", "damping": 1.0, "relative_damping": 1.0}, "not both"),
         (sorting, {"curvature": "fisher", "spectrum": "clip"}, "sum of squares"),
         (sorting, {"steepness": 10.0}, "--steepness does not go with --algorithm softsort"),

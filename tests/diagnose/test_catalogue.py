@@ -7,7 +7,7 @@ import pytest
 import torch
 from catalogue import Known, catalogue, cross_entropy, draw, smoothed, squares, steep_ranks
 
-from newton_losses import RelativeDamping
+from newton_losses.curvature import NormalizedDamping
 from newton_losses.diagnose import _diagnose, diagnose
 from newton_losses.sorting import SortingLoss
 
@@ -45,7 +45,7 @@ def test_a_recommendation_can_be_used() -> None:
     ranks = draw(30, 5, seed=1).argsort(1).argsort(1).float()
     chosen = diagnose(steep_ranks, scores, ranks).recommendation
     assert chosen is not None
-    assert isinstance(chosen.damping, RelativeDamping)
+    assert isinstance(chosen.damping, NormalizedDamping)
     import newton_losses as nl
 
     newton = eval(str(chosen), {"nl": nl, "loss": steep_ranks})

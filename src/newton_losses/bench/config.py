@@ -14,7 +14,6 @@ import torch
 
 from ..errors import ArgumentError
 from . import defaults
-from .dampings import parse_rule
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -275,18 +274,36 @@ def check_positive(name: str, value: float | None) -> None:
 
 
 def read_damping(damping: float | str | None) -> float | str | None:
-    """A number, also where it comes as text, or the name of a rule; `None` has not been given.
+    """A number, also where it comes as text, or "auto" with or without a factor; `None` has not been given.
 
-    >>> read_damping("10"), read_damping("auto")
-    (10.0, 'auto')
+    >>> read_damping("10"), read_damping("auto:0.3")
+    (10.0, 'auto:0.3')
     """
+    if isinstance(damping, str) and damping.startswith("auto"):
+        auto_factor(damping)
+        return damping
     try:
         number = None if damping is None else float(damping)
     except ValueError:
-        parse_rule(str(damping))
-        return damping
+        raise ArgumentError(f"--damping {damping}: it is a positive number, auto, or auto:FACTOR.") from None
     check_positive("damping", number)
     return number
+
+
+def auto_factor(damping: str) -> float:
+    """The factor of a damping "auto" or "auto:FACTOR".
+
+    >>> auto_factor("auto"), auto_factor("auto:10")
+    (1.0, 10.0)
+    """
+    name, _, number = damping.partition(":")
+    try:
+        factor = float(number or 1)
+    except ValueError:
+        factor = math.nan
+    if name != "auto" or not (math.isfinite(factor) and factor > 0):
+        raise ArgumentError(f"--damping {damping}: it is a positive number, auto, or auto:FACTOR.")
+    return factor
 
 
 def check_at_least(name: str, value: int, least: int) -> None:

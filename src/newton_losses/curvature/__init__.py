@@ -12,7 +12,6 @@ from ._damping import DampingRule as DampingRule
 from ._damping import NormalizedDamping as NormalizedDamping
 from ._damping import RelativeDamping as RelativeDamping
 from ._damping import check_damping as check_damping
-from ._damping import eigenvalue_scale as eigenvalue_scale
 from ._damping import resolve_damping as resolve_damping
 from ._expand import expand as expand
 from ._expand import finite as finite
@@ -25,7 +24,6 @@ from ._forms import Curvature as Curvature
 from ._forms import Dense as Dense
 from ._forms import LowRank as LowRank
 from ._forms import Products as Products
-from ._forms import as_curvature as as_curvature
 from ._global import Shared as Shared
 from ._global import goes_by_products as goes_by_products
 from ._global import share_curvature as share_curvature

@@ -46,7 +46,7 @@ class RelativeDamping:
 
     >>> expansion = Expansion(torch.zeros(1), torch.zeros(1, 2), torch.diag(torch.tensor([3.0, 4.0])))
     >>> RelativeDamping(2.0)(expansion)  # 2 · √((9 + 16) / 2)
-    tensor(7.0711)
+    tensor(7.0711, dtype=torch.float64)
     """
 
     factor: float = 1.0
@@ -55,7 +55,7 @@ class RelativeDamping:
         _check_positive(self.factor, "The factor of RelativeDamping")
 
     def __call__(self, expansion: Expansion) -> Tensor:
-        return self.factor * eigenvalue_scale(expansion)
+        return self.factor * _eigenvalue_scale(expansion)
 
 
 @dataclass(frozen=True)
@@ -78,8 +78,9 @@ class NormalizedDamping:
     `NewtonLoss` and `inject_fisher` see to that.
 
     >>> expansion = Expansion(torch.zeros(1), torch.tensor([[3.0, 4.0]]), torch.eye(2))
-    >>> NormalizedDamping(2.0)(expansion)  # λ = 2, ρ² = (9 + 16) / 2
-    Damped(damping=tensor(2.), length=tensor(0.5657))
+    >>> damping, length = NormalizedDamping(2.0)(expansion)
+    >>> damping, length * 12.5**0.5  # ρ² = (9 + 16) / 2
+    (tensor(2., dtype=torch.float64), tensor(2., dtype=torch.float64))
     """
 
     factor: float = 1.0
@@ -89,7 +90,7 @@ class NormalizedDamping:
         _check_positive(self.factor, "The factor of NormalizedDamping")
 
     def __call__(self, expansion: Expansion) -> Damped:
-        scale = eigenvalue_scale(expansion)
+        scale = _eigenvalue_scale(expansion)
         # Without curvature every λ gives the same step, the normalised gradient.
         damping = torch.where(scale == 0, 1.0, self.factor * scale)
         size = self._gradient_size(expansion).to(damping.dtype)
@@ -105,7 +106,7 @@ class NormalizedDamping:
         return (sums[0] / sums[1].clamp(min=1)).sqrt()
 
 
-def eigenvalue_scale(expansion: Expansion) -> Tensor:
+def _eigenvalue_scale(expansion: Expansion) -> Tensor:
     """The root mean square r of the m eigenvalues of an expansion's curvature."""
     if expansion.curvature is None:
         raise ArgumentError("A relative damping needs an expansion with a curvature to be relative to.")

@@ -16,7 +16,7 @@ from ._solve import Spectrum, check_spectrum, damped_solve, solve_gradients
 
 @dataclass(frozen=True)
 class Step:
-    """`rows` `(N, m)`: (C + λI)⁻¹∇ℓᵢ, zero where not `kept` `(N,)`; `count`: the N of all means."""
+    """`rows` `(N, m)`: the rule's length times (C + λI)⁻¹∇ℓᵢ, zero where not `kept` `(N,)`; `count`: the N of means."""
 
     rows: Tensor
     kept: Tensor

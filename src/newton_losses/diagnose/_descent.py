@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from ..curvature import CurvatureKind, Expansion, RelativeDamping, Spectrum, newton_step
+from ..curvature import CurvatureKind, Expansion, NormalizedDamping, newton_step
 from ._probe import Probe, is_reduced, mean_finite
 
 
@@ -55,12 +55,11 @@ class Line:
 
 @dataclass(frozen=True)
 class Candidate:
-    """One Newton direction: its curvature, the factor of `RelativeDamping`, λ here, and where its line leads."""
+    """One Newton direction: its curvature, the factor of `NormalizedDamping`, λ here, and where its line leads."""
 
     curvature: CurvatureKind
     factor: float
     damping: float
-    spectrum: Spectrum
     line: Line
 
 
@@ -119,24 +118,17 @@ def follow(probe: Probe, rows: Tensor, plan: Plan, name: str) -> Line:
 
 
 def _candidate(probe: Probe, kind: CurvatureKind, expansion: Expansion, plan: Plan, factor: float) -> Candidate:
-    rule = RelativeDamping(factor)
-    damping = float(rule(expansion))
-    # Raw negative eigenvalues beyond the damping would turn the step uphill.
-    spectrum: Spectrum = "raw" if kind == "fisher" or _definite(expansion, damping) else "absolute"
+    rule = NormalizedDamping(factor)
     if kind == "hessian":  # products cannot tell the sign of eigenvalues
         expansion = replace(expansion, curvature=_dense(expansion))
-    step = newton_step(expansion, rule, spectrum)
+    step = newton_step(expansion, rule)
     line = follow(probe, step.rows, plan, f"{kind}, factor {factor:g}")
-    return Candidate(kind, factor, damping, spectrum, line)
+    return Candidate(kind, factor, float(rule(expansion).damping), line)
 
 
 def _dense(expansion: Expansion) -> Tensor:
     assert expansion.curvature is not None
     return expansion.curvature if isinstance(expansion.curvature, Tensor) else expansion.curvature.dense()
-
-
-def _definite(expansion: Expansion, damping: float) -> bool:
-    return float(torch.linalg.eigvalsh(_dense(expansion).double())[0]) + damping > damping / 10
 
 
 def _several_steps(probe: Probe, plan: Plan) -> float:

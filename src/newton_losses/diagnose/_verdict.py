@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from ..curvature import CurvatureKind, RelativeDamping, Spectrum
+from ..curvature import CurvatureKind, NormalizedDamping
 from ._derivatives import Derivatives
 from ._descent import Candidate, Descent
 from ._gradients import Gradients
@@ -26,14 +26,13 @@ class Recommendation:
     """Arguments for `NewtonLoss`; `damping_here` is the λ that the rule gives at the diagnosed outputs."""
 
     curvature: CurvatureKind
-    damping: RelativeDamping
+    damping: NormalizedDamping
     damping_here: float
-    spectrum: Spectrum = "raw"
 
     def __str__(self) -> str:
-        spectrum = "" if self.spectrum == "raw" else f', spectrum="{self.spectrum}"'
-        rule = f"nl.RelativeDamping({self.damping.factor:g})"
-        return f'nl.NewtonLoss(loss, curvature="{self.curvature}", damping={rule}{spectrum})'
+        usual = self.damping == NormalizedDamping()
+        rule = '"auto"' if usual else f"nl.curvature.NormalizedDamping({self.damping.factor:g})"
+        return f'nl.NewtonLoss(loss, curvature="{self.curvature}", damping={rule})'
 
 
 @dataclass(frozen=True)
@@ -179,7 +178,7 @@ def _gain(descent: Descent, chosen: Recommendation) -> str:
         return f"The recommended direction {measured}."
     return (
         f"The recommended direction {measured}: here it is no better than the gradient's. What a Newton loss brings "
-        "then is the scale, each batch by its own curvature; compare it with gradient clipping."
+        "then is the scale, each batch by its own size; compare it with gradient clipping."
     )
 
 
@@ -195,4 +194,4 @@ def recommend(facts: Facts) -> Recommendation | None:
         return candidate.factor != 1.0, candidate.curvature != "fisher", -candidate.factor
 
     best = min(equal or descent.candidates, key=simplicity)
-    return Recommendation(best.curvature, RelativeDamping(best.factor), best.damping, best.spectrum)
+    return Recommendation(best.curvature, NormalizedDamping(best.factor), best.damping)

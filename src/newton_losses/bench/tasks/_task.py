@@ -6,10 +6,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from ...curvature import RelativeDamping
+from ...curvature import Damping, NormalizedDamping, RelativeDamping
 from ...newton import NewtonLoss
-from ..config import RunConfig
-from ..dampings import with_rule
+from ..config import RunConfig, auto_factor
 from ._energy import EnergyCurvature
 
 Figures = dict[str, dict[str, float]]
@@ -64,9 +63,11 @@ def training_loss(loss: Callable[..., Tensor], config: RunConfig) -> nn.Module:
     """The scalar loss of a batch: the mean of `loss`, its Newton loss, or that of the control without directions."""
     if config.curvature == "none":
         return _MeanLoss(loss)
-    damping = config.damping if config.relative_damping is None else RelativeDamping(config.relative_damping)
-    if isinstance(damping, str):
-        return with_rule(loss, config.curvature, damping, spectrum=config.spectrum, check=False)  # type: ignore[arg-type]
+    damping: Damping | None = config.damping  # type: ignore[assignment]
+    if config.relative_damping is not None:
+        damping = RelativeDamping(config.relative_damping)
+    elif isinstance(config.damping, str):
+        damping = NormalizedDamping(auto_factor(config.damping))
     # No check on the first call: it would draw noise, and a resumed run makes a first call of its own.
     if config.curvature == "energy":
         return NewtonLoss(EnergyCurvature(loss), "fisher", damping, check=False)  # type: ignore[arg-type]
