@@ -50,6 +50,11 @@ class RunFolder:
         self._lock: io.TextIOWrapper | None = None
 
     def __enter__(self) -> Self:
+        self.open()
+        return self
+
+    def open(self) -> None:
+        """Lock the folder, and make sure that it is this run's."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             self._lock = _take_lock(self.path / _LOCK)
@@ -61,7 +66,6 @@ class RunFolder:
         except BaseException:
             self.close()
             raise
-        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -120,9 +124,10 @@ class RunFolder:
         torch.save({name: tensor.cpu() for name, tensor in weights.items()}, buffer)
         write_atomically(self.path / WEIGHTS, buffer.getvalue())
 
-    def finish(self, result: Record) -> None:
-        """Write the result: from now on the run is finished."""
+    def finish(self, result: Record) -> Record:
+        """Write the result, and return it: from now on the run is finished."""
         write_atomically(self.path / RESULT, _pretty(result))
+        return result
 
     def _newest_checkpoint(self) -> Record | None:
         damaged: BadCheckpoint | None = None

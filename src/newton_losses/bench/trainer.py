@@ -13,6 +13,7 @@ from torch import Tensor
 from .capture import CapturedStep
 from .config import RunConfig
 from .files import RunError
+from .ranks import current_ranks
 from .tasks import Task
 
 
@@ -23,6 +24,8 @@ class Trainer:
         self.task = task
         self.step = 0
         self._clip_norm = config.clip_norm
+        self._ranks = current_ranks()
+        self._is_baseline = config.curvature == "none"
         self._parameters = list(task.model.parameters())
         self._optimizer = _adam(self._parameters, config)
         self._rate = config.learning_rate
@@ -36,8 +39,10 @@ class Trainer:
             "loss_count": torch.zeros((), dtype=torch.float64, device=device),
             "last_loss": torch.zeros((), dtype=torch.float64, device=device),
         }
+        self._counters = [tensor for name, tensor in self.tensors.items() if name == "loss.skipped"]
         self._run = self._compute
-        if config.graph:
+        # Several ranks wait for each other in a step, which a graph would have to be told about: they do without.
+        if config.graph and self._ranks.count == 1:
             task.model.train()
             generators = task.generators.values()
             self._run = CapturedStep(self._compute, task.batch_sizes, self.tensors.values(), generators)
@@ -62,8 +67,9 @@ class Trainer:
 
     def _compute(self, size: int) -> None:
         self._optimizer.zero_grad(set_to_none=True)
-        loss = self.task.draw_loss(size)
-        loss.backward()  # type: ignore[no-untyped-call]
+        self._ranks.begin(size, self._counters)
+        rows = self.task.draw_loss(size)
+        loss = self._ranks.backward(rows, self._parameters, is_mean_of_rows=self._is_baseline)
         if self._clip_norm is not None:
             torch.nn.utils.clip_grad_norm_(self._parameters, self._clip_norm)
         self._optimizer.step()
