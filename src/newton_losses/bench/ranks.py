@@ -56,18 +56,18 @@ class Ranks:
         self.number, self.count = (0, 1) if group is None else (dist.get_rank(group), dist.get_world_size(group))
         self.is_first = self.number == 0
         self.size = 0
-        self._counters: list[tuple[Tensor, Tensor]] = []
+        self._skipped_before: Tensor | None = None
         # Words go from CPU to CPU where the group can send those.
         speaks_there = group is None or "cpu" in str(dist.get_backend_config(group))
         self._device = torch.device("cpu" if speaks_there else "cuda")
 
     # The rows of a batch
 
-    def begin(self, size: int, counters: Iterable[Tensor] = ()) -> None:
-        """The batch at hand has `size` samples over all ranks. `counters` are what this rank counts in it."""
+    def begin(self, size: int, skipped: Tensor | None) -> None:
+        """The batch at hand has `size` samples over all ranks. `skipped` counts those that the loss leaves out."""
         self.size = size
         if self.count > 1:
-            self._counters = [(counter, counter.clone()) for counter in counters]
+            self._skipped_before = None if skipped is None else skipped.clone()
 
     def part(self) -> slice:
         """This rank's samples of the batch at hand: consecutive ones, as many as any other's give or take one."""
@@ -87,8 +87,10 @@ class Ranks:
                     settings = {field.name: getattr(module.sampler, field.name) for field in fields(Sampler)}
                     module.sampler = _RowsOfNoise(**settings, ranks=self)
 
-    def backward(self, loss: Tensor, parameters: Sequence[nn.Parameter], *, is_mean_of_rows: bool) -> Tensor:
-        """Give all ranks the gradient of the whole batch's loss, and return that loss; one collective.
+    def backward(
+        self, loss: Tensor, parameters: Sequence[nn.Parameter], skipped: Tensor | None, *, is_mean_of_rows: bool
+    ) -> Tensor:
+        """Give all ranks the gradient and the count of the whole batch, and return its loss; one collective.
 
         `loss` is that of this rank's rows. A Newton loss shares its batch already and has a gradient that is
         to be averaged over the ranks; the plain mean of the rows counts by their number.
@@ -96,20 +98,23 @@ class Ranks:
         if self.count == 1:
             loss.backward()  # type: ignore[no-untyped-call]
             return loss
-        rows = self.part()
-        weight = loss.new_tensor((rows.stop - rows.start) * self.count / self.size)
-        loss.backward(weight if is_mean_of_rows else None)  # type: ignore[no-untyped-call]
-        parts = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
-        parts += [weight * loss.detach(), *(now - before for now, before in self._counters)]
+        rows = self.part().stop - self.part().start
+        loss.backward(loss.new_tensor(rows * self.count / self.size) if is_mean_of_rows else None)  # type: ignore[no-untyped-call]
+        value, left_out = loss.detach(), loss.new_zeros(())
+        if skipped is not None and self._skipped_before is not None:
+            left_out = (skipped - self._skipped_before).to(loss.dtype)
+        gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
+        parts = [*gradients, rows * value, (rows - left_out) * value, left_out]
         together = torch.cat([part.to(loss.dtype).flatten() for part in parts])
         dist.all_reduce(together, group=self.group)
-        summed = iter(torch.split(together, [part.numel() for part in parts]))
-        for parameter in parameters:
-            parameter.grad = (next(summed) / self.count).view_as(parameter).to(parameter.dtype)
-        mean = next(summed)[0] / self.count
-        for counter, before in self._counters:
-            counter.copy_(before + next(summed)[0].round().to(before.dtype))
-        return mean
+        *summed, of_all, of_kept, left_out = torch.split(together, [part.numel() for part in parts])
+        for parameter, gradient in zip(parameters, summed, strict=True):
+            parameter.grad = (gradient / self.count).view_as(parameter).to(parameter.dtype)
+        if skipped is not None and self._skipped_before is not None:
+            skipped.copy_(self._skipped_before + left_out[0].round().to(skipped.dtype))
+        # The mean of the samples that count, as a Newton loss says it; if none does, it says that of all.
+        kept = self.size - left_out
+        return torch.where(kept > 0, of_kept / kept.clamp(min=1), of_all / self.size)[0]
 
     # Knowing the same
 

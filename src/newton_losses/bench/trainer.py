@@ -39,7 +39,7 @@ class Trainer:
             "loss_count": torch.zeros((), dtype=torch.float64, device=device),
             "last_loss": torch.zeros((), dtype=torch.float64, device=device),
         }
-        self._counters = [tensor for name, tensor in self.tensors.items() if name == "loss.skipped"]
+        self._skipped = self.tensors.get("loss.skipped")
         self._run = self._compute
         # Several ranks wait for each other in a step, which a graph would have to be told about: they do without.
         if config.graph and self._ranks.count == 1:
@@ -67,9 +67,9 @@ class Trainer:
 
     def _compute(self, size: int) -> None:
         self._optimizer.zero_grad(set_to_none=True)
-        self._ranks.begin(size, self._counters)
+        self._ranks.begin(size, self._skipped)
         rows = self.task.draw_loss(size)
-        loss = self._ranks.backward(rows, self._parameters, is_mean_of_rows=self._is_baseline)
+        loss = self._ranks.backward(rows, self._parameters, self._skipped, is_mean_of_rows=self._is_baseline)
         if self._clip_norm is not None:
             torch.nn.utils.clip_grad_norm_(self._parameters, self._clip_norm)
         self._optimizer.step()
@@ -91,7 +91,7 @@ class Trainer:
 
     def skipped_samples(self) -> int:
         """How many samples so far had a loss or gradient that was not finite, where that is counted."""
-        return int(self.tensors["loss.skipped"]) if "loss.skipped" in self.tensors else 0
+        return 0 if self._skipped is None else int(self._skipped)
 
     def state(self) -> dict[str, Any]:
         """Everything that going on needs, on the CPU."""
