@@ -2,7 +2,7 @@
 
 In float64. After six steps of Adam all tensors of a run agree to a relative 1e-9 (measured: 4e-12): what is left are
 sums in another order. Sorting losses do not see a shift of all scores, so the gradients of some biases are zero but
-for rounding, 1e-17 or so; Adam takes that times rate/ε = 1e5 into the weights, which may therefore differ by 1e-10.
+for rounding, up to 1e-15; Adam takes that times rate/ε = 1e5 into the weights in each step: 6e-10 after six.
 """
 
 import json
@@ -24,7 +24,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[Any]]:
 def assert_same_state(found: dict[str, Any], wanted: dict[str, Any], name: str) -> None:
     assert found["step"] == wanted["step"]
     for key, tensor in wanted["tensors"].items():
-        absolute = 1e-10 if key.startswith("model.") else 1e-12
+        absolute = 1e-9 if key.startswith("model.") else 1e-12
         torch.testing.assert_close(found["tensors"][key], tensor, rtol=1e-9, atol=absolute, msg=f"{name}: {key}")
     for key, state in wanted["generators"].items():
         assert torch.equal(found["generators"][key], state), f"{name}: {key}"

@@ -94,7 +94,7 @@ def _tell_notes(folder: RunFolder, progress: Progress) -> None:
 def _evaluate(ranks: Ranks, trainer: Trainer, folder: RunFolder, clock: "_Clock") -> Record:
     """Evaluate on rank 0 and save there, together with the network if it is the one to report."""
     ranks.check_same(
-        trainer.tensors.values(),
+        trainer.replicated(),
         "The ranks of this run have come apart: after the same steps their weights are not the same. Train on machines "
         "of one kind with the same versions. The same command goes on from the last checkpoint, where they agreed.",
     )

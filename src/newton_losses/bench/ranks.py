@@ -87,6 +87,18 @@ class Ranks:
                     settings = {field.name: getattr(module.sampler, field.name) for field in fields(Sampler)}
                     module.sampler = _RowsOfNoise(**settings, ranks=self)
 
+    def keep_in_step(self, generators: Iterable[torch.Generator]) -> None:
+        """Bring the generators of all ranks to the same state after a batch with fewer samples than ranks.
+
+        A loss without samples draws nothing. The last rank always has one.
+        """
+        if self.size >= self.count:
+            return
+        for generator in generators:
+            state = generator.get_state().to(self._device)
+            dist.broadcast(state, group=self.group, group_src=self.count - 1)
+            generator.set_state(state.cpu())
+
     def backward(
         self, loss: Tensor, parameters: Sequence[nn.Parameter], skipped: Tensor | None, *, is_mean_of_rows: bool
     ) -> Tensor:

@@ -40,6 +40,8 @@ class Trainer:
             "last_loss": torch.zeros((), dtype=torch.float64, device=device),
         }
         self._skipped = self.tensors.get("loss.skipped")
+        # Rank 0 evaluates alone, from a stream of its own.
+        self._generators = [g for name, g in task.generators.items() if name != "evaluation"]
         self._run = self._compute
         # Several ranks wait for each other in a step, which a graph would have to be told about: they do without.
         if config.graph and self._ranks.count == 1:
@@ -69,6 +71,7 @@ class Trainer:
         self._optimizer.zero_grad(set_to_none=True)
         self._ranks.begin(size, self._skipped)
         rows = self.task.draw_loss(size)
+        self._ranks.keep_in_step(self._generators)
         loss = self._ranks.backward(rows, self._parameters, self._skipped, is_mean_of_rows=self._is_baseline)
         if self._clip_norm is not None:
             torch.nn.utils.clip_grad_norm_(self._parameters, self._clip_norm)
@@ -92,6 +95,10 @@ class Trainer:
     def skipped_samples(self) -> int:
         """How many samples so far had a loss or gradient that was not finite, where that is counted."""
         return 0 if self._skipped is None else int(self._skipped)
+
+    def replicated(self) -> list[Tensor]:
+        """What is the same on all ranks of a run, to the last bit."""
+        return [*self.tensors.values(), *(generator.get_state() for generator in self._generators)]
 
     def state(self) -> dict[str, Any]:
         """Everything that going on needs, on the CPU."""
