@@ -11,6 +11,7 @@ lines on the disk never know more than the checkpoint, and after a crash they ar
 """
 
 import contextlib
+import hashlib
 import io
 import json
 import os
@@ -24,6 +25,7 @@ from .checkpoint import BadCheckpoint, read_checkpoint, write_checkpoint
 from .config import RunConfig, option
 from .environment import environment
 from .files import RunError, append_line, sync_folder, write_atomically, write_error
+from .sealed import file_sum, read_json, sealed
 
 Record = dict[str, Any]
 
@@ -80,8 +82,19 @@ class RunFolder:
 
     @property
     def result(self) -> Record | None:
-        """The result of a finished run, else `None`."""
-        return read_json(self.path / RESULT) if (self.path / RESULT).exists() else None
+        """The result of a finished run, else `None`. Damage to it is an error, damage to its files a note."""
+        if not (self.path / RESULT).exists():
+            return None
+        result = read_json(self.path / RESULT)
+        sums = result.get("files", {})
+        if EVALUATIONS in sums and file_sum(self.path / EVALUATIONS) != sums[EVALUATIONS]:
+            self._restore_evaluations(sums[EVALUATIONS])
+        if WEIGHTS in sums and file_sum(self.path / WEIGHTS) != sums[WEIGHTS]:
+            self.notes.append(
+                f"{self.path / WEIGHTS}: damaged, its checksum is not the one in {RESULT}. Do not use these weights; "
+                "the figures are not touched by this."
+            )
+        return result
 
     def load(self) -> Record | None:
         """The state to go on from, or `None` for a new run. Brings `evaluations` to the state's step."""
@@ -94,7 +107,7 @@ class RunFolder:
                 )
             return None
         self.evaluations = [json.loads(line) for line in state["evaluations"]]
-        lines = "".join(line + "\n" for line in state["evaluations"]).encode()
+        lines = _lines(state)
         target = self.path / EVALUATIONS
         if lines != (target.read_bytes() if target.exists() else b""):
             write_atomically(target, lines)
@@ -126,8 +139,23 @@ class RunFolder:
 
     def finish(self, result: Record) -> Record:
         """Write the result, and return it: from now on the run is finished."""
-        write_atomically(self.path / RESULT, _pretty(result))
+        names = (EVALUATIONS, WEIGHTS)
+        sums = {name: found for name in names if (found := file_sum(self.path / name)) is not None}
+        result = {**result, "files": sums}
+        write_atomically(self.path / RESULT, sealed(result))
         return result
+
+    def _restore_evaluations(self, wanted: str) -> None:
+        """Write the evaluations of a finished run anew from its checkpoint."""
+        state = self._newest_checkpoint()
+        lines = b"" if state is None else _lines(state)
+        if hashlib.sha256(lines).hexdigest() != wanted:
+            raise RunError(
+                f"{self.path / EVALUATIONS}: damaged, its checksum is not the one in {RESULT}, and no checkpoint is "
+                "there to write it anew from. Restore it, or use another folder."
+            )
+        write_atomically(self.path / EVALUATIONS, lines)
+        self.notes.append(f"{self.path / EVALUATIONS}: was damaged, and is written anew from the checkpoint.")
 
     def _newest_checkpoint(self) -> Record | None:
         damaged: BadCheckpoint | None = None
@@ -179,7 +207,7 @@ class RunFolder:
 
     def _write_configuration(self, configuration: Record) -> None:
         content = {"configuration": configuration, "environment": environment()}
-        write_atomically(self.path / CONFIG, _pretty(content))
+        write_atomically(self.path / CONFIG, sealed(content))
 
     def _clear(self) -> bool:
         """Delete the run that is here, and nothing else; whether there was one."""
@@ -194,19 +222,8 @@ class RunFolder:
         return True
 
 
-def read_json(path: Path) -> Record:
-    """A JSON object from a file, with an error that names the file."""
-    try:
-        found = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise RunError(f"{path}: could not be read as JSON ({error}). Restore it, or use another folder.") from error
-    if not isinstance(found, dict):
-        raise RunError(f"{path}: holds {type(found).__name__} instead of an object. Restore it, or use another folder.")
-    return found
-
-
-def _pretty(content: Record) -> bytes:
-    return (json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode()
+def _lines(state: Record) -> bytes:
+    return "".join(line + "\n" for line in state["evaluations"]).encode()
 
 
 def _take_lock(path: Path) -> io.TextIOWrapper:
