@@ -6,6 +6,10 @@ for rounding, up to 1e-15; Adam takes that times rate/ε = 1e5 into the weights 
 """
 
 import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -73,3 +77,29 @@ def test_a_run_goes_on_with_another_number_of_ranks(found: dict[int, list[Any]],
 def test_ranks_with_different_runs_are_refused(found: dict[int, list[Any]]) -> None:
     for ranks in (2, 4):
         assert all("different configurations" in rank["different"] for rank in found[ranks])
+
+
+@pytest.mark.gpu
+def test_a_run_on_a_device_does_not_depend_on_the_number_of_ranks(tmp_path: Path) -> None:
+    found = launch("training_gpu_worker", [1, 2], tmp_path)
+    for name, alone in found[1][0].items():
+        assert_same_state(found[2][0][name]["state"], alone["state"], name)
+
+
+@pytest.mark.gpu
+def test_each_rank_of_torchrun_has_a_device_of_its_own(tmp_path: Path) -> None:
+    """With NCCL; on a machine with one GPU, two ranks are told so, once."""
+    options = ["--data=digits", "--digits=1", "-n", "3", "--steps=4", "--eval-every=2", "--device=cuda"]
+    sets = ["--validation-sets=20", "--test-sets=20", f"--out={tmp_path / 'run'}"]
+    start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "newton_losses"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        [*start, "train", "sorting", "-c", "fisher", *options, *sets],
+        env=environment, capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    if torch.cuda.device_count() > 1:
+        assert done.returncode == 0, done.stderr
+        assert json.loads((tmp_path / "run" / "result.json").read_text())["ranks"] == 2
+    else:
+        assert done.returncode != 0
+        assert done.stderr.count("2 ranks on this machine and 1 GPUs") == 1

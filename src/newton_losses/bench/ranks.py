@@ -283,12 +283,12 @@ def joined_ranks(device: str) -> Iterator[None]:
 
 
 def _take_own_device(device: str) -> None:
-    number, there = int(os.environ["LOCAL_RANK"]), torch.cuda.device_count()
+    ranks, there = int(os.environ["LOCAL_WORLD_SIZE"]), torch.cuda.device_count()
     if device != "cuda":
         raise ArgumentError(f"--device {device}: every rank has a GPU of its own. Give --device cuda, or leave it out.")
-    if number >= there:
+    if ranks > there:
         raise ArgumentError(
-            f"--device cuda: there are {there} GPUs and at least {number + 1} ranks on this machine. Start one rank a "
-            f"GPU, as by torchrun --nproc-per-node {there}."
+            f"--device cuda: {ranks} ranks on this machine and {there} GPUs. Start one rank a GPU, as by torchrun "
+            f"--nproc-per-node {there}, or train with --device cpu."
         )
-    torch.cuda.set_device(number)
+    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
