@@ -22,7 +22,7 @@ RANKS = [2, 1, 4]  # in this order the runs of the chain go on: fewer ranks than
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[Any]]:
-    return launch("training_worker", RANKS, tmp_path_factory.mktemp("training"))
+    return launch("training_worker", RANKS, tmp_path_factory.mktemp("training"), seconds=300.0)
 
 
 def assert_same_state(found: dict[str, Any], wanted: dict[str, Any], name: str) -> None:

@@ -28,15 +28,11 @@ PATHS = PathsConfig(
 )  # fmt: skip
 
 CASES: dict[str, RunConfig] = {
-    "sorting, baseline": SORTING,
     "sorting, clipped and augmented": replace(SORTING, clip_norm=0.01, augment=True),
     "sorting, Fisher": replace(SORTING, curvature="fisher"),
     "sorting, Hessian, relative damping": replace(SORTING, curvature="hessian", relative_damping=1.0),
-    "sorting, Fisher of a network": replace(SORTING, algorithm="cauchy", curvature="fisher"),
     "paths, Fenchel-Young, Hessian": replace(PATHS, curvature="hessian"),
-    "paths, smoothed loss, Hessian": replace(PATHS, algorithm="smoothed-loss", curvature="hessian"),
-    "paths, smoothed algorithm, Fisher": replace(PATHS, algorithm="smoothed-algorithm", curvature="fisher"),
-    "paths, smoothed algorithm, baseline": replace(PATHS, algorithm="smoothed-algorithm", clip_norm=0.1),
+    "paths, smoothed algorithm, clipped": replace(PATHS, algorithm="smoothed-algorithm", clip_norm=0.1),
     "paths, Bellman-Ford, Hessian": replace(
         PATHS, algorithm="bellman-ford", num_samples=None, iterations=4, curvature="hessian", epochs=2
     ),

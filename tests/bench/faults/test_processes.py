@@ -12,8 +12,6 @@ from pathlib import Path
 
 import pytest
 import torch
-
-sys.path.insert(0, str(Path(__file__).parent))
 from processes import command, config, environment, start
 
 from newton_losses.bench.checkpoint import read_checkpoint
@@ -28,11 +26,10 @@ def test_a_second_process_in_the_folder_is_refused_and_disturbs_nothing(tmp_path
         assert first.poll() is None, first.communicate()[0]
         time.sleep(0.01)
     first.send_signal(signal.SIGSTOP)
-    for words in ([], ["--overwrite"]):
-        second = start([*command(60, 20, folder), *words])
-        output = second.communicate(timeout=120)[0]
-        assert second.returncode == 2, output
-        assert f"in use by another run (process {first.pid})" in output
+    second = start([*command(60, 20, folder), "--overwrite"])
+    output = second.communicate(timeout=120)[0]
+    assert second.returncode == 2, output
+    assert f"in use by another run (process {first.pid})" in output
     first.send_signal(signal.SIGCONT)
     assert first.wait(timeout=120) == 0, first.communicate()[0]
     run(config(60, 20), str(tmp_path / "alone"))
