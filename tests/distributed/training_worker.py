@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from newton_losses.bench.checkpoint import read_checkpoint
@@ -41,7 +42,8 @@ CASES: dict[str, RunConfig] = {
 
 def in_float64(config: RunConfig) -> Task:
     task = make_task(config)
-    task.model.double()
+    # Channels last, as on a GPU: gradients have to keep the layout of their parameters.
+    task.model.to(dtype=torch.float64, memory_format=torch.channels_last)
     task.model.register_forward_pre_hook(lambda model, arguments: (arguments[0].double(),))
     return task
 

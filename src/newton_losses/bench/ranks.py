@@ -47,6 +47,8 @@ class EndedElsewhere(RankError):
 class Ranks:
     """The ranks of a run: the `number` of this one, their `count`, and what they do together. Alone by default.
 
+    `group` is all of `torch.distributed`, which the Newton loss shares its batch with as well.
+
     >>> Ranks().rows(torch.arange(5)).tolist()
     [0, 1, 2, 3, 4]
     """
@@ -96,7 +98,7 @@ class Ranks:
             return
         for generator in generators:
             state = generator.get_state().to(self._device)
-            dist.broadcast(state, group=self.group, group_src=self.count - 1)
+            dist.broadcast(state, self.count - 1, group=self.group)
             generator.set_state(state.cpu())
 
     def backward(
@@ -120,8 +122,9 @@ class Ranks:
         together = torch.cat([part.to(loss.dtype).flatten() for part in parts])
         dist.all_reduce(together, group=self.group)
         *summed, of_all, of_kept, left_out = torch.split(together, [part.numel() for part in parts])
-        for parameter, gradient in zip(parameters, summed, strict=True):
-            parameter.grad = (gradient / self.count).view_as(parameter).to(parameter.dtype)
+        for parameter, gradient, total in zip(parameters, gradients, summed, strict=True):
+            # In place: Adam's fused kernel wants the gradient laid out as the parameter is.
+            parameter.grad = gradient.copy_((total / self.count).view(gradient.shape))
         if skipped is not None and self._skipped_before is not None:
             skipped.copy_(self._skipped_before + left_out[0].round().to(skipped.dtype))
         # The mean of the samples that count, as a Newton loss says it; if none does, it says that of all.
@@ -199,7 +202,7 @@ class Ranks:
         if self.is_first:
             sent = torch.frombuffer(bytearray(buffer.getvalue()), dtype=torch.uint8)
         sent = sent.to(self._device)
-        dist.broadcast(sent, group=self.group, group_src=0)
+        dist.broadcast(sent, 0, group=self.group)
         return torch.load(io.BytesIO(sent.cpu().numpy().tobytes()), map_location="cpu", weights_only=True)
 
 
