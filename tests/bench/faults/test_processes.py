@@ -31,7 +31,8 @@ def test_a_second_process_in_the_folder_is_refused_and_disturbs_nothing(tmp_path
     assert second.returncode == 2, output
     assert f"in use by another run (process {first.pid})" in output
     first.send_signal(signal.SIGCONT)
-    assert first.wait(timeout=120) == 0, first.communicate()[0]
+    output = first.communicate(timeout=120)[0]
+    assert first.returncode == 0, output
     run(config(60, 20), str(tmp_path / "alone"))
     assert (folder / "evaluations.jsonl").read_bytes() == (tmp_path / "alone" / "evaluations.jsonl").read_bytes()
 
