@@ -33,7 +33,7 @@ CONFIGS = {
         eval_every=7, batch_size=4, validation_sets=20, test_sets=20, device="cpu",
     ),
     "paths": PathsConfig(
-        algorithm="fenchel-young", curvature="hessian", num_samples=3, size=4, train_maps=10, test_maps=5,
+        algorithm="fenchel-young", curvature="hessian", scale=2.0, num_samples=3, size=4, train_maps=10, test_maps=5,
         batch_size=4, epochs=5, device="cpu",
     ),
 }  # fmt: skip

@@ -33,8 +33,8 @@ from newton_losses.bench.loop import run  # noqa: E402
 from newton_losses.bench.tasks import Task, make_task  # noqa: E402
 
 CONFIG = PathsConfig(
-    algorithm="fenchel-young", curvature="hessian", num_samples=2, size=4, train_maps=10, test_maps=4, batch_size=4,
-    epochs=3, device="cpu",
+    algorithm="fenchel-young", curvature="hessian", scale=2.0, num_samples=2, size=4, train_maps=10, test_maps=4,
+    batch_size=4, epochs=3, device="cpu",
 )  # fmt: skip
 RANKS = 2
 FAULT_STEP = 5  # in the second epoch: there is a checkpoint of step 3

@@ -47,6 +47,8 @@ def assert_same_record(found: dict[str, Any], wanted: dict[str, Any]) -> None:
 def test_a_run_does_not_depend_on_the_number_of_ranks(found: dict[int, list[Any]], name: str, ranks: int) -> None:
     runs = {k: found[k][0]["skipped"] if name == "skipped" else found[k][0]["whole"][name] for k in (1, ranks)}
     assert_same_state(runs[ranks]["state"], runs[1]["state"], name)
+    moments = [tensor.abs().max() for key, tensor in runs[1]["state"]["tensors"].items() if key.endswith("exp_avg")]
+    assert max(moments) > 1e-6  # there was a gradient to share
     assert runs[ranks]["result"]["test"] == runs[1]["result"]["test"]
     assert runs[ranks]["result"]["ranks"] == ranks
 

@@ -23,9 +23,11 @@ SORTING = SortingConfig(
     algorithm="softsort", data="digits", digits=1, n=3, steps=6, eval_every=3, batch_size=7,
     validation_sets=20, test_sets=20, device="cpu",
 )  # fmt: skip
-# 7 maps in batches of 5 and 2: of four ranks, two have no map of the second.
+# 7 maps in batches of 5 and 2: of four ranks, two have no map of the second. The noise is so wide that it does change
+# paths of maps this small: otherwise there is no gradient.
 PATHS = PathsConfig(
-    algorithm="fenchel-young", num_samples=4, size=4, train_maps=7, test_maps=5, batch_size=5, epochs=3, device="cpu",
+    algorithm="fenchel-young", scale=2.0, num_samples=4, size=4, train_maps=7, test_maps=5, batch_size=5, epochs=3,
+    device="cpu",
 )  # fmt: skip
 
 CASES: dict[str, RunConfig] = {
@@ -35,7 +37,7 @@ CASES: dict[str, RunConfig] = {
     "paths, Fenchel-Young, Hessian": replace(PATHS, curvature="hessian"),
     "paths, smoothed algorithm, clipped": replace(PATHS, algorithm="smoothed-algorithm", clip_norm=0.1),
     "paths, Bellman-Ford, Hessian": replace(
-        PATHS, algorithm="bellman-ford", num_samples=None, iterations=4, curvature="hessian", epochs=2
+        PATHS, algorithm="bellman-ford", scale=None, num_samples=None, iterations=4, curvature="hessian", epochs=2
     ),
 }
 
