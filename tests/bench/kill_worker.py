@@ -33,7 +33,7 @@ CONFIGS = {
         eval_every=7, batch_size=4, validation_sets=20, test_sets=20, device="cpu",
     ),
     "paths": PathsConfig(
-        algorithm="fenchel-young", curvature="hessian", num_samples=3, size=4, train_maps=10, test_maps=5,
+        algorithm="fenchel-young", curvature="hessian", scale=2.0, num_samples=3, size=4, train_maps=10, test_maps=5,
         batch_size=4, epochs=5, device="cpu",
     ),
 }  # fmt: skip
@@ -96,12 +96,12 @@ def at_call(number: int):
 
 
 def at_random(seed: int, longest: float):
-    """Killed after a random time, up to six times."""
+    """Killed after a random time, up to ten times."""
     chance = random.Random(seed)
 
     def plan(task, folder, root, kills):
         pid = child(task, folder, root, None)
-        if kills < 6:
+        if kills < 10:
             time.sleep(chance.uniform(0, longest))
             os.kill(pid, signal.SIGKILL)
         return pid
@@ -123,9 +123,12 @@ def main(base: Path) -> None:
         for number in range(1, 23):
             name = f"call-{number}"
             report[task][name] = until_done(task, base / task / name, root, at_call(number))
-        for seed in range(2):
+        seed = kills = 0
+        while kills < 10:
             name = f"random-{seed}"
             report[task][name] = until_done(task, base / task / name, root, at_random(seed, took / 2))
+            kills += report[task][name]
+            seed += 1
     print(json.dumps(report))
 
 

@@ -27,8 +27,9 @@ def killed(tmp_path_factory):
 
 def result_of(folder):
     result = json.loads((folder / "result.json").read_text())
-    # How long it took is the one thing that may differ.
-    return {name: value for name, value in result.items() if name not in ("seconds", "milliseconds_per_step")}
+    # How long it took is the one thing that may differ, and with it the sum over everything.
+    timing = ("seconds", "milliseconds_per_step", "sha256")
+    return {name: value for name, value in result.items() if name not in timing}
 
 
 @pytest.mark.parametrize("task", ["sorting", "paths"])
@@ -54,4 +55,5 @@ def test_the_kills_did_happen(killed, task):
     kills = killed[1][task]
     # A run has more calls that touch the disk than the last number, so each of these is one kill.
     assert all(kills[name] == 1 for name in kills if name.startswith("call-"))
-    assert sum(kills[name] for name in kills if name.startswith("random-")) >= 2
+    # At ten random points here and ten in the other task.
+    assert sum(kills[name] for name in kills if name.startswith("random-")) >= 10

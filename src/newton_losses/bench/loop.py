@@ -1,6 +1,7 @@
 """The training loop of both tasks, from an empty or half-done folder to a result."""
 
 import contextlib
+import json
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -10,8 +11,9 @@ import torch
 from .config import RunConfig
 from .interrupts import Interrupted, stop_requests
 from .progress import Progress, Silent
+from .ranks import Ranks, sharing_ranks
 from .run_folder import Record, RunFolder
-from .tasks import Task, make_task
+from .tasks import Figures, Task, make_task
 from .trainer import Trainer
 
 # Between evaluations: how long a crash may throw a run back, and how often a watching person gets news.
@@ -33,74 +35,111 @@ def run(
     A folder that holds the same run goes on where its last checkpoint is; on a CPU the end is the same to
     the last bit as without the interruption. A finished one just returns its result. `make(config)` makes
     the task; by itself, one of the two benchmarks.
+
+    Where `torch.distributed` is initialised its ranks train together, each on its rows of every batch: all
+    have to make this call. The folder is rank 0's, and their number may be another when the run goes on.
     """
     config = config.resolved()
-    progress = progress or Silent()
-    with RunFolder(out, config, overwrite=overwrite) as folder:
-        if (result := folder.result) is not None:
+    with sharing_ranks() as ranks, contextlib.closing(RunFolder(out, config, overwrite=overwrite)) as folder:
+        progress = (progress if ranks.is_first else None) or Silent()
+        _check_same_run(ranks, config)
+        ranks.on_first(folder.open)
+        if (result := ranks.on_first(lambda: folder.result)) is not None:
+            _tell_notes(folder, progress)
             progress.finished(result, again=True)
             return result
         with stop_requests() as stop, precision_flags(config.precision):
-            saved = folder.load()  # first: a folder that cannot be used should not cost a wait for the data
+            # First: a folder that cannot be used should not cost a wait for the data.
+            saved = ranks.on_first(folder.load)
             progress.preparing(config)
-            task = make(config)
+            task = ranks.in_turn(lambda: make(config))
             trainer = Trainer(task, config)
             clock = _Clock(checkpoint_seconds)
             if saved is not None:
                 trainer.restore(saved)
                 clock.earlier = saved["seconds"]
-            for note in folder.notes:
-                progress.note(note)
+            _tell_notes(folder, progress)
             progress.started(config, trainer.step, task.total_steps, folder.evaluations)
             while trainer.step < task.total_steps:
                 trainer.train_step()
-                _after_step(trainer, folder, progress, clock)
-                if stop.requested is not None:
-                    folder.save(_state(trainer, clock))
-                    raise Interrupted(trainer.step, stop.requested)
-            result = _result(config, task, trainer, folder, clock)
-            folder.finish(result)
+                if task.is_evaluation(trainer.step):
+                    progress.evaluated(_evaluate(ranks, trainer, folder, clock))
+                asked_to_stop, is_time_to_save = ranks.largest(stop.requested or 0, clock.is_time_to_save())
+                if is_time_to_save or asked_to_stop:
+                    _save(ranks, trainer, folder, clock)
+                if asked_to_stop:
+                    raise Interrupted(trainer.step, asked_to_stop)
+                if clock.is_time_for_news():
+                    progress.advanced(trainer.step, trainer.last_loss())
+            result = ranks.on_first(lambda: folder.finish(_result(config, ranks, trainer, folder, clock)))
         progress.finished(result)
         return result
 
 
-def _after_step(trainer: Trainer, folder: RunFolder, progress: Progress, clock: "_Clock") -> None:
-    """Evaluate, save and tell, where it is time to."""
-    if trainer.task.is_evaluation(trainer.step):
-        record = _evaluate(trainer)
+def _check_same_run(ranks: Ranks, config: RunConfig) -> None:
+    """Ranks with different runs would mix their gradients."""
+    settings = {name: value for name, value in config.to_dict().items() if name != "data_root"}
+    ranks.check_same(
+        [json.dumps(settings).encode()],
+        "The ranks of torch.distributed were given different configurations. They train one run together: give all of "
+        "them the same, or run each without torch.distributed.",
+    )
+
+
+def _tell_notes(folder: RunFolder, progress: Progress) -> None:
+    for note in folder.notes:
+        progress.note(note)
+
+
+def _evaluate(ranks: Ranks, trainer: Trainer, folder: RunFolder, clock: "_Clock") -> Record:
+    """Evaluate on rank 0 and save there, together with the network if it is the one to report."""
+    ranks.check_same(
+        trainer.replicated(),
+        "The ranks of this run have come apart: after the same steps their weights are not the same. Train on machines "
+        "of one kind with the same versions. The same command goes on from the last checkpoint, where they agreed.",
+    )
+    loss = trainer.take_mean_loss()
+
+    def evaluate() -> Record:
+        record = {**_record(trainer, loss), **_figures(trainer.task)}
         if trainer.task.reported([*folder.evaluations, record]) is record:
             folder.save_weights(trainer.task.model.state_dict())
         folder.save(_state(trainer, clock), record)
-        clock.saved()
-        progress.evaluated(record)
-    elif clock.is_time_to_save():
-        folder.save(_state(trainer, clock))
-        clock.saved()
-    if clock.is_time_for_news():
-        progress.advanced(trainer.step, trainer.last_loss())
+        return record
+
+    record = ranks.on_first(evaluate)
+    clock.saved()
+    return record
 
 
-def _evaluate(trainer: Trainer) -> Record:
-    task = trainer.task
+def _save(ranks: Ranks, trainer: Trainer, folder: RunFolder, clock: "_Clock") -> None:
+    ranks.on_first(lambda: folder.save(_state(trainer, clock)))
+    clock.saved()
+
+
+def _record(trainer: Trainer, loss: float | None) -> Record:
+    return {
+        "step": trainer.step,
+        "learning_rate": trainer.task.learning_rate(trainer.step - 1),
+        "loss": loss,
+        "skipped_samples": trainer.skipped_samples(),
+    }
+
+
+def _figures(task: Task) -> Figures:
     task.model.eval()
     with torch.no_grad():
         figures = task.evaluate()
     task.model.train()
-    return {
-        "step": trainer.step,
-        "learning_rate": task.learning_rate(trainer.step - 1),
-        "loss": trainer.take_mean_loss(),
-        "skipped_samples": trainer.skipped_samples(),
-        **figures,
-    }
+    return figures
 
 
 def _state(trainer: Trainer, clock: "_Clock") -> dict[str, Any]:
     return {**trainer.state(), "seconds": clock.seconds()}
 
 
-def _result(config: RunConfig, task: Task, trainer: Trainer, folder: RunFolder, clock: "_Clock") -> Record:
-    reported = task.reported(folder.evaluations)
+def _result(config: RunConfig, ranks: Ranks, trainer: Trainer, folder: RunFolder, clock: "_Clock") -> Record:
+    reported = trainer.task.reported(folder.evaluations)
     seconds = clock.seconds()
     return {
         "configuration": config.to_dict(),
@@ -110,6 +149,7 @@ def _result(config: RunConfig, task: Task, trainer: Trainer, folder: RunFolder, 
         "steps": trainer.step,
         "seconds": round(seconds, 2),
         "milliseconds_per_step": round(1000 * seconds / trainer.step, 4),
+        "ranks": ranks.count,
     }
 
 

@@ -11,6 +11,7 @@ lines on the disk never know more than the checkpoint, and after a crash they ar
 """
 
 import contextlib
+import hashlib
 import io
 import json
 import os
@@ -25,6 +26,7 @@ from .checkpoint import BadCheckpoint, read_checkpoint, write_checkpoint
 from .config import RunConfig, option
 from .environment import environment
 from .files import RunError, append_line, sync_folder, write_atomically, write_error
+from .sealed import file_sum, read_json, sealed
 
 Record = dict[str, Any]
 
@@ -55,6 +57,11 @@ class RunFolder:
         self._lock: io.TextIOWrapper | None = None
 
     def __enter__(self) -> Self:
+        self.open()
+        return self
+
+    def open(self) -> None:
+        """Lock the folder, and make sure that it is this run's."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             self._lock = _take_lock(self.path / _LOCK)
@@ -66,7 +73,6 @@ class RunFolder:
         except BaseException:
             self.close()
             raise
-        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -81,8 +87,19 @@ class RunFolder:
 
     @property
     def result(self) -> Record | None:
-        """The result of a finished run, else `None`."""
-        return read_json(self.path / RESULT) if (self.path / RESULT).exists() else None
+        """The result of a finished run, else `None`. Damage to it is an error, damage to its files a note."""
+        if not (self.path / RESULT).exists():
+            return None
+        result = read_json(self.path / RESULT)
+        sums = result.get("files", {})
+        if EVALUATIONS in sums and file_sum(self.path / EVALUATIONS) != sums[EVALUATIONS]:
+            self._restore_evaluations(sums[EVALUATIONS])
+        if WEIGHTS in sums and file_sum(self.path / WEIGHTS) != sums[WEIGHTS]:
+            self.notes.append(
+                f"{self.path / WEIGHTS}: damaged, its checksum is not the one in {RESULT}. Do not use these weights; "
+                "the figures are not touched by this."
+            )
+        return result
 
     def load(self) -> Record | None:
         """The state to go on from, or `None` for a new run. Brings `evaluations` to the state's step."""
@@ -95,7 +112,7 @@ class RunFolder:
                 )
             return None
         self.evaluations = [json.loads(line) for line in state["evaluations"]]
-        lines = "".join(line + "\n" for line in state["evaluations"]).encode()
+        lines = _lines(state)
         target = self.path / EVALUATIONS
         if lines != (target.read_bytes() if target.exists() else b""):
             write_atomically(target, lines)
@@ -125,9 +142,25 @@ class RunFolder:
         torch.save({name: tensor.cpu() for name, tensor in weights.items()}, buffer)
         write_atomically(self.path / WEIGHTS, buffer.getvalue())
 
-    def finish(self, result: Record) -> None:
-        """Write the result: from now on the run is finished."""
-        write_atomically(self.path / RESULT, _pretty(result))
+    def finish(self, result: Record) -> Record:
+        """Write the result, and return it: from now on the run is finished."""
+        names = (EVALUATIONS, WEIGHTS)
+        sums = {name: found for name in names if (found := file_sum(self.path / name)) is not None}
+        result = {**result, "files": sums}
+        write_atomically(self.path / RESULT, sealed(result))
+        return result
+
+    def _restore_evaluations(self, wanted: str) -> None:
+        """Write the evaluations of a finished run anew from its checkpoint."""
+        state = self._newest_checkpoint()
+        lines = b"" if state is None else _lines(state)
+        if hashlib.sha256(lines).hexdigest() != wanted:
+            raise RunError(
+                f"{self.path / EVALUATIONS}: damaged, its checksum is not the one in {RESULT}, and no checkpoint is "
+                "there to write it anew from. Restore it, or use another folder."
+            )
+        write_atomically(self.path / EVALUATIONS, lines)
+        self.notes.append(f"{self.path / EVALUATIONS}: was damaged, and is written anew from the checkpoint.")
 
     def _newest_checkpoint(self) -> Record | None:
         damaged: BadCheckpoint | None = None
@@ -180,7 +213,7 @@ class RunFolder:
     def _write_configuration(self, configuration: Record) -> None:
         started = datetime.now(UTC).isoformat(timespec="seconds")
         content = {"configuration": configuration, "environment": {**environment(), "started": started}}
-        write_atomically(self.path / CONFIG, _pretty(content))
+        write_atomically(self.path / CONFIG, sealed(content))
 
     def _clear(self) -> bool:
         """Delete the run that is here, and nothing else; whether there was one."""
@@ -206,19 +239,8 @@ def is_in_use(path: Path) -> bool:
     return False
 
 
-def read_json(path: Path) -> Record:
-    """A JSON object from a file, with an error that names the file."""
-    try:
-        found = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise RunError(f"{path}: could not be read as JSON ({error}). Restore it, or use another folder.") from error
-    if not isinstance(found, dict):
-        raise RunError(f"{path}: holds {type(found).__name__} instead of an object. Restore it, or use another folder.")
-    return found
-
-
-def _pretty(content: Record) -> bytes:
-    return (json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode()
+def _lines(state: Record) -> bytes:
+    return "".join(line + "\n" for line in state["evaluations"]).encode()
 
 
 def _take_lock(path: Path) -> io.TextIOWrapper:

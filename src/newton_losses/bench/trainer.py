@@ -14,6 +14,7 @@ from .capture import CapturedStep
 from .config import RunConfig
 from .files import RunError
 from .kernels import make_adam
+from .ranks import current_ranks
 from .tasks import Task
 
 
@@ -24,6 +25,8 @@ class Trainer:
         self.task = task
         self.step = 0
         self._clip_norm = config.clip_norm
+        self._ranks = current_ranks()
+        self._is_baseline = config.curvature == "none"
         self._parameters = list(task.model.parameters())
         self._optimizer = _adam(self._parameters, config)
         self._rate = config.learning_rate
@@ -37,8 +40,12 @@ class Trainer:
             "loss_count": torch.zeros((), dtype=torch.float64, device=device),
             "last_loss": torch.zeros((), dtype=torch.float64, device=device),
         }
+        self._skipped = self.tensors.get("loss.skipped")
+        # Rank 0 evaluates alone, from a stream of its own.
+        self._generators = [g for name, g in task.generators.items() if name != "evaluation"]
         self._run = self._compute
-        if config.graph:
+        # Several ranks wait for each other in a step, which a graph would have to be told about: they do without.
+        if config.graph and self._ranks.count == 1:
             task.model.train()
             generators = task.generators.values()
             self._run = CapturedStep(self._compute, task.batch_sizes, self.tensors.values(), generators)
@@ -63,8 +70,10 @@ class Trainer:
 
     def _compute(self, size: int) -> None:
         self._optimizer.zero_grad(set_to_none=True)
-        loss = self.task.draw_loss(size)
-        loss.backward()  # type: ignore[no-untyped-call]
+        self._ranks.begin(size, self._skipped)
+        rows = self.task.draw_loss(size)
+        self._ranks.keep_in_step(self._generators)
+        loss = self._ranks.backward(rows, self._parameters, self._skipped, is_mean_of_rows=self._is_baseline)
         if self._clip_norm is not None:
             torch.nn.utils.clip_grad_norm_(self._parameters, self._clip_norm)
         self._optimizer.step()
@@ -86,7 +95,11 @@ class Trainer:
 
     def skipped_samples(self) -> int:
         """How many samples so far had a loss or gradient that was not finite, where that is counted."""
-        return int(self.tensors["loss.skipped"]) if "loss.skipped" in self.tensors else 0
+        return 0 if self._skipped is None else int(self._skipped)
+
+    def replicated(self) -> list[Tensor]:
+        """What is the same on all ranks of a run, to the last bit."""
+        return [*self.tensors.values(), *(generator.get_state() for generator in self._generators)]
 
     def state(self) -> dict[str, Any]:
         """Everything that going on needs, on the CPU."""

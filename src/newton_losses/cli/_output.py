@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import shlex
 import sys
 from collections.abc import Iterator
@@ -11,7 +12,8 @@ import typer
 
 from ..bench.interrupts import Interrupted
 from ..bench.progress import JsonLines, PlainLines, Progress
-from ..errors import NewtonLossesError
+from ..bench.ranks import EndedElsewhere, is_first_process, started_by_torchrun
+from ..errors import ArgumentError, NewtonLossesError
 
 FAILED = 2
 _OPTIONAL = ("sklearn", "matplotlib", "pooch", "tensorboard")
@@ -23,7 +25,9 @@ def spoken_errors(as_json: bool = False) -> Iterator[None]:
     try:
         yield
     except NewtonLossesError as error:
-        _complain("error", str(error), as_json)
+        # Of several ranks, one says what is wrong with the settings that all have, or what it alone has met.
+        if is_first_process() or not isinstance(error, ArgumentError | EndedElsewhere):
+            _complain("error", str(error), as_json)
         raise typer.Exit(FAILED) from None
     except ModuleNotFoundError as error:
         # Only what the extra brings is imported this late; anything else missing is a bug and keeps its traceback.
@@ -33,13 +37,22 @@ def spoken_errors(as_json: bool = False) -> Iterator[None]:
         _complain("error", f"this needs the package {error.name}, which the extra 'bench' brings: {install}", as_json)
         raise typer.Exit(FAILED) from None
     except Interrupted as stop:
-        command = shlex.join(["newton-losses", *sys.argv[1:]])
-        text = f"stopped after step {stop.step}; everything is saved. The same command goes on from there:\n  {command}"
-        _complain("interrupted", text, as_json, step=stop.step)
+        told = f"stopped after step {stop.step}; everything is saved. The same command goes on from there:"
+        if is_first_process():
+            _complain("interrupted", f"{told}\n  {_command()}", as_json, step=stop.step)
         raise typer.Exit(stop.exit_code) from None
     except KeyboardInterrupt:
         _complain("interrupted", "stopped; the last checkpoint is intact.", as_json)
         raise typer.Exit(130) from None
+
+
+def _command() -> str:
+    """What was typed to start this, as far as a process can know."""
+    if started_by_torchrun():
+        start = ["torchrun", "--nproc-per-node", os.environ["LOCAL_WORLD_SIZE"], "-m", "newton_losses"]
+    else:
+        start = ["newton-losses"]
+    return shlex.join([*start, *sys.argv[1:]])
 
 
 def _complain(event: str, text: str, as_json: bool, **fields: Any) -> None:

@@ -12,6 +12,7 @@ import typer
 from ..bench.config import PathsConfig, RunConfig, SortingConfig
 from ..bench.loop import run
 from ..bench.progress import Progress, Together
+from ..bench.ranks import is_first_process, joined_ranks, noted_signals
 from ..errors import ArgumentError
 from ._output import choose_progress, emit, spoken_errors
 
@@ -160,20 +161,21 @@ def _pick(config: type[RunConfig], options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _train(make: Any, seeds: str | None, out: Path | None, overwrite: bool, as_json: bool, board: bool) -> None:
-    with spoken_errors(as_json):
+    with noted_signals(), spoken_errors(as_json):
         base: RunConfig = make().resolved()
         configs = [base] if seeds is None else [replace(base, seed=seed) for seed in parse_seeds(seeds)]
         results = []
-        for config in configs:
-            folder = run_folder(config, out, several=seeds is not None)
-            progress = _progress(folder, as_json, board)
-            try:
-                results.append(run(config, str(folder), progress=progress, overwrite=overwrite))
-            finally:
-                progress.close()
-            if not as_json:
-                typer.echo(f"in {folder}")
-        if len(results) > 1:
+        with joined_ranks(base.device):
+            for config in configs:
+                folder = run_folder(config, out, several=seeds is not None)
+                progress = _progress(folder, as_json, board)
+                try:
+                    results.append(run(config, str(folder), progress=progress, overwrite=overwrite))
+                finally:
+                    progress.close()
+                if not as_json and is_first_process():
+                    typer.echo(f"in {folder}")
+        if len(results) > 1 and is_first_process():
             _summarise(results, as_json)
 
 

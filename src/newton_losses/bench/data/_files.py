@@ -122,7 +122,8 @@ def verify_files(folder: Path, sums: Mapping[str, str], advice: str, again: bool
     for name, md5 in sums.items():
         path = folder / name
         facts = path.stat()
-        stamp = [md5, facts.st_size, facts.st_mtime_ns]
+        # The time of modification can be set to anything, as copying does; that of change is the system's own.
+        stamp = [md5, facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns]
         if passed.get(name) == stamp and not again:
             continue
         found = file_md5(path)

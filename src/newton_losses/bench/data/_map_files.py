@@ -74,8 +74,8 @@ def _open(path: Path, dtype: npt.DTypeLike, advice: str) -> NDArray[Any]:
         array: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
     except FileNotFoundError:
         raise DataNotFoundError(f"{path} is not there. {advice}") from None
-    except (ValueError, EOFError) as error:
-        # numpy reports a file that ends too early, one that is no .npy file, and a pickle in this way.
+    except Exception as error:
+        # A file that ends too early, one that is no .npy file, a pickle: numpy has many ways to fail at a header.
         raise DataError(f"{path} cannot be read as a .npy file ({error}): it is damaged. {advice}") from error
     if array.dtype != dtype:
         raise DataError(f"{path} holds {array.dtype}, not {np.dtype(dtype)}. {advice}")

@@ -4,7 +4,6 @@ import hashlib
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from zipfile import BadZipFile
 
 import numpy as np
 import torch
@@ -116,10 +115,11 @@ def _read_npz(path: Path, part: str) -> Arrays:
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
             return arrays[images_key].astype(np.uint8), arrays[labels_key].astype(np.uint8)
-    except (BadZipFile, EOFError, ValueError) as error:
-        raise DataError(f"{path} cannot be read ({error}): it is truncated or damaged.") from error
     except KeyError as error:
         raise DataError(f"{path} has no array {error}; it needs x_train, y_train, x_test, y_test.") from error
+    except Exception as error:
+        # numpy, zipfile and zlib have many ways to fail at what they did not write.
+        raise DataError(f"{path} cannot be read ({error}): it is truncated or damaged.") from error
 
 
 def _check_content(base: Path, part: str, arrays: Arrays) -> None:

@@ -6,7 +6,9 @@ from typing import cast
 import torch
 from torch import nn
 
+from ..batch_norm import share_statistics
 from ..config import RunConfig
+from ..ranks import current_ranks
 from ..seeds import stream
 
 
@@ -16,7 +18,7 @@ def make_model(build: Callable[[str], nn.Module], config: RunConfig) -> nn.Modul
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(stream(config.seed, "weights").initial_seed())
         model = build("bf16" if config.precision == "bf16" else "float32")
-    model = model.to(config.device)
+    model = share_statistics(model.to(config.device), current_ranks())
     if config.device.startswith("cuda"):
         model = cast(nn.Module, model.to(memory_format=torch.channels_last))  # type: ignore[call-overload]
     return model.train()

@@ -33,7 +33,7 @@ class Task(Protocol):
         """Get ready for step number `step` (from 0) and return its batch size."""
 
     def draw_loss(self, size: int) -> Tensor:
-        """Draw a batch of this size, run the network, return the mean loss with its graph."""
+        """Draw a batch of this size, run the network on this rank's rows, return their mean loss with its graph."""
 
     def learning_rate(self, step: int) -> float:
         """The learning rate of step number `step` (from 0)."""
@@ -56,7 +56,9 @@ class _MeanLoss(nn.Module):
         self.loss = loss
 
     def forward(self, y: Tensor, *targets: Tensor) -> Tensor:
-        return self.loss(y, *targets).mean()
+        values = self.loss(y, *targets)
+        # One of several ranks may have no samples; the mean of none would not be a number.
+        return values.mean() if len(values) else values.sum()
 
 
 def training_loss(loss: Callable[..., Tensor], config: RunConfig) -> nn.Module:

@@ -12,6 +12,7 @@ from ...smoothing import SmoothedAlgorithm, SmoothedLoss
 from ..config import PathsConfig
 from ..data import PathMaps, Splits, Terrain, Warcraft, terrain
 from ..models import MapCNN
+from ..ranks import current_ranks
 from ..seeds import stream
 from ._model import make_model
 from ._task import Figures, Record, training_loss
@@ -34,7 +35,9 @@ class PathsTask:
         self.model = make_model(lambda p: MapCNN(self._train.size, p), config)
         # The network alone: a black box in the loss would break the graph.
         self._forward = torch.compile(self.model) if config.compile else self.model
-        self.loss_module = training_loss(path_loss(config, self.generators["noise"]), config).to(config.device)
+        loss = path_loss(config, self.generators["noise"])
+        current_ranks().share_noise(loss)
+        self.loss_module = training_loss(loss, config).to(config.device)
         self._steps_per_epoch = -(-len(self._train) // config.batch_size)
         self.total_steps = self._steps_per_epoch * config.epochs
         # The order of this epoch and the place in it live on the device: a captured step reads and moves them.
@@ -56,7 +59,8 @@ class PathsTask:
 
     def draw_loss(self, size: int) -> Tensor:
         place = self.tensors["place"]
-        batch = self._train.batch(self.tensors["order"].index_select(0, place + self._offsets[:size]))
+        drawn = self.tensors["order"].index_select(0, place + self._offsets[:size])
+        batch = self._train.batch(current_ranks().rows(drawn))
         place += size
         return cast(Tensor, self.loss_module(self._forward(batch.images), batch.paths))
 

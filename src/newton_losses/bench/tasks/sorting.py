@@ -10,6 +10,7 @@ from ...sorting import SortingLoss, element_wise_match, exact_match
 from ..config import SortingConfig
 from ..data import MNIST, Affine, Digits, LabeledImages, MultiDigit, Splits
 from ..models import DigitCNN
+from ..ranks import current_ranks
 from ..seeds import stream
 from ._model import make_model
 from ._task import Figures, Record, training_loss
@@ -65,7 +66,9 @@ class SortingTask:
         return self._config.batch_size
 
     def draw_loss(self, size: int) -> Tensor:
-        images, values = self._train.sample(size, self.generators["batches"])
+        indices, changes = self._train.draw(size, self.generators["batches"])
+        rows = current_ranks().rows
+        images, values = self._train.assemble(rows(indices), None if changes is None else rows(changes))
         return cast(Tensor, self._loss(self._forward(images), values))
 
     def learning_rate(self, step: int) -> float:
