@@ -8,6 +8,7 @@ from . import sorting as sorting
 from .curvature import Damping as Damping
 from .curvature import Expandable as Expandable
 from .curvature import Expansion as Expansion
+from .curvature import NormalizedDamping as NormalizedDamping
 from .curvature import RelativeDamping as RelativeDamping
 from .curvature import check_loss as check_loss
 from .curvature import expand as expand

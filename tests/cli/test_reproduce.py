@@ -126,8 +126,8 @@ def test_what_would_be_run(tmp_path):
     assert code == 0
     assert text.splitlines() == [
         f"logistic-n10-fisher, seed {seed}: newton-losses train sorting --algorithm logistic --curvature fisher "
-        f"--damping 0.1 --learning-rate 0.001{' --seed 1' if seed else ''} --device cpu --precision bf16 --n 10 "
-        "--steepness 10 --numerics reference --steps 10000"
+        f"--damping 0.1 --spectrum raw --learning-rate 0.001{' --seed 1' if seed else ''} --device cpu "
+        "--precision bf16 --n 10 --steepness 10 --numerics reference --steps 10000"
         for seed in (0, 1)
     ]
 

@@ -94,7 +94,8 @@ class RunFolder:
         sums = result.get("files", {})
         if EVALUATIONS in sums and file_sum(self.path / EVALUATIONS) != sums[EVALUATIONS]:
             self._restore_evaluations(sums[EVALUATIONS])
-        if WEIGHTS in sums and file_sum(self.path / WEIGHTS) != sums[WEIGHTS]:
+        # Weights may have been removed to save room; only wrong ones are worth a word.
+        if WEIGHTS in sums and file_sum(self.path / WEIGHTS) not in (sums[WEIGHTS], None):
             self.notes.append(
                 f"{self.path / WEIGHTS}: damaged, its checksum is not the one in {RESULT}. Do not use these weights; "
                 "the figures are not touched by this."

@@ -31,7 +31,7 @@ class Recommendation:
 
     def __str__(self) -> str:
         usual = self.damping == NormalizedDamping()
-        rule = '"auto"' if usual else f"nl.curvature.NormalizedDamping({self.damping.factor:g})"
+        rule = '"auto"' if usual else f"nl.NormalizedDamping({self.damping.factor:g})"
         return f'nl.NewtonLoss(loss, curvature="{self.curvature}", damping={rule})'
 
 

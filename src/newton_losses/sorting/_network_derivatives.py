@@ -255,12 +255,17 @@ def _matrix_tangents(
     # The part of a wire's tangents that all its items share is carried apart, and in the end left out:
     # it is a constant of the row, to which the loss is indifferent.
     shared = torch.zeros_like(odds[0])
-    total = shares.new_zeros(size, size, size)
+    # A GPU is busy with many short products, a CPU with few long ones.
+    products = size * size if shares.is_cuda else size
+    total = shares.new_zeros(products, size, size)
     for layer, partner in enumerate(layers):
         other, other_shared = tangents.index_select(0, partner), shared.index_select(0, partner)
         # In place: these tensors are m times as large as all others, and time goes with memory.
         gap = tangents.sub_(other).add_((shared - other_shared + odds[layer]).unsqueeze(2))
-        total = torch.baddbmm(total, (gap * bent[layer]).flatten(2), gap.flatten(2).mT)
+        left, right = (
+            (x.transpose(1, 2) if shares.is_cuda else x).reshape(products, size, -1) for x in (gap * bent[layer], gap)
+        )
+        total = torch.baddbmm(total, left, right.mT)
         tangents = other.addcmul_(shares[layer], gap)
         shared = other_shared + swaps[layer]
     return total.sum(0), tangents

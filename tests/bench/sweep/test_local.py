@@ -17,6 +17,7 @@ from newton_losses.bench.config import PathsConfig, SortingConfig
 from newton_losses.bench.data import terrain
 from newton_losses.bench.progress import Silent
 from newton_losses.bench.results import Store
+from newton_losses.bench.sealed import read_json, sealed
 from newton_losses.bench.sweep import Bars, Job, Lines, run_sweep, train_command
 from newton_losses.bench.sweep import _local as local
 from newton_losses.bench.sweep._job import execute, prepare_data
@@ -84,8 +85,8 @@ def test_a_failed_run_is_tried_again_and_does_not_stop_the_others(sweep):
     assert sweep.starts() == ["fails-once", "fine 1", "fails", "fine 2", "dies", "fails-once", "fails", "dies"]
     assert Path(result.failures[0].log).read_text() == "something broke\n"
     said = sweep.said.getvalue()
-    assert "failed, will be tried again: fails: something broke" in said
-    assert "failed: fails: something broke" in said
+    assert "failed, will be tried again: fails: it ended with code 1: something broke" in said
+    assert "failed: fails: it ended with code 1: something broke" in said
 
 
 def test_a_run_that_another_sweep_is_at_work_on_is_waited_for(sweep):
@@ -166,7 +167,7 @@ def test_bars_for_a_person(capsys):
     said = capsys.readouterr().out
     assert "3 runs, of which 1 are done already" in said
     assert "first: exact match 81.5 in 1:01" in said
-    assert "failed: second: for this reason" in said
+    assert "failed: second: broke: for this reason" in said
 
 
 def test_a_run_goes_on_as_it_was_begun_and_anew_on_another_device(tmp_path):
@@ -181,9 +182,10 @@ def test_a_run_goes_on_as_it_was_begun_and_anew_on_another_device(tmp_path):
         "result.json",
     ]
     (folder / "result.json").unlink()
-    config = (folder / "config.json").read_text()
+    config = read_json(folder / "config.json")
     # As if it had been begun on CUDA, where random numbers are others: nothing of it is of use.
-    (folder / "config.json").write_text(config.replace('"device": "cpu"', '"device": "cuda"'))
+    config["configuration"]["device"] = "cuda"
+    (folder / "config.json").write_bytes(sealed(config))
     assert execute(job, Silent())["steps"] == 3
     assert (folder / "config.json").read_text().count('"device": "cpu"') == 1
 

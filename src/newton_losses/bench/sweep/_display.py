@@ -103,5 +103,7 @@ def ending(job: Job, result: dict[str, Any]) -> str:
 
 
 def failing(job: Job, message: str, again: bool) -> str:
-    """What went wrong, in a line; the end of a sweep has all of it."""
-    return f"failed{', will be tried again' if again else ''}: {job.label}: {message.splitlines()[-1]}"
+    """How it ended and its last words, in a line; the end of a sweep has all of it."""
+    lines = message.splitlines()
+    words = ": ".join(dict.fromkeys((lines[0], lines[-1])))
+    return f"failed{', will be tried again' if again else ''}: {job.label}: {words}"

@@ -6,13 +6,16 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
-from ..config import PathsConfig, RunConfig
+from ..config import PathsConfig, RunConfig, SortingConfig
 from ..convex import ConvexConfig, run_convex
 from ..data import DataNotFoundError, Terrain, data_root, terrain
 from ..loop import run
 from ..progress import Progress
 from ..results import compact, configuration_class, run_name
 from ..run_folder import CHECKPOINT, CONFIG, RESULT, WEIGHTS, Record, read_json
+
+# How the process of a job can end, as exit codes.
+FINISHED, FAILED, IN_USE = 0, 1, 75
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,8 @@ class Job:
         configuration = config.to_dict()
         if not isinstance(config, ConvexConfig):
             configuration.update(device=device, graph=True)
+        if isinstance(config, SortingConfig):
+            configuration.update(kernels=True)
         return cls(label, str(store / run_name(configuration)), configuration, keep_weights)
 
     @property

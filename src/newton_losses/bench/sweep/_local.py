@@ -15,9 +15,8 @@ from typing import IO, Any
 import torch
 
 from ..run_folder import RESULT, is_in_use, read_json
-from ._job import Job
+from ._job import FINISHED, IN_USE, Job
 from ._tally import Tally
-from .worker import FINISHED, IN_USE
 
 ATTEMPTS = 2
 # Without the current folder on its path, in which anything may be called like a package.

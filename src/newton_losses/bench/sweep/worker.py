@@ -18,9 +18,8 @@ from ..interrupts import Interrupted
 from ..progress import JsonLines
 from ..run_folder import RunInUse
 from ._command import train_command
-from ._job import Job, execute
+from ._job import FAILED, FINISHED, IN_USE, Job, execute
 
-FINISHED, FAILED, IN_USE = 0, 1, 75
 _NEWS_SECONDS = 2.0
 
 
