@@ -3,6 +3,10 @@
 from importlib.util import find_spec
 
 _NEEDS = {
+    "src/newton_losses/bench/kernels/_adam_triton.py": "triton",
+    "src/newton_losses/bench/kernels/_digit_triton.py": "triton",
+    "src/newton_losses/bench/kernels/_head_triton.py": "triton",
+    "src/newton_losses/curvature/_small_solve_triton.py": "triton",
     "src/newton_losses/paths/_triton.py": "triton",
     "src/newton_losses/paths/_kernels.py": "numba",
     "tests/paths/algovision_program.py": "algovision",

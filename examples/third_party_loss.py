@@ -69,7 +69,7 @@ def main() -> None:
     print("in log space:  ", report, "\n")
     chosen = report.recommendation
     assert chosen is not None
-    newton = nl.NewtonLoss(same_in_log_space, chosen.curvature, chosen.damping, spectrum=chosen.spectrum)
+    newton = nl.NewtonLoss(same_in_log_space, chosen.curvature, chosen.damping)
     print(f"share of ranks right after {steps} steps")
     for name, loss in (("as it is", their_loss), ("in log space", same_in_log_space), ("as a Newton loss", newton)):
         print(f"  {name:17s} {train(loss, steps):.1%}", flush=True)
