@@ -9,6 +9,7 @@ _NEEDS = {
     "src/newton_losses/curvature/_small_solve_triton.py": "triton",
     "src/newton_losses/paths/_triton.py": "triton",
     "src/newton_losses/paths/_kernels.py": "numba",
+    "src/newton_losses/sorting/_kernels.py": "numba",
     "tests/paths/algovision_program.py": "algovision",
 }
 
