@@ -141,6 +141,13 @@ def test_all_cells_are_listed(tmp_path):
         assert all(f"  {cell.key} " in text for cell in found)
 
 
+def test_a_sweep_takes_the_automatic_damping_too(tmp_path):
+    words = ("--algorithm", "softsort", "--curvature", "fisher", "--damping", "auto,auto:3,10")
+    code, text = command("sweep", "sorting", *words, "--dry-run", "--results", str(tmp_path))
+    assert code == 0
+    assert [line.split("--damping ")[1].split()[0] for line in text.splitlines()] == ["auto", "auto:3", "10"]
+
+
 @pytest.mark.parametrize(
     ("words", "answer"),
     [
@@ -157,10 +164,15 @@ def test_all_cells_are_listed(tmp_path):
         (("reproduce", "table1", "--jobs", "0", *SMALL), "at least 1"),
         (("reproduce", "table1", "--set", "digits"), "name=value"),
         (("reproduce", "table1", "--set", "batchsize=3"), "did you mean batch_size"),
+        (("reproduce", "table1", "--set", "seed=3"), "give --seeds"),
+        (("reproduce", "table1", "--set", "graph=false"), "each run chooses it"),
+        (("sweep", "sorting", "--algorithm", "softsort", "--seed", "1,2"), "give --seeds"),
+        (("sweep", "sorting", "--algorithm", "softsort", "--task", "paths"), "no setting of a sorting run"),
         (("reproduce", "table1", "--data-root", "nowhere"), "newton-losses data fetch mnist"),
         (("sweep", "sorting", "--damping", "1"), "Give --algorithm"),
         (("sweep", "sorting", "--algorithm", "softsort", "--dampnig", "1"), "did you mean damping"),
-        (("sweep", "sorting", "--algorithm", "softsort", "--damping", "one"), "has to be a number"),
+        (("sweep", "sorting", "--algorithm", "softsort", "-c", "fisher", "--damping", "one"), "positive number, auto"),
+        (("sweep", "sorting", "--algorithm", "softsort", "--n", "five"), "has to be a number"),
         (("sweep", "sorting", "--algorithm", "softsort", "--augment", "1"), "true or false"),
         (("sweep", "sorting", "--algorithm"), "which values"),
         (("sweep", "sorting", "softsort"), "given as --name value"),
