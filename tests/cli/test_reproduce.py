@@ -13,7 +13,9 @@ from typer.testing import CliRunner
 from newton_losses.bench import presets
 from newton_losses.bench.config import SortingConfig
 from newton_losses.bench.results import Store, run_name
+from newton_losses.bench.sweep import Failure, Job, SweepResult
 from newton_losses.cli._app import app
+from newton_losses.cli._sweeping import _say_how_it_ended
 
 SMALL = [
     *("--set", "digits=1", "--set", "batch_size=4", "--set", "validation_sets=5", "--set", "test_sets=5"),
@@ -141,6 +143,13 @@ def test_all_cells_are_listed(tmp_path):
         assert all(f"  {cell.key} " in text for cell in found)
 
 
+def test_a_sweep_takes_the_automatic_damping_too(tmp_path):
+    words = ("--algorithm", "softsort", "--curvature", "fisher", "--damping", "auto,auto:3,10")
+    code, text = command("sweep", "sorting", *words, "--dry-run", "--results", str(tmp_path))
+    assert code == 0
+    assert [line.split("--damping ")[1].split()[0] for line in text.splitlines()] == ["auto", "auto:3", "10"]
+
+
 @pytest.mark.parametrize(
     ("words", "answer"),
     [
@@ -157,10 +166,15 @@ def test_all_cells_are_listed(tmp_path):
         (("reproduce", "table1", "--jobs", "0", *SMALL), "at least 1"),
         (("reproduce", "table1", "--set", "digits"), "name=value"),
         (("reproduce", "table1", "--set", "batchsize=3"), "did you mean batch_size"),
+        (("reproduce", "table1", "--set", "seed=3"), "give --seeds"),
+        (("reproduce", "table1", "--set", "graph=false"), "each run chooses it"),
+        (("sweep", "sorting", "--algorithm", "softsort", "--seed", "1,2"), "give --seeds"),
+        (("sweep", "sorting", "--algorithm", "softsort", "--task", "paths"), "no setting of a sorting run"),
         (("reproduce", "table1", "--data-root", "nowhere"), "newton-losses data fetch mnist"),
         (("sweep", "sorting", "--damping", "1"), "Give --algorithm"),
         (("sweep", "sorting", "--algorithm", "softsort", "--dampnig", "1"), "did you mean damping"),
-        (("sweep", "sorting", "--algorithm", "softsort", "--damping", "one"), "has to be a number"),
+        (("sweep", "sorting", "--algorithm", "softsort", "-c", "fisher", "--damping", "one"), "positive number, auto"),
+        (("sweep", "sorting", "--algorithm", "softsort", "--n", "five"), "has to be a number"),
         (("sweep", "sorting", "--algorithm", "softsort", "--augment", "1"), "true or false"),
         (("sweep", "sorting", "--algorithm"), "which values"),
         (("sweep", "sorting", "softsort"), "given as --name value"),
@@ -217,3 +231,19 @@ def test_control_c_stops_all_runs_and_says_how_to_go_on(tmp_path):
     assert "newton-losses reproduce table1" in errors
     # Both have saved beyond their last evaluation, or at it, and have let go of their folders.
     assert len(list(tmp_path.glob("*/checkpoint.pt"))) == 2
+
+
+def test_torchrun_is_for_one_run(tmp_path, monkeypatch):
+    for name, value in {"TORCHELASTIC_RUN_ID": "any", "WORLD_SIZE": "2", "RANK": "0"}.items():
+        monkeypatch.setenv(name, value)
+    code, text = command("sweep", "sorting", "--algorithm", "softsort", "--data", "digits", "--results", str(tmp_path))
+    assert code == 2
+    assert "leave torchrun out" in " ".join(text.split())
+
+
+def test_failures_of_a_sweep_that_was_stopped_do_not_say_that_the_rest_is_done(capsys):
+    failure = Failure(Job("one", "folder", {}), "broken")
+    _say_how_it_ended(SweepResult(3, 0, 0, (failure,), None))
+    assert "1 of 3 runs failed; the others are done." in capsys.readouterr().err
+    _say_how_it_ended(SweepResult(3, 0, 0, (failure,), signal.SIGINT))
+    assert "1 of 3 runs failed; others are not done yet." in capsys.readouterr().err

@@ -34,7 +34,10 @@ CASES: dict[str, RunConfig] = {
     "sorting, clipped and augmented": replace(SORTING, clip_norm=0.01, augment=True),
     "sorting, Fisher": replace(SORTING, curvature="fisher"),
     "sorting, Hessian, relative damping": replace(SORTING, curvature="hessian", relative_damping=1.0),
+    "sorting, Hessian, automatic damping": replace(SORTING, curvature="hessian", damping="auto"),
+    "sorting, energy, automatic damping": replace(SORTING, curvature="energy", damping="auto"),
     "paths, Fenchel-Young, Hessian": replace(PATHS, curvature="hessian"),
+    "paths, smoothed loss, energy": replace(PATHS, algorithm="smoothed-loss", curvature="energy"),
     "paths, smoothed algorithm, clipped": replace(PATHS, algorithm="smoothed-algorithm", clip_norm=0.1),
     "paths, Bellman-Ford, Hessian": replace(
         PATHS, algorithm="bellman-ford", scale=None, num_samples=None, iterations=4, curvature="hessian", epochs=2

@@ -3,7 +3,7 @@
 torch's `SyncBatchNorm` does this on GPUs alone, and a run has to be the same on all of them.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import torch.distributed as dist
@@ -39,21 +39,15 @@ class SharedBatchNorm2d(nn.BatchNorm2d):
         super().__init__(inner.num_features, inner.eps, inner.momentum)
         self.load_state_dict(inner.state_dict())
         self.to(inner.weight.device, inner.weight.dtype)
-        self._group = group
+        self.group = group
+        # Here and not as a decorator: that imports the compiler, for which every start of the command would wait.
+        self._normalise = torch.compiler.disable(_by_whole_batch)  # type: ignore[no-untyped-call]
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def forward(self, x: Tensor) -> Tensor:
-        if not self.training:
-            return super().forward(x)
-        with torch.autocast(x.device.type, enabled=False):
-            count, mean, variance = _whole_statistics(x.detach(), self._group)
-            self._remember(count, mean, variance)
-            normalised: Tensor = _Normalise.apply(x, mean, variance + self.eps, count, self._group)  # type: ignore[no-untyped-call]
-            scaled = normalised * self.weight[:, None, None] + self.bias[:, None, None]
-        return scaled.to(x.dtype)
+        return cast(Tensor, self._normalise(self, x)) if self.training else super().forward(x)
 
     @torch.no_grad()
-    def _remember(self, count: Tensor, mean: Tensor, variance: Tensor) -> None:
+    def remember(self, count: Tensor, mean: Tensor, variance: Tensor) -> None:
         assert self.running_mean is not None
         assert self.running_var is not None
         assert self.num_batches_tracked is not None
@@ -62,6 +56,15 @@ class SharedBatchNorm2d(nn.BatchNorm2d):
         unbiased = variance * (count / (count - 1))
         self.running_mean.lerp_(mean.to(self.running_mean.dtype), self.momentum)
         self.running_var.lerp_(unbiased.to(self.running_var.dtype), self.momentum)
+
+
+def _by_whole_batch(module: SharedBatchNorm2d, x: Tensor) -> Tensor:
+    with torch.autocast(x.device.type, enabled=False):
+        count, mean, variance = _whole_statistics(x.detach(), module.group)
+        module.remember(count, mean, variance)
+        normalised: Tensor = _Normalise.apply(x, mean, variance + module.eps, count, module.group)  # type: ignore[no-untyped-call]
+        scaled = normalised * module.weight[:, None, None] + module.bias[:, None, None]
+    return scaled.to(x.dtype)
 
 
 def _whole_statistics(x: Tensor, group: "ProcessGroup") -> tuple[Tensor, Tensor, Tensor]:

@@ -267,6 +267,21 @@ def check_choice(name: str, value: str, choices: Iterable[str]) -> None:
     raise ArgumentError(f"{option(name)} {value}: {guess}It is one of {', '.join(choices)}.")
 
 
+def check_setting(kind: type[RunConfig], name: str) -> None:
+    """Refuse a name that no setting of this kind of run has, naming the one that was probably meant.
+
+    >>> check_setting(SortingConfig, "batchsize")
+    Traceback (most recent call last):
+    newton_losses.errors.ArgumentError: batchsize is no setting of a sorting run: did you mean batch_size?
+    """
+    known = [field.name for field in fields(kind)]
+    if name in known:
+        return
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    guess = f"did you mean {near[0]}?" if near else f"it has {', '.join(known)}."
+    raise ArgumentError(f"{name} is no setting of a {kind.task} run: {guess}")
+
+
 def check_positive(name: str, value: float | None) -> None:
     """Refuse a number that is not positive and finite; `None` has not been given and passes."""
     if value is not None and not (math.isfinite(value) and value > 0):

@@ -13,12 +13,12 @@ import torch
 from torch import Tensor, nn
 
 from ..convex import repeat_with_fisher
-from ..curvature import Damping
 from ..errors import ArgumentError
 from .config import RunConfig, check_at_least
 from .interrupts import Interrupted, stop_requests
 from .progress import Progress, Silent
 from .run_folder import Record, RunFolder
+from .tasks import damping_rule
 
 SIZE = 20
 
@@ -72,7 +72,7 @@ class ConvexReLU(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(1e-3 * torch.randn(SIZE, SIZE))
         self.bias = nn.Parameter(1e-3 * torch.randn(SIZE))
-        self._damping = cast(Damping | None, config.damping)
+        self._damping = damping_rule(config)
         self._solve = _relu_problem() if config.algorithm == "relu" else None
 
     def forward(self, x: Tensor) -> Tensor:

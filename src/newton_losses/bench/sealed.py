@@ -55,5 +55,7 @@ def _sum_of(content: Record) -> str:
 
 def _advice(path: Path) -> str:
     if path.name == "result.json":
-        return "Restore it; or delete it and give the same command again, which makes it anew from the checkpoint."
+        if (path.parent / "checkpoint.pt").exists():
+            return "Restore it; or delete it and give the same command again, which makes it anew from the checkpoint."
+        return "Restore it; or delete its folder and give the same command again, which makes the run anew."
     return "Restore it, or use another folder."

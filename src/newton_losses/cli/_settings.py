@@ -5,11 +5,20 @@ import json
 from collections.abc import Iterator
 from typing import Any, get_args, get_type_hints
 
-from ..bench.config import RunConfig, check_choice
+from ..bench.config import RunConfig, check_setting
 from ..errors import ArgumentError
 
 # By another name on the command line than in a configuration.
 _SPELLINGS = {"samples": "num_samples", "a": "algorithm", "c": "curvature"}
+# Settings of a run that a table or a grid sets itself: what is given here would be overruled without a word.
+_OWN = "each run chooses it for its device. `newton-losses train` takes it."
+_CHOSEN_ELSEWHERE = {
+    "seed": "give --seeds, as in --seeds 3 or --seeds 4-7.",
+    "device": "give --device.",
+    "drops": "it follows from the epochs.",
+    "graph": _OWN,
+    "kernels": _OWN,
+}
 
 
 def parse_settings(words: list[str]) -> dict[str, Any]:
@@ -27,6 +36,7 @@ def parse_settings(words: list[str]) -> dict[str, Any]:
             found[_name(name)] = json.loads(value)
         except ValueError:
             found[_name(name)] = value
+        _check_free(_name(name), f"--set {word}")
     return found
 
 
@@ -45,7 +55,8 @@ def parse_grid(kind: type[RunConfig], words: list[str]) -> dict[str, list[Any]]:
             raise ArgumentError(f"{word}: a setting is given as --name value, or --name value,value for several.")
         name, sign, text = word.lstrip("-").partition("=")
         name = _name(name)
-        check_choice(name, name, [field for field in kind.__dataclass_fields__ if field != "drops"])
+        check_setting(kind, name)
+        _check_free(name, word)
         text = text if sign else next(rest, "")
         if not text:
             raise ArgumentError(f"{word}: which values? Give one, or several with commas between them.")
@@ -61,6 +72,11 @@ def product(grid: dict[str, list[Any]]) -> Iterator[dict[str, Any]]:
     """
     for values in itertools.product(*grid.values()):
         yield dict(zip(grid, values, strict=True))
+
+
+def _check_free(name: str, word: str) -> None:
+    if name in _CHOSEN_ELSEWHERE:
+        raise ArgumentError(f"{word}: {_CHOSEN_ELSEWHERE[name]}")
 
 
 def _name(word: str) -> str:
@@ -79,6 +95,8 @@ def _value(name: str, text: str, hint: Any) -> Any:
             if kind in kinds:
                 return kind(text)
     except (ValueError, KeyError):
+        if str in kinds:  # as the damping, a number or auto
+            return text
         wanted = "true or false" if bool in kinds else "a number"
         raise ArgumentError(f"--{name.replace('_', '-')} {text}: it has to be {wanted}.") from None
     return text

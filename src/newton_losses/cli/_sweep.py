@@ -113,5 +113,6 @@ def _summary(results: Path, configs: list[RunConfig], grid: dict[str, list[Any]]
     lines = []
     for key in sorted(points, key=lambda key: -means[key][0].mean):
         figures = ", ".join(f"{m.replace('_', ' ')} {found} %" for m, found in zip(metrics, means[key], strict=True))
-        lines.append(f"{names[key]}: {figures} ({len(points[key])} seeds)")
+        seeds = "1 seed" if len(points[key]) == 1 else f"{len(points[key])} seeds"
+        lines.append(f"{names[key]}: {figures} ({seeds})")
     return "\n".join(lines)

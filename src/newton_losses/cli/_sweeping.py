@@ -12,6 +12,7 @@ import typer
 
 from ..bench.config import RunConfig, resolve_device
 from ..bench.data import MNIST, Warcraft
+from ..bench.ranks import started_by_torchrun
 from ..bench.results import Store
 from ..bench.sweep import Bars, Job, Lines, SweepResult, run_sweep, train_command
 from ..errors import ArgumentError
@@ -66,6 +67,11 @@ def seeds_from(text: str | None, default: int) -> list[int]:
 
 def run_all(labelled: Iterable[tuple[str, RunConfig]], computing: Computing) -> SweepResult:
     """Do all the runs, telling as fits the reader, and say what failed and how to go on."""
+    if started_by_torchrun():
+        raise ArgumentError(
+            "torchrun starts the ranks of one run, and this is many runs: leave torchrun out, and give --jobs for "
+            "several at once. `newton-losses train` is for several ranks."
+        )
     if computing.jobs < 1:
         raise ArgumentError(f"--jobs {computing.jobs}: it has to be at least 1.")
     runs = list(labelled)
@@ -113,9 +119,8 @@ def _say_how_it_ended(result: SweepResult) -> None:
         if failure.log:
             typer.echo(f"all that it said: {failure.log}", err=True)
     if result.failures:
-        typer.echo(
-            f"\n{len(result.failures)} of {result.total} runs failed, twice each; the others are done.", err=True
-        )
+        others = "the others are done" if result.stopped_by is None else "others are not done yet"
+        typer.echo(f"\n{len(result.failures)} of {result.total} runs failed; {others}.", err=True)
     if result.stopped_by is not None:
         done = result.finished_before + result.finished
         command = shlex.join(["newton-losses", *sys.argv[1:]])

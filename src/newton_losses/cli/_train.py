@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import statistics
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,6 +12,7 @@ from ..bench.config import PathsConfig, RunConfig, SortingConfig
 from ..bench.loop import run
 from ..bench.progress import Progress, Together
 from ..bench.ranks import is_first_process, joined_ranks, noted_signals
+from ..bench.results import summarise
 from ..errors import ArgumentError
 from ._output import choose_progress, emit, spoken_errors
 
@@ -222,13 +222,10 @@ def parse_seeds(text: str) -> list[int]:
 def _summarise(results: list[dict[str, Any]], as_json: bool) -> None:
     """Mean and standard deviation over the seeds, of every test figure."""
     figures = {name: [result["test"][name] for result in results] for name in results[0]["test"]}
-    summary = {
-        name: {"mean": statistics.fmean(values), "std": statistics.stdev(values)} for name, values in figures.items()
-    }
+    summary = {name: summarise(values) for name, values in figures.items()}
     if as_json:
-        emit({"event": "summary", "seeds": [r["configuration"]["seed"] for r in results], "test": summary})
+        test = {name: {"mean": found.mean, "std": found.std} for name, found in summary.items()}
+        emit({"event": "summary", "seeds": [r["configuration"]["seed"] for r in results], "test": test})
         return
     for name, found in summary.items():
-        typer.echo(
-            f"test {name.replace('_', ' ')} over {len(results)} seeds: {found['mean']:.2f} ± {found['std']:.2f} %"
-        )
+        typer.echo(f"test {name.replace('_', ' ')} over {len(results)} seeds: {found} %")

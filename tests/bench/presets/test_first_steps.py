@@ -6,7 +6,7 @@ import itertools
 import pytest
 import torch
 
-from newton_losses.bench.convex import run_convex
+from newton_losses.bench.convex import ConvexConfig, run_convex
 from newton_losses.bench.presets import cells
 from newton_losses.bench.tasks import make_task
 from newton_losses.bench.trainer import Trainer
@@ -81,3 +81,11 @@ def test_the_solver_is_near_the_known_solution(tmp_path):
     solved = run_convex(cell.make(**steps), str(tmp_path / "solver"))
     exact = run_convex(cell.make(**steps, algorithm="relu-exact"), str(tmp_path / "exact"))
     assert solved["test"]["loss"] == pytest.approx(exact["test"]["loss"], rel=0.05)
+
+
+@pytest.mark.parametrize("settings", [{"damping": "auto:3"}, {"relative_damping": 3.0}])
+def test_convex_layers_take_every_kind_of_damping(settings, tmp_path):
+    small = {"algorithm": "relu-exact", "steps": 3, "batch_size": 8}
+    plain = run_convex(ConvexConfig(**small), str(tmp_path / "plain"))
+    damped = run_convex(ConvexConfig(**small, curvature="fisher", **settings), str(tmp_path / "damped"))
+    assert damped["test"]["loss"] != plain["test"]["loss"]

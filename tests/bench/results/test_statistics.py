@@ -77,6 +77,17 @@ def test_one_seed_proves_nothing():
     assert str(one) == "70.00"
 
 
+@pytest.mark.parametrize("broken", [math.nan, math.inf, -math.inf])
+def test_a_figure_that_is_not_finite_leaves_no_deviation(broken):
+    found = summarise([1.0, broken, 2.0])
+    assert not math.isfinite(found.mean)
+    assert math.isnan(found.std)
+    assert found.count == 3
+    assert math.isnan(summarise([math.inf, -math.inf]).mean)
+    assert mark(found, summarise([1.0, 2.0])) in ("", "grey")
+    assert mark(summarise([1.0, 2.0]), found) in ("", "grey")
+
+
 def test_seeds_that_all_agree():
     assert mark(summarise([1.0, 1.0]), summarise([2.0, 2.0])) == "black"
     assert mark(summarise([1.0, 1.0]), summarise([1.0, 1.0])) == ""

@@ -73,6 +73,21 @@ def test_a_record_under_another_name_counts(sweep):
     assert sweep.run("fine").finished_before == 1
 
 
+@pytest.mark.parametrize("keep_weights", [True, False])
+def test_a_damaged_result_fails_alone(sweep, keep_weights):
+    sweep.run("fine 1", "fine 2")
+    folder = Path(sweep.jobs("fine 1", "fine 2")[0].folder)
+    (folder / "result.json").write_text('{"torn')
+    (folder / "weights.pt").write_text("what could mend it")
+    jobs = [replace(job, keep_weights=keep_weights) for job in sweep.jobs("fine 1", "fine 2", "fine 3")]
+    pool = local.LocalPool(1, sweep.store.path / ".logs", STUB)
+    result = run_sweep(jobs, sweep.store, Lines(sweep.said), pool=pool)
+    assert (result.finished_before, result.finished, result.exit_code) == (1, 1, 1)
+    assert [failure.job.label for failure in result.failures] == ["fine 1"]
+    assert "delete its folder" in result.failures[0].message
+    assert (folder / "weights.pt").exists()
+
+
 def test_a_failed_run_is_tried_again_and_does_not_stop_the_others(sweep):
     result = sweep.run("fails-once", "fine 1", "fails", "fine 2", "dies", slots=1)
     assert result.finished == 3

@@ -14,7 +14,7 @@ from importlib import resources
 from typing import Any, Self
 
 from ...errors import ArgumentError
-from ..config import RunConfig, check_choice
+from ..config import RunConfig, check_choice, check_setting
 from ..results import configuration_class
 
 TABLES = ("table1", "table2", "table3", "ablation", "runtimes", "cvxpy")
@@ -88,7 +88,7 @@ class Cell:
         wanted = {**self.config, **self.protocol, **settings}
         kind = configuration_class(wanted.pop("task"))
         for name in wanted:
-            check_choice(name, name, kind.__dataclass_fields__)
+            check_setting(kind, name)
         return kind(**wanted).resolved()
 
 

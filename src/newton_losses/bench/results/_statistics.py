@@ -31,12 +31,15 @@ class Summary:
 
 
 def summarise(values: Iterable[float]) -> Summary:
-    """The summary of some values, at least one.
+    """The summary of some values, at least one; without a deviation where one of them is not finite.
 
     >>> summarise([1.0, 2.0, 3.0])
     Summary(mean=2.0, std=1.0, count=3)
     """
     found = list(values)
+    if not all(map(math.isfinite, found)):
+        # `statistics` raises on some of these, in Python 3.11 an AttributeError.
+        return Summary(sum(found) / len(found), math.nan, len(found))
     return Summary(statistics.fmean(found), statistics.stdev(found) if len(found) > 1 else math.nan, len(found))
 
 

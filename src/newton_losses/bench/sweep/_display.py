@@ -93,7 +93,7 @@ class Bars:
 def opening(tally: Tally) -> str:
     """What there is to do."""
     before = f", of which {tally.finished_before} are done already" if tally.finished_before else ""
-    return f"{tally.total} runs{before}"
+    return f"{tally.total} {'run' if tally.total == 1 else 'runs'}{before}"
 
 
 def ending(job: Job, result: dict[str, Any]) -> str:

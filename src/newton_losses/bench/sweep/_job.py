@@ -9,6 +9,7 @@ from typing import Any, Self
 from ..config import PathsConfig, RunConfig, SortingConfig
 from ..convex import ConvexConfig, run_convex
 from ..data import DataNotFoundError, Terrain, data_root, terrain
+from ..files import RunError
 from ..loop import run
 from ..progress import Progress
 from ..results import compact, configuration_class, run_name
@@ -68,10 +69,14 @@ def execute(job: Job, progress: Progress) -> Record:
 
 
 def tidy(job: Job) -> None:
-    """Remove checkpoints and weights of a finished job, also where a kill had come between."""
+    """Remove checkpoints and weights of a finished job, also where a kill had come between.
+
+    A folder that is damaged keeps them, to be mended with; one in use is tidied by who uses it.
+    """
     folder = Path(job.folder)
     if job.is_finished() and any((folder / name).exists() for name in (CHECKPOINT, WEIGHTS)):
-        compact(folder)
+        with contextlib.suppress(RunError):
+            compact(folder)
 
 
 def _as_begun(config: RunConfig, folder: Path) -> tuple[RunConfig, bool]:

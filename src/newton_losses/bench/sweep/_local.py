@@ -14,6 +14,7 @@ from typing import IO, Any
 
 import torch
 
+from ..files import RunError
 from ..run_folder import RESULT, is_in_use, read_json
 from ._job import FINISHED, IN_USE, Job
 from ._tally import Tally
@@ -95,7 +96,12 @@ class LocalPool:
 
     def _settle(self, job: Job, attempt: int, code: int, tally: Tally) -> None:
         if code == FINISHED:
-            tally.finish(job, read_json(Path(job.folder) / RESULT))
+            try:
+                result = read_json(Path(job.folder) / RESULT)
+            except RunError as error:  # trying again would find the same
+                tally.fail(job, str(error), again=False)
+            else:
+                tally.finish(job, result)
         elif code == IN_USE:
             tally.put_back(job)
             self._wait_for_other(job, attempt)

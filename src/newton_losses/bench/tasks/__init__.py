@@ -4,6 +4,7 @@ from ...errors import ArgumentError
 from ..config import PathsConfig, RunConfig, SortingConfig
 from ._task import Figures as Figures
 from ._task import Task as Task
+from ._task import damping_rule as damping_rule
 from .paths import PathsTask as PathsTask
 from .sorting import SortingTask as SortingTask
 

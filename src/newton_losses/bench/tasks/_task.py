@@ -61,15 +61,20 @@ class _MeanLoss(nn.Module):
         return values.mean() if len(values) else values.sum()
 
 
+def damping_rule(config: RunConfig) -> Damping | None:
+    """The damping that a resolved configuration asks for; `None` for a baseline."""
+    if config.relative_damping is not None:
+        return RelativeDamping(config.relative_damping)
+    if isinstance(config.damping, str):
+        return NormalizedDamping(auto_factor(config.damping))
+    return config.damping
+
+
 def training_loss(loss: Callable[..., Tensor], config: RunConfig) -> nn.Module:
     """The scalar loss of a batch: the mean of `loss`, its Newton loss, or that of the control without directions."""
     if config.curvature == "none":
         return _MeanLoss(loss)
-    damping: Damping | None = config.damping  # type: ignore[assignment]
-    if config.relative_damping is not None:
-        damping = RelativeDamping(config.relative_damping)
-    elif isinstance(config.damping, str):
-        damping = NormalizedDamping(auto_factor(config.damping))
+    damping = damping_rule(config)
     # No check on the first call: it would draw noise, and a resumed run makes a first call of its own.
     if config.curvature == "energy":
         return NewtonLoss(EnergyCurvature(loss), "fisher", damping, check=False)  # type: ignore[arg-type]
