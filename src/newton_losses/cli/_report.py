@@ -10,6 +10,10 @@ from ..bench.report import write_report
 from ._output import spoken_errors
 
 
+def _tell(text: str) -> None:
+    typer.echo(f"{text} …", err=True)
+
+
 def report(
     results: Annotated[
         Path, typer.Option("--results", "-r", help="Folder that holds run folders, at any depth.")
@@ -22,7 +26,7 @@ def report(
     The page needs no network and nothing else. Cells that were not run say so.
     """
     with spoken_errors(as_json):
-        paths = write_report(results, out)
+        paths = write_report(results, out, *([] if as_json else [_tell]))
     if as_json:
         typer.echo(json.dumps({"event": "finished", "page": str(paths[0]), "files": [str(path) for path in paths]}))
         return

@@ -1,6 +1,6 @@
 """The report put together: which sections there are, in which order, and the words between the tables."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ._blocks import Block, Cell, Code, Figure, Heading, Link, Paragraph, Report, Status, Strong, Table, Verdict
@@ -17,9 +17,15 @@ from ._table_sections import table_sections
 from ._tables import done
 
 
-def compose(results: Path) -> Report:
-    """The report about everything under a folder of results."""
+def silent(_: str) -> None:
+    """Tell nobody."""
+
+
+def compose(results: Path, tell: Callable[[str], None] = silent) -> Report:
+    """The report about everything under a folder of results. `tell` hears what is being done."""
+    tell(f"reading the runs in {results}")
     found = gather(results)
+    tell("drawing the gradients of the sorting losses, which takes longest")
     groups = _verdicts(found)
     body: list[Block] = [
         *table_sections(found),

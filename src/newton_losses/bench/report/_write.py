@@ -1,26 +1,27 @@
 """Writing a report: the page, the same as Markdown, and its figures as files."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 from ...errors import ArgumentError
 from ..files import write_atomically, write_error
 from ._blocks import Figure
 from ._chart import standalone
-from ._compose import compose
+from ._compose import compose, silent
 from ._html import to_html
 from ._markdown import FIGURES, to_markdown
 
 PAGE, TEXT = "index.html", "report.md"
 
 
-def write_report(results: Path, out: Path) -> list[Path]:
-    """Write the report about all runs under `results` into the folder `out`.
+def write_report(results: Path, out: Path, tell: Callable[[str], None] = silent) -> list[Path]:
+    """Write the report about all runs under `results` into the folder `out`, telling what is being done.
 
     Returns the paths: `index.html`, which needs nothing else, `report.md`, and the figures that it names.
     """
     if not results.is_dir():
         raise ArgumentError(f"--results {results}: there is no such folder. It is the one that holds run folders.")
-    report = compose(results)
+    report = compose(results, tell)
     files = {PAGE: to_html(report), TEXT: to_markdown(report)}
     for block in report.blocks:
         if isinstance(block, Figure):
