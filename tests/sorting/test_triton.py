@@ -25,10 +25,11 @@ DEVICE = "cpu" if INTERPRETED else "cuda"
 on_cuda_alone = pytest.mark.skipif(INTERPRETED, reason="needs a CUDA device")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not is_installed("triton"), reason="needs triton")
 @pytest.mark.skipif(INTERPRETED, reason="is in it already")
 def test_in_the_interpreter():
-    command = [sys.executable, "-m", "pytest", __file__, "-m", "gpu and not slow", "-q", "-x", "-p", "no:cacheprovider"]
+    command = [sys.executable, "-m", "pytest", __file__, "-m", "gpu and not slow", "-q", "-p", "no:cacheprovider"]
     root = Path(__file__).parents[2]
     environment = {**os.environ, "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
     finished = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True)
@@ -58,9 +59,9 @@ LARGE = pytest.mark.slow  # in the interpreter
 
 CASES = [
     *((name, "odd_even", 3, 3) for name in DISTRIBUTIONS),
-    *(("cauchy", "odd_even", n, count) for n, count in [(1, 2), (2, 7), (5, 1), (9, 1)]),
-    *(("gaussian", "bitonic", n, 1) for n in (2, 4, 8)),
-    *(pytest.param(name, "odd_even", n, 7, marks=LARGE) for name in DISTRIBUTIONS for n in (8, 10, 15, 16, 33)),
+    *(("cauchy", "odd_even", n, count) for n, count in [(1, 2), (2, 7), (5, 1)]),
+    ("gaussian", "bitonic", 4, 1),
+    *(pytest.param(name, "odd_even", n, 7, marks=LARGE) for name in DISTRIBUTIONS for n in (2, 5, 8, 10, 15, 16, 33)),
     *(pytest.param(name, "bitonic", n, 7, marks=LARGE) for name in DISTRIBUTIONS for n in (8, 16, 64)),
     pytest.param("logistic", "odd_even", 10, 1000, marks=LARGE),
 ]
@@ -93,28 +94,28 @@ def test_float32_and_gradients_by_backward():
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("steepness", [1.0, pytest.param(1000.0, marks=LARGE)])
 @pytest.mark.parametrize("distribution", DISTRIBUTIONS)
-def test_values_on_the_wires_equal_the_torch_paths(distribution, steepness):
-    """The distributions are written twice: from where the two differ by rounding to where the tail is 0."""
-    sizes = torch.logspace(-12, 4, 400, dtype=torch.float64, device=DEVICE)
-    values = torch.cat((sizes, -sizes)) / steepness * torch.tensor([[0.0], [1.0]], device=DEVICE).double()
-    partners = torch.tensor([[1, 0], [1, 0]], device=DEVICE)
-    signs = torch.tensor([[[1.0], [-1.0]]], device=DEVICE, dtype=torch.float64).expand(2, -1, -1)
+def test_moves_on_the_wires_equal_the_torch_paths(distribution):
+    """The distributions are written twice: here they meet, from nearly equal wires to where light tails end.
+
+    A first layer moves wire 0 from 0 by F(−u) d, and a second compares it with a wire at 0: all digits are seen.
+    """
+    sizes = torch.logspace(-6, 4, 60, dtype=torch.float64, device=DEVICE)
+    differences = torch.cat((sizes, -sizes))
+    values = torch.stack((torch.zeros_like(differences), differences, torch.zeros_like(differences)))
+    partners = torch.tensor([[1, 0, 2], [2, 1, 0]], device=DEVICE)
+    signs = torch.tensor([[1.0, -1.0, 1.0]] * 2, dtype=torch.float64, device=DEVICE).unsqueeze(-1)
     law = SortingNetwork(None, distribution=distribution)._law
     found, expected = (
-        _network_derivatives._differences(values, partners, signs, law, steepness, kernel)
-        for kernel in ("triton", None)
+        _network_derivatives._differences(values, partners, signs, law, 2.0, kernel) for kernel in ("triton", None)
     )
     assert torch.equal(found[0], expected[0])
-    # The second difference is d (1 − 2F(−u)).
-    error = (found[1] - expected[1]).abs() / expected[0, 0].abs()
-    assert error.max() < 1e-15
+    # Of an exponent of −700 rounding leaves 10⁻¹³; below it numbers lose digits one by one.
+    torch.testing.assert_close(found[1, 0], expected[1, 0], rtol=3e-13, atol=1e-305)
 
 
 # The tail of "gaussian" is quadratic: beyond 0.1 its logarithms are −10¹⁴ and below, and differences of them are lost.
 FAR = [
-    ("cauchy", 1000.0, 2),
     ("logistic", 1000.0, 2),
     *(
         pytest.param(name, steepness, 6, marks=LARGE)
@@ -158,6 +159,7 @@ def test_a_batch_in_parts_is_the_same(monkeypatch):
 
 
 @pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # by numpy, in the interpreter
 def test_a_sample_that_is_not_a_number_stays_alone():
     scores, values = (tensor.to(DEVICE) for tensor in scores_and_values(4, 3))
     loss, _ = pair()
