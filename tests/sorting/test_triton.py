@@ -159,7 +159,7 @@ def test_a_batch_in_parts_is_the_same(monkeypatch):
 
 
 @pytest.mark.gpu
-@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # by numpy, in the interpreter
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of numpy, in the interpreter
 def test_a_sample_that_is_not_a_number_stays_alone():
     scores, values = (tensor.to(DEVICE) for tensor in scores_and_values(4, 3))
     loss, _ = pair()

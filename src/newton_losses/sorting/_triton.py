@@ -37,8 +37,8 @@ def network_differences(values: Tensor, partners: Tensor, scale: Tensor, law: st
     if count:
         with torch.cuda.device_of(values):  # type: ignore[no-untyped-call]
             sort_values[(triton.cdiv(count, SAMPLES),)](
-                values, partners.contiguous(), scale.contiguous(), differences, layers, size, count, *values.stride(),
-                LAW=law, SIZE=_padded(size), SAMPLES=SAMPLES, num_warps=4,
+                values, partners.contiguous(), scale.contiguous(), differences, size, count, *values.stride(),
+                LAYERS=layers, LAW=law, SIZE=_padded(size), SAMPLES=SAMPLES, num_warps=4,
             )  # fmt: skip
     return differences
 
@@ -56,12 +56,13 @@ def network_losses(
     inputs = [tensor.contiguous() for tensor in (partners, logs, firsts, seconds, target, cells)]
     tiles = layers * with_gradient + (layers + 6 + size * layers) * with_hessian
     part = max(1, SCRATCH // (8 * padded * padded * max(tiles, 1)))
-    options = {"SIZE": padded, "num_warps": max(1, min(16, padded * padded // 256)), "num_stages": 1}
+    # The layers are a constant, known with n: older interpreters of Triton cannot loop over a number from the host.
+    options = {"LAYERS": layers, "SIZE": padded, "num_warps": max(1, min(16, padded * padded // 256)), "num_stages": 1}
     with torch.cuda.device_of(target):  # type: ignore[no-untyped-call]
         for start in range(0, count, part):
             stop = min(start + part, count)
             scratch = _scratch(target, stop - start, layers, size, padded, with_gradient, with_hessian)
-            common = (layers, size, count, start)
+            common = (size, count, start)
             value_and_gradient[(stop - start,)](
                 *inputs, value, gradient, *scratch[:5], *common,
                 GRADIENT=with_gradient, HESSIAN=with_hessian, **options,
@@ -95,7 +96,7 @@ def _scratch(
 @_jit
 def value_and_gradient(  # type: ignore[no-untyped-def]
     partners, logs, firsts, seconds, target, cells, value, gradient, shares, bents, curves, rows, tops,
-    layers, size, count, start, GRADIENT: tl.constexpr, HESSIAN: tl.constexpr, SIZE: tl.constexpr,
+    size, count, start, LAYERS: tl.constexpr, GRADIENT: tl.constexpr, HESSIAN: tl.constexpr, SIZE: tl.constexpr,
 ):  # fmt: skip
     """One sample. In 64 bits wherever the number of samples is a factor: offsets may be beyond 32."""
     place = tl.program_id(0).to(tl.int64)
@@ -103,11 +104,11 @@ def value_and_gradient(  # type: ignore[no-untyped-def]
     i = tl.arange(0, SIZE)
     inside = i < size
     square = i[:, None] * SIZE + i[None, :]
-    shares += place * layers * SIZE * SIZE
-    which = tl.zeros([SIZE], tl.int64) + layers * size  # from one kind of a comparator's numbers to the next
+    shares += place * LAYERS * SIZE * SIZE
+    which = tl.zeros([SIZE], tl.int64) + LAYERS * size  # from one kind of a comparator's numbers to the next
 
     state = tl.where(i[:, None] == i[None, :], tl.zeros([SIZE, SIZE], tl.float64), -FAR)
-    for layer in range(layers):
+    for layer in range(LAYERS):
         partner = tl.load(partners + layer * size + i, mask=inside, other=0).to(tl.int32)
         partner = tl.where(inside, partner, i)
         at = (which * 0 + layer * size + i) * count + sample
@@ -130,8 +131,8 @@ def value_and_gradient(  # type: ignore[no-untyped-def]
         # The shares were stored by other threads of this program.
         tl.debug_barrier()
         by_value = tl.zeros([SIZE], tl.float64)
-        for back in range(layers):
-            layer = layers - 1 - back
+        for back in range(LAYERS):
+            layer = LAYERS - 1 - back
             partner = tl.load(partners + layer * size + i, mask=inside, other=0).to(tl.int32)
             partner = tl.where(inside, partner, i)
             at = (which * 0 + layer * size + i) * count + sample
@@ -141,9 +142,9 @@ def value_and_gradient(  # type: ignore[no-untyped-def]
             kept = tl.sum(through, 1)
             swapped = tl.sum(beside, 1)
             if HESSIAN:
-                tl.store(bents + (place * layers + layer) * SIZE * SIZE + square, through * (1.0 - share))
+                tl.store(bents + (place * LAYERS + layer) * SIZE * SIZE + square, through * (1.0 - share))
                 curve = weighted(seconds, at, which * count, inside, kept, swapped, by_value)
-                tl.store(curves + (place * layers + layer) * SIZE + i, curve)
+                tl.store(curves + (place * LAYERS + layer) * SIZE + i, curve)
             push = weighted(firsts, at, which * count, inside, kept, swapped, by_value)
             adjoint = through + exchange(beside, partner, SIZE)
             by_value = by_value - push + tl.gather(push, partner, 0)
@@ -161,7 +162,7 @@ def weighted(numbers, at, which, inside, kept, swapped, moved):  # type: ignore[
 @_jit
 def hessian_rows(  # type: ignore[no-untyped-def]
     partners, firsts, hessians, shares, bents, curves, rows, tops, gaps, steps,
-    layers, size, count, start, SIZE: tl.constexpr,
+    size, count, start, LAYERS: tl.constexpr, SIZE: tl.constexpr,
 ):  # fmt: skip
     """The derivative of one sample's gradient along one score: tangents forward, then those of the adjoints back."""
     place = tl.program_id(0).to(tl.int64)
@@ -170,16 +171,16 @@ def hessian_rows(  # type: ignore[no-untyped-def]
     i = tl.arange(0, SIZE)
     inside = i < size
     square = i[:, None] * SIZE + i[None, :]
-    shares += place * layers * SIZE * SIZE
-    bents += place * layers * SIZE * SIZE
-    curves += place * layers * SIZE
-    gaps += (place * size + direction) * layers * SIZE * SIZE
-    steps += (place * size + direction) * layers * SIZE
-    which = tl.zeros([SIZE], tl.int64) + layers * size
+    shares += place * LAYERS * SIZE * SIZE
+    bents += place * LAYERS * SIZE * SIZE
+    curves += place * LAYERS * SIZE
+    gaps += (place * size + direction) * LAYERS * SIZE * SIZE
+    steps += (place * size + direction) * LAYERS * SIZE
+    which = tl.zeros([SIZE], tl.int64) + LAYERS * size
 
     values = tl.where(i == direction, tl.zeros([SIZE], tl.float64) + 1.0, 0.0)
     tangent = tl.zeros([SIZE, SIZE], tl.float64)
-    for layer in range(layers):
+    for layer in range(LAYERS):
         partner = tl.load(partners + layer * size + i, mask=inside, other=0).to(tl.int32)
         partner = tl.where(inside, partner, i)
         at = firsts + (which * 0 + layer * size + i) * count + sample
@@ -197,8 +198,8 @@ def hessian_rows(  # type: ignore[no-untyped-def]
     # The gaps and steps were stored by other threads of this program.
     tl.debug_barrier()
     by_value = tl.zeros([SIZE], tl.float64)
-    for back in range(layers):
-        layer = layers - 1 - back
+    for back in range(LAYERS):
+        layer = LAYERS - 1 - back
         partner = tl.load(partners + layer * size + i, mask=inside, other=0).to(tl.int32)
         partner = tl.where(inside, partner, i)
         at = (which * 0 + layer * size + i) * count + sample

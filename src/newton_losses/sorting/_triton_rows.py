@@ -41,9 +41,11 @@ def row_losses(state, target, cells, rows, tops, size, HESSIAN: tl.constexpr, SI
     wanted = tl.load(target + i[:, None] * size + item, mask=inside, other=0.0)
     cell = tl.load(cells + i[:, None] * size + item, mask=inside, other=0.0)
 
-    top = tl.argmax(state, 1)
+    # A row of NaN has no largest entry, but needs an index.
+    ordered = tl.where(state == state, state, -FAR)
+    top = tl.argmax(ordered, 1)
     is_top = item == top[:, None]
-    from_top = state - tl.max(state, 1)[:, None]
+    from_top = state - tl.max(ordered, 1)[:, None]
     lowered = tl.where(is_top, -FAR, from_top)
     second_best = tl.max(lowered, 1)
     # The top may exceed all others by any factor, so that these are weighed among themselves.

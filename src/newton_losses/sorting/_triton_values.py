@@ -20,8 +20,8 @@ FOUR_PI = tl.constexpr(12.566370614359172)
 
 @_jit
 def sort_values(  # type: ignore[no-untyped-def]
-    values, partners, scale, differences, layers, size, count, wire_stride, sample_stride,
-    LAW: tl.constexpr, SIZE: tl.constexpr, SAMPLES: tl.constexpr,
+    values, partners, scale, differences, size, count, wire_stride, sample_stride,
+    LAYERS: tl.constexpr, LAW: tl.constexpr, SIZE: tl.constexpr, SAMPLES: tl.constexpr,
 ):  # fmt: skip
     """Some samples side by side. `scale` `(layers, n)` is the steepness, negative for the wire of the smaller value."""
     wire = tl.arange(0, SIZE)[:, None]
@@ -30,7 +30,7 @@ def sort_values(  # type: ignore[no-untyped-def]
     live = inside & (sample < count)
     at = tl.zeros([SIZE, SAMPLES], tl.int64) + wire
     x = tl.load(values + at * wire_stride + sample * sample_stride, mask=live, other=0.0)
-    for layer in range(layers):
+    for layer in range(LAYERS):
         partner = tl.load(partners + layer * size + wire, mask=inside, other=0).to(tl.int32)
         partner = tl.broadcast_to(tl.where(inside, partner, wire), (SIZE, SAMPLES))
         difference = tl.gather(x, partner, 0) - x
