@@ -10,6 +10,9 @@ _NEEDS = {
     "src/newton_losses/paths/_triton.py": "triton",
     "src/newton_losses/paths/_kernels.py": "numba",
     "src/newton_losses/sorting/_kernels.py": "numba",
+    "src/newton_losses/sorting/_triton.py": "triton",
+    "src/newton_losses/sorting/_triton_rows.py": "triton",
+    "src/newton_losses/sorting/_triton_values.py": "triton",
     "tests/paths/algovision_program.py": "algovision",
 }
 

@@ -3,6 +3,9 @@
 Run as `python benchmarks/sorting.py [--repetitions 30] [--device cpu]`. All candidates take turns in every
 repetition, so that a busy machine slows all alike; figures are medians, and ratios are medians over the repetitions.
 Operators are counted as they reach the device (views are not), with a graph of the whole step they are one launch.
+
+On a GPU, `python benchmarks/sorting.py --device cuda --backend triton` puts the Triton kernels in our place, and
+then times both back ends side by side, each with the kernels that one call launches, as torch's profiler counts them.
 """
 
 import argparse
@@ -12,6 +15,8 @@ from collections.abc import Callable
 
 import diffsort
 import torch
+from torch.autograd import DeviceType
+from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from newton_losses.sorting import SortingLoss, SortingNetwork
@@ -72,6 +77,38 @@ def candidates(count: int, n: int, steepness: float, device: str, backend: str) 
     }
 
 
+def back_ends(count: int, n: int, steepness: float, device: str) -> dict[str, Callable[[], object]]:
+    """Our own step and Hessian by each back end of CUDA."""
+    return {
+        f"{backend}{name.removeprefix('ours')}": function
+        for backend in ("torch", "triton")
+        for name, function in candidates(count, n, steepness, device, backend).items()
+        if name in ("ours, forward and backward", "ours, expand with Hessian")
+    }
+
+
+def launches(function: Callable[[], object]) -> int:
+    """The kernels that one call puts on a GPU; copies and fills by the driver are not counted."""
+    with profile(activities=[ProfilerActivity.CUDA]) as recorded:
+        function()
+        torch.cuda.synchronize()
+    names = [event.name for event in recorded.events() if event.device_type == DeviceType.CUDA]
+    return sum(not name.startswith(("Memcpy", "Memset")) for name in names)
+
+
+def compare_back_ends(functions: dict[str, Callable[[], object]], repetitions: int, device: str) -> None:
+    """Print time and launches of each, and how much faster Triton is."""
+    taken = rounds_of(functions, repetitions, 2, device)
+    for name, function in functions.items():
+        print(f"{name:<46} {1e3 * statistics.median(taken[name]):8.2f} ms  {launches(function):6d} kernels")
+    for name in functions:
+        if name.startswith("torch"):
+            rounds = zip(taken[name], taken[name.replace("torch", "triton")], strict=True)
+            print(
+                f"{name.removeprefix('torch, ')}: triton {statistics.median(a / b for a, b in rounds):.1f} times faster"
+            )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--repetitions", type=int, default=30)
@@ -80,7 +117,7 @@ def main() -> None:
     parser.add_argument("--steepness", type=float, default=10.0)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--backend", default="auto", help="of the network: auto, numba or torch")
+    parser.add_argument("--backend", default="auto", help="of the network: auto, numba, triton or torch")
     arguments = parser.parse_args()
     warnings.filterwarnings("ignore", message=".*torch.jit")
     torch.set_num_threads(arguments.threads)
@@ -99,6 +136,9 @@ def main() -> None:
     print(f"forward and backward: {ratio(peer_step, our_step):.1f} times faster than diffsort (wanted: 2)")
     print(f"mean Hessian: {ratio(peer_hessian, hessian):.1f} times faster than through diffsort (wanted: 10)")
     print(f"mean Hessian: {ratio(hessian, our_step):.1f} times its own forward and backward (wanted: at most 4)")
+    if arguments.device.startswith("cuda") and arguments.backend == "triton":
+        both = back_ends(arguments.count, arguments.n, arguments.steepness, arguments.device)
+        compare_back_ends(both, arguments.repetitions, arguments.device)
 
 
 if __name__ == "__main__":

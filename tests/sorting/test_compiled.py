@@ -141,11 +141,11 @@ def test_the_operator_keeps_torchs_contracts():
     slopes = torch.randn(3, 2, 2, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     nothing = slopes.new_empty(0, 0, 0, 0)
     for derivatives in ((slopes, slopes), (slopes, nothing), (nothing, nothing)):
-        torch.library.opcheck(_operator.network_operator, (partners, logs, *derivatives, target, target / 4))
+        torch.library.opcheck(_operator.network_operator, (partners, logs, *derivatives, target, target / 4, "numba"))
 
 
 def test_errors_teach(monkeypatch):
-    with pytest.raises(ArgumentError, match="'auto', 'numba', 'torch'"):
+    with pytest.raises(ArgumentError, match="'auto', 'numba', 'triton', 'torch'"):
         SortingNetwork(4, backend="cuda")
     monkeypatch.setattr(_operator, "is_installed", lambda package: False)
     with pytest.raises(ArgumentError, match="pip install"):

@@ -21,9 +21,11 @@ DistributionName = Literal["logistic", "logistic_phi", "gaussian", "cauchy", "re
 class Distribution:
     """log F, its derivatives, and the argument u = steepness · d.
 
-    `cancels` where the derivatives by d are large terms that cancel, so that float32 would not do for them.
+    `name` is how users and kernels call it. `cancels` where the derivatives by d are large terms that cancel, so
+    that float32 would not do for them.
     """
 
+    name: DistributionName
     cancels = False
 
     def argument(self, difference: Tensor, steepness: float) -> Tensor:
@@ -51,6 +53,8 @@ class Distribution:
 class Logistic(Distribution):
     """F(u) = 1 / (1 + e⁻ᵘ)."""
 
+    name: DistributionName = "logistic"
+
     def log_cdf(self, u: Tensor) -> Tensor:
         return -softplus(-u)
 
@@ -67,6 +71,7 @@ class Logistic(Distribution):
 class LogisticPhi(Logistic):
     """The logistic distribution at u = β d / (|d| + 10⁻¹⁰)^¼, which tells close wires apart sooner."""
 
+    name: DistributionName = "logistic_phi"
     cancels = True  # the slope of the argument has a pole at d = 0
 
     power = 0.25
@@ -87,6 +92,7 @@ class LogisticPhi(Logistic):
 class Gaussian(Distribution):
     """F(u) = Φ(u), the normal distribution."""
 
+    name: DistributionName = "gaussian"
     far = 20.0
 
     def log_cdf(self, u: Tensor) -> Tensor:
@@ -123,6 +129,8 @@ class Gaussian(Distribution):
 class Cauchy(Distribution):
     """F(u) = atan(u)/π + ½."""
 
+    name: DistributionName = "cauchy"
+
     def log_cdf(self, u: Tensor) -> Tensor:
         one = torch.ones_like(u)
         lower = torch.log(torch.atan2(one, -u.clamp(max=0)) / math.pi)
@@ -143,6 +151,8 @@ class Cauchy(Distribution):
 class Reciprocal(Distribution):
     """F(u) = ½ (1 + u/(2+|u|))."""
 
+    name: DistributionName = "reciprocal"
+
     def log_cdf(self, u: Tensor) -> Tensor:
         lower = -torch.log(2 - u.clamp(max=0))
         upper = torch.log1p(-1 / (2 + u.clamp(min=0)))
@@ -162,6 +172,7 @@ class Reciprocal(Distribution):
 class Optimal(Distribution):
     """F(u) = ½ + u for |u| ≤ ¼, and 1/(16|u|) from 0 or 1 beyond: the smallest error of a sorted pair."""
 
+    name: DistributionName = "optimal"
     edge = 0.25
 
     def log_cdf(self, u: Tensor) -> Tensor:
@@ -183,10 +194,5 @@ class Optimal(Distribution):
 
 
 DISTRIBUTIONS: dict[str, Distribution] = {
-    "logistic": Logistic(),
-    "logistic_phi": LogisticPhi(),
-    "gaussian": Gaussian(),
-    "cauchy": Cauchy(),
-    "reciprocal": Reciprocal(),
-    "optimal": Optimal(),
+    law.name: law for law in (Logistic(), LogisticPhi(), Gaussian(), Cauchy(), Reciprocal(), Optimal())
 }

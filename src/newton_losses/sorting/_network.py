@@ -14,7 +14,7 @@ from ..errors import ArgumentError, ShapeError
 from ._arguments import as_wide, check_positive
 from ._distributions import DISTRIBUTIONS, Distribution, DistributionName
 from ._network_derivatives import compiled_values, impossible_but_diagonal, network_derivatives
-from ._operator import Backend, check_backend, runs_compiled
+from ._operator import Backend, check_backend, chosen_kernel
 from ._relaxation import Relaxation
 from ._stable import log_sum
 from ._wiring import NetworkName, wiring
@@ -30,7 +30,8 @@ class SortingNetwork(Relaxation):
     `n` is the number of items. With `n=None` any number can be sorted, and the wiring is computed anew at
     each call. "odd_even" has n layers for any n, "bitonic" log₂n (log₂n + 1)/2 for powers of two.
     `backend` says what computes the derivatives of `SortingLoss`: "auto" is numba on the CPU where it is
-    installed, else torch. Both give the same numbers up to rounding.
+    installed, else torch. "triton" is three kernels on CUDA for up to 64 items; they have run in Triton's
+    interpreter only, never on a GPU, so they have to be asked for. All give the same numbers up to rounding.
 
     >>> SortingNetwork(3, steepness=1000.0).matrix(torch.tensor([3.0, 1.0, 2.0]))
     tensor([[0., 1., 0.],
@@ -109,22 +110,23 @@ class SortingNetwork(Relaxation):
         return state.movedim(-1, 0).reshape(*scores.shape, scores.shape[-1])
 
     def cross_entropies(self, scores: Tensor, target: Tensor, cells: Tensor) -> Tensor:
-        if not runs_compiled(self.backend, scores) or is_differentiated(scores):
+        kernel = chosen_kernel(self.backend, scores)
+        if kernel is None or is_differentiated(scores):
             return super().cross_entropies(scores, target, cells)
         partners, signs = self._wiring(scores)
         values = as_wide(batch_last(scores))
         wide = target.to(values.dtype), cells.to(values.dtype)
-        return compiled_values(values, *wide, partners, signs, self._law, self.steepness).to(target.dtype)
+        return compiled_values(values, *wide, partners, signs, self._law, self.steepness, kernel).to(target.dtype)
 
     def derivatives(
         self, scores: Tensor, target: Tensor, cells: Tensor, hessian: bool
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         partners, signs = self._wiring(scores)
         values = as_wide(batch_last(scores))
-        compiled = runs_compiled(self.backend, scores)
-        dtype = values.dtype if compiled or self._law.cancels else target.dtype
+        kernel = chosen_kernel(self.backend, scores)
+        dtype = values.dtype if kernel is not None or self._law.cancels else target.dtype
         value, gradient, total = network_derivatives(
-            values, target.to(dtype), cells.to(dtype), partners, signs, self._law, self.steepness, hessian, compiled
+            values, target.to(dtype), cells.to(dtype), partners, signs, self._law, self.steepness, hessian, kernel
         )
         narrow = target.dtype
         return value.to(narrow), gradient.to(narrow), None if total is None else total.to(narrow)

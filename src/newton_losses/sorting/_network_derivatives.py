@@ -11,7 +11,8 @@ tangents are matrix products. Steps of layer l at wire w, with d the difference 
 where the second step's φ'' is r(1−r) times the square of the difference of its two inputs' tangents, with r
 the share of the first path. r is a conditional probability: it stays meaningful where e^ℓ underflows.
 
-The comparators are torch's in any case; all sweeps after them can be left to a compiled kernel (`_operator.py`).
+The comparators are torch's in any case; all sweeps after them can be left to a compiled kernel (`_operator.py`),
+and by Triton the one before them too: on a GPU each of a chain's operators would be a launch.
 
 Wires come first and the batch last in all shapes: a layer moves whole rows, and inner loops run over N.
 """
@@ -23,7 +24,7 @@ from torch import Tensor
 from torch.nn.functional import hardshrink
 
 from ._distributions import Distribution
-from ._operator import network_operator
+from ._operator import Kernel, differences_operator, network_operator
 from ._rows import row_derivatives, row_hessian
 from ._stable import FAR
 
@@ -74,22 +75,22 @@ def network_derivatives(
     law: Distribution,
     steepness: float,
     hessian: bool,
-    compiled: bool = False,
+    kernel: Kernel | None = None,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Losses `(N,)`, gradients `(N, n)` and, if wanted, the sum of their Hessians `(n, n)`.
 
     Values `(n, N)` and log-matrix are carried in the dtype of the values, all else in that of `target`, which is
-    float64 where it is `compiled`.
+    float64 where a `kernel` computes.
     """
-    layers, signs = partners.unbind(0), signs.unsqueeze(-1).to(values.dtype)
-    differences = _differences(values, layers, signs, law, steepness)
+    signs = signs.unsqueeze(-1).to(values.dtype)
+    differences = _differences(values, partners, signs, law, steepness, kernel)
     comparators = _comparators(differences, signs, law, steepness)
-    if compiled:
+    if kernel is not None:
         logs, firsts = comparators.logs, comparators.firsts
         seconds = _seconds(comparators, law) if hessian else logs.new_empty(0, 0, 0, 0)
-        value, gradient, total = network_operator(partners, logs, firsts, seconds, target, cells)
+        value, gradient, total = network_operator(partners, logs, firsts, seconds, target, cells, kernel)
         return value, gradient, total if hessian else None
-    return _derivatives(comparators, layers, values, target, cells, law, hessian)
+    return _derivatives(comparators, partners.unbind(0), values, target, cells, law, hessian)
 
 
 def compiled_values(
@@ -100,13 +101,14 @@ def compiled_values(
     signs: Tensor,
     law: Distribution,
     steepness: float,
+    kernel: Kernel,
 ) -> Tensor:
-    """The losses `(N,)` alone, by the compiled kernel; all in float64."""
+    """The losses `(N,)` alone, by a compiled kernel; all in float64."""
     signs = signs.unsqueeze(-1).to(values.dtype)
-    u = law.argument(_differences(values, partners.unbind(0), signs, law, steepness) * signs, steepness)
+    u = law.argument(_differences(values, partners, signs, law, steepness, kernel) * signs, steepness)
     nothing = u.new_empty(0, 0, 0, 0)
     logs = law.log_cdf(torch.stack((u, -u)))
-    value: Tensor = network_operator(partners, logs, nothing, nothing, target, cells)[0]
+    value: Tensor = network_operator(partners, logs, nothing, nothing, target, cells, kernel)[0]
     return value
 
 
@@ -148,11 +150,14 @@ def impossible_but_diagonal(values: Tensor) -> Tensor:
 
 
 def _differences(
-    values: Tensor, layers: tuple[Tensor, ...], signs: Tensor, law: Distribution, steepness: float
+    values: Tensor, partners: Tensor, signs: Tensor, law: Distribution, steepness: float, kernel: Kernel | None
 ) -> Tensor:
     """Sweep 1, forward: the differences that the comparators see, `(layers, n, N)`."""
+    if kernel == "triton":
+        by_triton: Tensor = differences_operator(values, partners, signs.squeeze(-1) * -steepness, law.name)
+        return by_triton
     differences, against = [], -signs
-    for layer, partner in enumerate(layers):
+    for layer, partner in enumerate(partners.unbind(0)):
         difference = values.index_select(0, partner) - values
         move = law.cdf(law.argument(difference * against[layer], steepness))
         values = torch.addcmul(values, move, difference)

@@ -1,8 +1,10 @@
-"""The compiled kernel of a sorting network as one torch operator: when it runs, and on how many threads.
+"""The compiled kernels of a sorting network as torch operators: when they run, and on how many threads.
 
-What it computes is in `_kernels.py`; the same in torch's own operators is in `_network_derivatives.py`.
+What they compute is in `_kernels.py` (numba) and `_triton.py`; the same in torch's own operators is in
+`_network_derivatives.py`.
 """
 
+import os
 import threading
 import warnings
 from concurrent.futures import ThreadPoolExecutor
@@ -18,8 +20,15 @@ from .._arguments import one_of
 from .._optional import is_installed
 from ..errors import ArgumentError
 
-Backend = Literal["auto", "numba", "torch"]
+Backend = Literal["auto", "numba", "triton", "torch"]
+Kernel = Literal["numba", "triton"]
 
+# What "auto" is on a device; on all others it is torch. Triton's kernels have never run on a GPU: once they have,
+# "cuda": "triton" here is all that makes them the choice.
+AUTOMATIC: dict[str, Kernel] = {"cpu": "numba"}
+NATIVE: dict[Kernel, str] = {"numba": "cpu", "triton": "cuda"}
+# Beyond this a sample's matrix does not fit into a program of Triton's kernels.
+LARGEST_TRITON = 64
 # Cells of a layer that are worth a thread: some tenths of a millisecond of work, against the thread's start.
 CELLS_PER_THREAD = 100_000
 
@@ -28,35 +37,81 @@ _compiling = threading.Lock()
 
 def check_backend(backend: str) -> Backend:
     """`backend`, if it is one and installed."""
-    chosen: Backend = one_of(backend, ("auto", "numba", "torch"), "backend", "SortingNetwork")
-    if chosen == "numba" and not is_installed("numba"):
+    chosen: Backend = one_of(backend, ("auto", "numba", "triton", "torch"), "backend", "SortingNetwork")
+    if chosen in ("numba", "triton") and not is_installed(chosen):
+        package = "newton-losses[numba]" if chosen == "numba" else chosen
         raise ArgumentError(
-            "SortingNetwork: backend 'numba' is not installed: pip install newton-losses[numba]. The back end "
+            f"SortingNetwork: backend {chosen!r} is not installed: pip install {package}. The back end "
             "'torch' needs nothing and gives the same losses."
         )
     return chosen
 
 
-def runs_compiled(backend: Backend, scores: Tensor) -> bool:
-    """Whether the kernel computes the derivatives at these scores.
+def chosen_kernel(backend: Backend, scores: Tensor) -> Kernel | None:
+    """The kernel that computes the derivatives at these scores `(..., n)`; `None` is torch.
 
-    On the CPU only; and not where a compiler or a transform of torch.func looks at the operators, which it would
-    not see.
+    A kernel steps aside on devices that are not its own, and where a compiler or a transform of torch.func looks at
+    the operators, which it would not see.
     """
     if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
-        return False
-    return backend != "torch" and scores.device.type == "cpu" and is_installed("numba")
+        return None
+    device = scores.device.type
+    kernel = AUTOMATIC.get(device) if backend == "auto" else backend
+    if kernel is None or kernel == "torch" or not is_installed(kernel):
+        return None
+    if kernel == "triton" and scores.shape[-1] > LARGEST_TRITON:
+        return None
+    return kernel if device == NATIVE[kernel] or (kernel == "triton" and _is_interpreted()) else None
+
+
+def _is_interpreted() -> bool:
+    """Whether Triton's kernels run in its interpreter, and so on the CPU."""
+    return os.environ.get("TRITON_INTERPRET") == "1"
+
+
+@torch.library.custom_op("newton_losses::sorting_network_differences", mutates_args=())
+def differences_operator(values: Tensor, partners: Tensor, scale: Tensor, law: str) -> Tensor:
+    """The differences that the comparators see, `(layers, n, N)`, of `(n, N)` values in float64, by Triton.
+
+    `scale` `(layers, n)` is the steepness, negative for the wire that gets the smaller value.
+    """
+    from ._triton import network_differences
+
+    return network_differences(values, partners, scale, law)
+
+
+@differences_operator.register_fake
+def _fake_differences(values: Tensor, partners: Tensor, scale: Tensor, law: str) -> Tensor:
+    return values.new_empty(*partners.shape, values.shape[1])
 
 
 @torch.library.custom_op("newton_losses::sorting_network", mutates_args=())
 def network_operator(
-    partners: Tensor, logs: Tensor, firsts: Tensor, seconds: Tensor, target: Tensor, cells: Tensor
+    partners: Tensor, logs: Tensor, firsts: Tensor, seconds: Tensor, target: Tensor, cells: Tensor, kernel: str
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Losses `(N,)`, gradients `(N, n)` and the sum of the Hessians, `(n, n)`.
+    """Losses `(N,)`, gradients `(N, n)` and the sum of the Hessians, `(n, n)`, by the `kernel` "numba" or "triton".
 
     The gradients are empty without `firsts`, the sum without `seconds`. All but `partners` in float64; see
-    `network_samples` for the arguments.
+    `network_samples` in `_kernels.py` for the arguments.
     """
+    if kernel == "triton":
+        from ._triton import network_losses
+
+        return network_losses(partners, logs, firsts, seconds, target, cells)
+    return _losses_by_numba(partners, logs, firsts, seconds, target, cells)
+
+
+@network_operator.register_fake
+def _fake_losses(
+    partners: Tensor, logs: Tensor, firsts: Tensor, seconds: Tensor, target: Tensor, cells: Tensor, kernel: str
+) -> tuple[Tensor, Tensor, Tensor]:
+    count, width, size = _sizes(firsts, seconds, target)
+    return target.new_empty(count), target.new_empty(count, width), target.new_empty(size, size)
+
+
+def _losses_by_numba(
+    partners: Tensor, logs: Tensor, firsts: Tensor, seconds: Tensor, target: Tensor, cells: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
     count, width, size = _sizes(firsts, seconds, target)
     value, gradient = np.empty(count), np.empty((count, width))
     inputs = [tensor.contiguous().numpy() for tensor in (partners, logs, firsts, seconds, target, cells)]
@@ -77,14 +132,6 @@ def network_operator(
         with ThreadPoolExecutor(threads) as pool:
             total = sum(pool.map(work, pairwise(bounds)))
     return torch.from_numpy(value), torch.from_numpy(gradient), torch.from_numpy(total)
-
-
-@network_operator.register_fake
-def _fake(
-    partners: Tensor, logs: Tensor, firsts: Tensor, seconds: Tensor, target: Tensor, cells: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    count, width, size = _sizes(firsts, seconds, target)
-    return target.new_empty(count), target.new_empty(count, width), target.new_empty(size, size)
 
 
 def _sizes(firsts: Tensor, seconds: Tensor, target: Tensor) -> tuple[int, int, int]:
