@@ -5,8 +5,10 @@ import warnings
 from collections import Counter
 from types import FrameType
 
+import fuzz_backends
 import fuzz_newton
 import fuzz_paths
+import fuzz_refused
 import fuzz_smoothing
 import fuzz_sorting
 from drawing import Draw
@@ -14,7 +16,10 @@ from drawing import Draw
 import newton_losses as nl
 
 # Each call as often as it is listed; those of the Newton loss take the most time.
-CALLS = (*fuzz_newton.CALLS, *2 * fuzz_sorting.CALLS, *2 * fuzz_paths.CALLS, *2 * fuzz_smoothing.CALLS)
+CALLS = (
+    *fuzz_newton.CALLS, *fuzz_refused.CALLS, *2 * fuzz_backends.CALLS, *2 * fuzz_sorting.CALLS, *2 * fuzz_paths.CALLS,
+    *2 * fuzz_smoothing.CALLS,
+)  # fmt: skip
 SECONDS_A_CALL = 30
 
 
