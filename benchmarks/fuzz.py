@@ -2,6 +2,7 @@
 
     python benchmarks/fuzz.py --seed 0 --count 200000 --processes 2
     python benchmarks/fuzz.py --seed 0 --count 200000 --seconds 600    # as many of them as ten minutes allow
+    python benchmarks/fuzz.py --seed 0 --first 56000 --count 144000    # from there on
     python benchmarks/fuzz.py --seed 0 --only 4711      # one call again, with its traceback
 
 What is called and how it is checked is in `tests/fuzz`. A call has to give a result that satisfies its
@@ -29,8 +30,9 @@ def _chunk(arguments: tuple[int, int, int]) -> tuple[Counter[tuple[str, str]], l
     return run_many(*arguments)
 
 
-def main(seed: int, count: int, processes: int, limit: float) -> int:
-    chunks = [(seed, first, min(CHUNK, count - first)) for first in range(0, count, CHUNK)]
+def main(seed: int, start_at: int, count: int, processes: int, limit: float) -> int:
+    end = start_at + count
+    chunks = [(seed, first, min(CHUNK, end - first)) for first in range(start_at, end, CHUNK)]
     ended: Counter[tuple[str, str]] = Counter()
     failures: list[str] = []
     start = time.perf_counter()
@@ -53,6 +55,7 @@ def main(seed: int, count: int, processes: int, limit: float) -> int:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--count", type=int, default=10_000)
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=float("inf"))
@@ -61,4 +64,4 @@ if __name__ == "__main__":
     if given.only is not None:
         print(*run(given.seed, given.only))
     else:
-        sys.exit(main(given.seed, given.count, given.processes, given.seconds))
+        sys.exit(main(given.seed, given.first, given.count, given.processes, given.seconds))
