@@ -1,6 +1,8 @@
 """Fuzz the public API: random shapes, dtypes, layouts, magnitudes and nonsense, each result checked.
 
     python benchmarks/fuzz.py --seed 0 --count 200000 --processes 2
+    python benchmarks/fuzz.py --seed 0 --count 200000 --seconds 600    # as many of them as ten minutes allow
+    python benchmarks/fuzz.py --seed 0 --first 56000 --count 144000    # from there on
     python benchmarks/fuzz.py --seed 0 --only 4711      # one call again, with its traceback
 
 What is called and how it is checked is in `tests/fuzz`. A call has to give a result that satisfies its
@@ -28,8 +30,9 @@ def _chunk(arguments: tuple[int, int, int]) -> tuple[Counter[tuple[str, str]], l
     return run_many(*arguments)
 
 
-def main(seed: int, count: int, processes: int) -> int:
-    chunks = [(seed, first, min(CHUNK, count - first)) for first in range(0, count, CHUNK)]
+def main(seed: int, start_at: int, count: int, processes: int, limit: float) -> int:
+    end = start_at + count
+    chunks = [(seed, first, min(CHUNK, end - first)) for first in range(start_at, end, CHUNK)]
     ended: Counter[tuple[str, str]] = Counter()
     failures: list[str] = []
     start = time.perf_counter()
@@ -39,6 +42,8 @@ def main(seed: int, count: int, processes: int) -> int:
             failures += failed
             for line in failed:
                 print(line, flush=True)
+            if time.perf_counter() - start > limit:
+                break
     done, seconds = ended.total() + len(failures), time.perf_counter() - start
     for name in sorted({name for name, _ in ended}):
         ways = ", ".join(f"{how} {ended[name, how]}" for _, how in sorted(key for key in ended if key[0] == name))
@@ -50,11 +55,13 @@ def main(seed: int, count: int, processes: int) -> int:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--count", type=int, default=10_000)
     parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--seconds", type=float, default=float("inf"))
     parser.add_argument("--only", type=int)
     given = parser.parse_args()
     if given.only is not None:
         print(*run(given.seed, given.only))
     else:
-        sys.exit(main(given.seed, given.count, given.processes))
+        sys.exit(main(given.seed, given.first, given.count, given.processes, given.seconds))

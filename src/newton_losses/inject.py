@@ -4,6 +4,7 @@ For losses that cannot be handed over as a function: whatever comes after `injec
 and the gradient that arrives is turned into that of its Newton loss on the way to the network.
 """
 
+import math
 from typing import Any, NamedTuple
 
 import torch
@@ -67,12 +68,9 @@ def inject_fisher(
     tensor([[0.0488],
             [0.0976]])
     """
-    check_damping(damping)
-    if reduction not in ("mean", "sum"):
-        raise ArgumentError(f"reduction={reduction!r}; what follows inject_fisher ends in a 'mean' or a 'sum'.")
-    check_group(process_group)
-    flatten_outputs(y)
     settings = _Settings(damping, reduction, loss_scale, process_group)
+    _check_settings(settings)
+    flatten_outputs(y)
     injected: Tensor = _InjectFisher.apply(y, settings, None)  # type: ignore[no-untyped-call]
     return injected
 
@@ -98,8 +96,7 @@ class InjectFisher(nn.Module):
         process_group: GroupChoice = "default",
     ) -> None:
         super().__init__()
-        check_damping(damping)
-        check_group(process_group)
+        _check_settings(_Settings(damping, reduction, loss_scale, process_group))
         self.damping = damping
         self.reduction: Reduction = reduction
         self.loss_scale = loss_scale
@@ -121,6 +118,21 @@ class _Settings(NamedTuple):
     reduction: Reduction
     loss_scale: LossScale
     process_group: GroupChoice
+
+
+def _check_settings(settings: _Settings) -> None:
+    check_damping(settings.damping)
+    reduction, scale = settings.reduction, settings.loss_scale
+    if not isinstance(reduction, str) or reduction not in ("mean", "sum"):
+        raise ArgumentError(f"reduction={reduction!r}; what follows inject_fisher ends in a 'mean' or a 'sum'.")
+    is_factor = isinstance(scale, int | float) and math.isfinite(scale) and scale != 0
+    is_one_number = isinstance(scale, Tensor) and scale.numel() == 1
+    if not (is_factor or is_one_number or isinstance(scale, GradScaler)):
+        raise ArgumentError(
+            f"loss_scale={scale!r}; it is the factor that the loss is multiplied with, a number other than 0 "
+            "or a scalar tensor, or the GradScaler that scales the loss."
+        )
+    check_group(settings.process_group)
 
 
 class _InjectFisher(torch.autograd.Function):

@@ -288,12 +288,12 @@ def _may_wait(y: Tensor) -> bool:
 
 
 def _check_options(curvature: object, damping: object, process_group: object) -> None:
-    if curvature not in ("hessian", "fisher"):
+    if not isinstance(curvature, str) or curvature not in ("hessian", "fisher"):
         raise ArgumentError(f"curvature={curvature!r}; it can be 'hessian' or 'fisher'.")
     check_damping(damping)
     check_group(process_group)
 
 
 def _check_value(value: object) -> None:
-    if value not in ("loss", "quadratic"):
+    if not isinstance(value, str) or value not in ("loss", "quadratic"):
         raise ArgumentError(f"value={value!r}; it can be 'loss' or 'quadratic'.")

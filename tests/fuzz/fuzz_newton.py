@@ -3,6 +3,7 @@
 from typing import Any
 
 import torch
+from damping_rules import Equation, beyond_range, by_definition, draw_damping, exact
 from drawing import NOT_TENSORS, Draw, same, tolerance, working
 from torch import Tensor
 
@@ -56,17 +57,15 @@ def draw_options(draw: Draw, reduction: str | None) -> dict[str, Any]:
     if draw.chance(0.03):
         usual = {"curvature": "hessian", "damping": 1.0, "spectrum": "raw", "reduction": reduction}
         return {**usual, **draw.pick(WRONG_OPTIONS)}
-    damping: Any = draw.power(-6, 6)
-    if draw.chance(0.1):
-        damping = torch.tensor(damping)
-    elif draw.chance(0.1):
-        damping = nl.RelativeDamping(draw.power(-3, 2))
-    return {
+    options = {
         "curvature": draw.pick(("hessian", "fisher")),
-        "damping": damping,
-        "spectrum": draw.pick(("raw", "raw", "absolute", "clip")),
+        "damping": draw_damping(draw),
+        "spectrum": draw.pick(("raw", None, None, "absolute", "clip")),
         "reduction": reduction,
     }
+    if options["spectrum"] is None and draw.chance(0.3):
+        del options["spectrum"]
+    return options
 
 
 def check_expansion(name: str, z: Tensor, found: nl.NewtonTarget, kind: str, reduction: str | None) -> None:
@@ -89,36 +88,36 @@ def check_expansion(name: str, z: Tensor, found: nl.NewtonTarget, kind: str, red
 
 
 def check_step(found: nl.NewtonTarget, options: dict[str, Any]) -> None:
-    """(C + λI) · step = gradient up to rounding, zero rows for what was left out."""
+    """The equation that the damping rule defines holds up to rounding; zero rows for what was left out."""
     assert torch.isfinite(found.step).all(), f"the step is not finite: {found.step}"
     assert not found.step[~found.kept].any(), "a sample that was left out has a step"
-    curvature = found.curvature.dense().double()
-    if not found.kept.any() or found.step.shape[1] == 0:
+    usable = torch.isfinite(found.value) & torch.isfinite(found.gradient).all(1)
+    curvature, gradient = exact(found.curvature), found.gradient[usable].double()
+    rule = options["damping"]
+    if found.step.shape[1] == 0 or not usable.any() or beyond_range(rule, curvature, gradient):
         return
-    damping = options["damping"]
-    damping = float(damping(found) if callable(damping) else damping)
-    if options["spectrum"] != "raw" and options["curvature"] == "hessian":
-        values, vectors = torch.linalg.eigh(curvature)
-        values = values.abs() if options["spectrum"] == "absolute" else values.clamp(min=0)
-        curvature = vectors @ torch.diag(values) @ vectors.mT
-    system = curvature + damping * torch.eye(len(curvature), dtype=torch.float64)
-    step, gradient = found.step[found.kept].double(), found.gradient[found.kept].double()
+    equation = by_definition(rule, curvature, gradient, options.get("spectrum"), options["curvature"])
+    if isinstance(rule, str | nl.NormalizedDamping) and options.get("spectrum") != "raw":
+        assert torch.equal(found.kept, usable), f"{rule!r} left out {~found.kept & usable} of a definite system"
+    equation = equation._replace(rows=equation.rows[found.kept[usable]])
     relative = tolerance(found.step)
-    if isinstance(found.curvature, LowRank) and beyond_digits(system, damping, relative):
+    if isinstance(found.curvature, LowRank) and beyond_digits(equation, relative):
         return
-    check_solution(system, step, gradient, relative, torch.finfo(found.step.dtype).tiny)
+    check_solution(equation, found.step[found.kept].double(), relative, torch.finfo(found.step.dtype).tiny)
 
 
-def beyond_digits(system: Tensor, damping: float, relative: float) -> bool:
+def beyond_digits(equation: Equation, relative: float) -> bool:
     """Whether λ is so far below the curvature that a system of N×N inner products has too few digits for it."""
-    return bool(torch.linalg.matrix_norm(system) * 1e-15 > relative * damping)
+    return bool(torch.linalg.matrix_norm(equation.matrix) * 1e-15 > relative * equation.damping)
 
 
-def check_solution(system: Tensor, step: Tensor, gradient: Tensor, relative: float, tiny: float) -> None:
+def check_solution(equation: Equation, step: Tensor, relative: float, tiny: float) -> None:
     """As small a residual as rounding the step to its dtype allows, each row on its own."""
-    left = torch.linalg.vector_norm(step @ system - gradient, dim=1)
-    size = torch.linalg.matrix_norm(system) * (torch.linalg.vector_norm(step, dim=1) + tiny)
-    bound = relative * (size + torch.linalg.vector_norm(gradient, dim=1)) + tiny
+    left = torch.linalg.vector_norm(step @ equation.matrix - equation.rows, dim=1)
+    norm, tiny = torch.linalg.matrix_norm(equation.matrix), tiny * max(1.0, equation.length)
+    size = norm * (torch.linalg.vector_norm(step, dim=1) + tiny)
+    lost = tiny * float(norm) if equation.length > 1 else tiny
+    bound = relative * (size + torch.linalg.vector_norm(equation.rows, dim=1)) + lost
     assert (left <= bound).all(), f"(C + λI)·step misses the gradient by {left}, more than {bound}"
 
 
@@ -140,36 +139,46 @@ def check_loss_and_gradient(
 
 def inject_fisher(draw: Draw) -> None:
     y = draw.tensor((int(draw.random.integers(6)), *draw.pick(TRAILING)), bad=0.0)
-    reduction, damping = draw.pick(("mean", "sum")), draw.power(-6, 6)
+    reduction, damping = draw.pick(("mean", "sum")), draw_damping(draw)
+    scale = draw.power(-3, 3) if draw.chance(0.2) else 1.0
     leaf = y.detach().clone().requires_grad_(y.is_floating_point())
-    out = nl.inject_fisher(leaf, damping, reduction=reduction)
+    if draw.chance(0.5):
+        out = nl.inject_fisher(leaf, damping, reduction=reduction, loss_scale=scale)
+    else:
+        out = nl.InjectFisher(damping, reduction=reduction, loss_scale=scale)(leaf)
     assert torch.equal(out, y), "the forward pass is not the identity"
     arrived = draw.tensor(y.shape, y.dtype)
     out.backward(arrived)
-    check_injected(leaf.grad, arrived, damping, reduction)
+    check_injected(leaf.grad, arrived, damping, reduction, scale)
 
 
-def check_injected(left: Tensor, arrived: Tensor, damping: float, reduction: str) -> None:
+def check_injected(left: Tensor, arrived: Tensor, damping: Any, reduction: str, scale: float) -> None:
     assert left.dtype == arrived.dtype
     if arrived.numel() == 0:
         return
-    rows, gone = working(arrived).reshape(len(arrived), -1).double(), left.reshape(len(arrived), -1).double()
-    good = torch.isfinite(rows).all(1) & torch.isfinite(working(arrived).reshape(len(arrived), -1) * len(rows)).all(1)
+    share = len(arrived) if reduction == "mean" else 1
+    rows, gone = working(arrived).reshape(len(arrived), -1), left.reshape(len(arrived), -1).double()
+    good = torch.isfinite(rows * (share / scale)).all(1)
     assert not gone[~good].any(), "a sample that is not finite sends something back"
     if not good.any():
         return
     count = int(good.sum())
-    gradient = rows[good] * (len(rows) if reduction == "mean" else 1)
-    step = gone[good] * (count if reduction == "mean" else 1)
+    gradient = rows[good].double() * (share / scale)
+    step = gone[good] / scale * (count if reduction == "mean" else 1)
+    fisher = gradient.mT @ gradient / count
+    if beyond_range(damping, fisher, gradient):
+        return
     if not gone[good].any():  # no finite solution, or one that vanishes in this precision
         return
-    system = gradient.mT @ gradient / count + damping * torch.eye(rows.shape[1], dtype=torch.float64)
+    equation = by_definition(damping, fisher, gradient, None, "fisher")
     relative = 1e-2 if arrived.dtype.itemsize == 2 else tolerance(arrived)
-    if len(rows) < rows.shape[1] and beyond_digits(system, damping, relative):
+    if len(rows) < rows.shape[1] and beyond_digits(equation, relative):
         return
     # a number below the range of the dtype is lost in a step, whatever the tolerance
-    tiny = torch.finfo(arrived.dtype).smallest_normal * count / relative
-    check_solution(system, step, gradient, relative, tiny)
+    tiny = torch.finfo(arrived.dtype).smallest_normal * count / scale / relative
+    there = torch.isfinite(step).all(1)
+    assert there.all() or arrived.dtype == torch.float16, "what leaves is not finite"  # beyond 65504 there
+    check_solution(equation._replace(rows=equation.rows[there]), step[there], relative, tiny)
 
 
 def expand_alone(draw: Draw) -> None:

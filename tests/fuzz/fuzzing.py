@@ -5,16 +5,22 @@ import warnings
 from collections import Counter
 from types import FrameType
 
+import fuzz_backends
 import fuzz_newton
 import fuzz_paths
+import fuzz_refused
 import fuzz_smoothing
 import fuzz_sorting
+import torch
 from drawing import Draw
 
 import newton_losses as nl
 
 # Each call as often as it is listed; those of the Newton loss take the most time.
-CALLS = (*fuzz_newton.CALLS, *2 * fuzz_sorting.CALLS, *2 * fuzz_paths.CALLS, *2 * fuzz_smoothing.CALLS)
+CALLS = (
+    *fuzz_newton.CALLS, *fuzz_refused.CALLS, *2 * fuzz_backends.CALLS, *2 * fuzz_sorting.CALLS, *2 * fuzz_paths.CALLS,
+    *2 * fuzz_smoothing.CALLS,
+)  # fmt: skip
 SECONDS_A_CALL = 30
 
 
@@ -35,6 +41,7 @@ def run_many(seed: int, first: int, count: int, stop_after: int = 20) -> tuple[C
     """How often each call ended how, and a line for each failure, with what repeats it."""
     ended: Counter[tuple[str, str]] = Counter()
     failures: list[str] = []
+    _compile_kernels()
     usual = signal.signal(signal.SIGALRM, _too_long)
     try:
         with warnings.catch_warnings():
@@ -53,6 +60,13 @@ def run_many(seed: int, first: int, count: int, stop_after: int = 20) -> tuple[C
         signal.alarm(0)
         signal.signal(signal.SIGALRM, usual)
     return ended, failures
+
+
+def _compile_kernels() -> None:
+    """Ahead of all calls: where numba's cache is empty, that takes longer than a call may on a busy machine."""
+    loss = nl.sorting.SortingLoss("logistic")
+    nl.expand(loss, torch.zeros(1, 2), torch.zeros(1, 2), curvature="hessian")
+    nl.paths.shortest_path(torch.ones(1, 2, 2))
 
 
 def _too_long(number: int, frame: FrameType | None) -> None:

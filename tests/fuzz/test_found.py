@@ -1,5 +1,6 @@
 """What fuzzing found once, each as the smallest call that showed it."""
 
+import numpy as np
 import pytest
 import torch
 
@@ -115,3 +116,38 @@ def test_what_are_no_maps(thing: object) -> None:
 def test_quasi_random_noise_for_no_outputs() -> None:
     loss = nl.smoothing.SmoothedLoss(lambda y: y.sum(1), quasi=True)
     assert loss(torch.zeros(3, 0)).shape == (3,)
+
+
+@pytest.mark.parametrize("rule", [nl.NormalizedDamping, nl.RelativeDamping])
+@pytest.mark.parametrize("factor", ["2", None, True, [1.0], 1j, 0, float("nan"), torch.ones(2), np.ones(2)])
+def test_a_factor_that_is_no_positive_number(rule, factor) -> None:
+    with pytest.raises(nl.ArgumentError, match=f"The factor of {rule.__name__} has to be a positive"):
+        rule(factor)
+
+
+def test_the_class_of_a_rule_instead_of_a_rule() -> None:
+    """It is callable, and was called with the expansion as its factor."""
+    with pytest.raises(nl.ArgumentError, match="The factor of NormalizedDamping"):
+        nl.newton_loss(lambda y: y.square().sum(1), torch.ones(3, 2, requires_grad=True), damping=nl.NormalizedDamping)
+
+
+@pytest.mark.parametrize("option", ["curvature", "spectrum", "reduction", "value"])
+def test_an_array_where_a_word_belongs(option: str) -> None:
+    """Comparing it with the words gave an array, whose truth is ambiguous."""
+    y = torch.ones(3, 2, requires_grad=True)
+    with pytest.raises(nl.ArgumentError, match=f"{option}="):
+        nl.newton_loss(lambda y: y.square().sum(1), y, **{option: np.ones(3)})
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"reduction": "average"}, {"reduction": None}, {"loss_scale": 0.0}, {"loss_scale": None}, {"loss_scale": "1"},
+     {"loss_scale": torch.ones(2)}],
+)  # fmt: skip
+def test_an_injected_fisher_refuses_before_the_backward_pass(options) -> None:
+    """The module took any reduction for a sum."""
+    (option,) = options
+    with pytest.raises(nl.ArgumentError, match=f"{option}="):
+        nl.inject_fisher(torch.ones(3, 2), **options)
+    with pytest.raises(nl.ArgumentError, match=f"{option}="):
+        nl.InjectFisher(**options)

@@ -52,7 +52,7 @@ def resolve_reduction(loss: object, reduction: Reduction | None) -> Reduction | 
     if reduction is None:
         own = getattr(loss, "reduction", None)
         reduction = "mean" if own == "batchmean" else own  # torch's word for a sum per sample, then a mean
-    if reduction not in (None, "mean", "sum", "none"):
+    if reduction is not None and not (isinstance(reduction, str) and reduction in ("mean", "sum", "none")):
         raise ArgumentError(f"reduction={reduction!r}; it can be 'mean', 'sum' or 'none'.")
     return reduction
 

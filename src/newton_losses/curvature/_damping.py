@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass, field, replace
+from numbers import Real
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 import torch
@@ -154,14 +155,15 @@ def _check_number(damping: object, *, or_rule: bool = False) -> None:
             f"The damping is a positive number, a scalar tensor, 'auto' or a rule that maps an expansion to "
             f"one, got {damping!r}."
         )
-    if isinstance(damping, int | float):
+    if not isinstance(damping, Tensor) and not callable(damping):
         _check_positive(damping, "The damping")
     if isinstance(damping, Tensor) and damping.numel() != 1:
         raise ArgumentError(f"The damping is one number for the batch, got shape {tuple(damping.shape)}.")
 
 
-def _check_positive(number: float, what: str) -> None:
-    if not (math.isfinite(number) and number > 0):
+def _check_positive(number: object, what: str) -> None:
+    is_number = isinstance(number, Real) and not isinstance(number, bool)
+    if not (is_number and 0 < number < math.inf):  # type: ignore[operator]
         raise ArgumentError(
             f"{what} has to be a positive, finite number, got {number!r}. It keeps the curvature "
             "away from singular; the larger, the closer the step is to the plain gradient."

@@ -66,7 +66,7 @@ def damped_solve(
 
 
 def check_spectrum(spectrum: object) -> None:
-    if spectrum not in SPECTRA:
+    if not isinstance(spectrum, str) or spectrum not in SPECTRA:
         raise ArgumentError(f"spectrum={spectrum!r}; it can be 'raw', 'absolute' or 'clip'.")
 
 

@@ -1,0 +1,79 @@
+"""Damping by its definition: what a rule makes of a curvature and its gradients, by hand and in float64."""
+
+from typing import Any, NamedTuple
+
+import torch
+from drawing import Draw
+from torch import Tensor
+
+import newton_losses as nl
+from newton_losses.curvature import LowRank
+
+
+class Equation(NamedTuple):
+    """A · step = b for each row b; `damping` is the part of A that is not curvature.
+
+    The library multiplies by `length` at last, so that a step below `length` times the least number of its dtype
+    is lost.
+    """
+
+    matrix: Tensor
+    rows: Tensor
+    damping: float
+    length: float = 1.0
+
+
+def draw_damping(draw: Draw) -> Any:
+    number = draw.power(-6, 6)
+    kind = draw.pick(("number",) * 5 + ("tensor", "relative", "auto", "normalized", "normalized"))
+    if kind == "tensor":
+        return torch.tensor(number)
+    if kind == "relative":
+        return nl.RelativeDamping(draw.power(-3, 2))
+    if kind == "normalized":
+        return nl.NormalizedDamping(draw.power(-3, 3))
+    return "auto" if kind == "auto" else number
+
+
+def exact(curvature: Any) -> Tensor:
+    """The matrix in float64; that of a factor without what its own dtype would have lost."""
+    if isinstance(curvature, LowRank):
+        factor = curvature.factor.double()
+        return factor.mT @ factor
+    return curvature.dense().double()
+
+
+def root_mean_square(entries: Tensor) -> Tensor:
+    return entries.square().mean().sqrt()
+
+
+def beyond_range(rule: Any, curvature: Tensor, gradient: Tensor) -> bool:
+    """Whether the curvature, or the squares that a relative rule is made of, leave the range of float64."""
+    if not torch.isfinite(curvature).all():
+        return True
+    if isinstance(rule, float | Tensor):
+        return False
+    sizes = (curvature.abs().max(), gradient.abs().max())
+    return not all(size == 0 or 1e-140 < size < 1e140 for size in sizes)
+
+
+def by_definition(rule: Any, curvature: Tensor, gradient: Tensor, spectrum: str | None, kind: str) -> Equation:
+    """What a rule says that the step solves.
+
+    A number λ:     (C + λI) · step = ∇ℓᵢ. `RelativeDamping` is the number factor · ‖C‖_F/√m.
+    "auto":         (C/λ + I) · step = ∇ℓᵢ/ρ with the same λ, and ρ the root mean square of all gradients' entries.
+    """
+    normalized = isinstance(rule, str | nl.NormalizedDamping)
+    scale = float(torch.linalg.matrix_norm(curvature) / len(curvature) ** 0.5)
+    identity = torch.eye(len(curvature), dtype=torch.float64)
+    if kind == "hessian" and (spectrum or ("absolute" if normalized else "raw")) != "raw":
+        values, vectors = torch.linalg.eigh(curvature)
+        values = values.clamp(min=0) if spectrum == "clip" else values.abs()
+        curvature = vectors @ torch.diag(values) @ vectors.mT
+    if not normalized:
+        damping = rule.factor * scale if isinstance(rule, nl.RelativeDamping) else float(rule)
+        return Equation(curvature + damping * identity, gradient, damping)
+    factor = 1.0 if rule == "auto" else rule.factor
+    damping = factor * scale or 1.0  # without a curvature, any gives the same
+    size = float(root_mean_square(gradient)) or 1.0
+    return Equation(curvature / damping + identity, gradient / size, 1.0, damping / size)
