@@ -43,7 +43,7 @@ def network_backends(draw: Draw) -> None:
     assert found.dtype == wanted.dtype
     usable = torch.isfinite(scores).all(-1) & ~wanted.detach().isnan()
     reach = logarithms(scores[usable], distribution, steepness)
-    if reach > 1e18:
+    if reach > 1e29:
         return
     relative = rounding(scores)
     same(found[usable], wanted[usable], relative, "value", 1e-28)

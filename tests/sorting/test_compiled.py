@@ -150,3 +150,14 @@ def test_errors_teach(monkeypatch):
     monkeypatch.setattr(_operator, "is_installed", lambda package: False)
     with pytest.raises(ArgumentError, match="pip install"):
         SortingNetwork(4, backend="numba")
+
+
+@pytest.mark.parametrize("backend", ["numba", "torch"])
+def test_weights_beyond_64_bit_integers_keep_their_order(backend):
+    """Compiled, math.floor is a 64-bit integer: it wraps round, and a wrong order cost nothing."""
+    loss = SortingLoss(SortingNetwork(2, backend=backend))
+    values = torch.tensor([[0.0, 1.0]])
+    wrong, right = (loss(torch.tensor([[x, -x]], dtype=torch.float64), values).item() for x in (4e25, -4e25))
+    assert wrong == pytest.approx(8e26)
+    assert right == 0
+    assert loss(torch.tensor([[torch.inf, 0.85]]), values).isnan()

@@ -107,7 +107,8 @@ def item_spans(partners: Array) -> Array:
 @compiled
 def extend(logarithm: float) -> tuple[float, float]:
     """e^logarithm as a pair (m, c)."""
-    chunk = math.floor(-logarithm / LOG_HUGE)
+    # Not math.floor: compiled, it is a 64-bit integer, which wraps round beyond 2⁶³ and for infinities.
+    chunk = np.floor(-logarithm / LOG_HUGE)
     remainder = logarithm + chunk * LOG_HUGE
     # Of a logarithm of −10¹⁷ it is rounding only, and may be on either side of where it should be.
     if remainder > 0.0:
