@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from .._optional import compiled
+from ._stable import FAR
 
 Array = Any  # numpy arrays, as numba sees them
 
@@ -107,6 +108,9 @@ def item_spans(partners: Array) -> Array:
 @compiled
 def extend(logarithm: float) -> tuple[float, float]:
     """e^logarithm as a pair (m, c)."""
+    # As far as the logarithms of the torch path go, so that sums of them stay finite.
+    if logarithm < -FAR:
+        logarithm = -FAR
     # Not math.floor: compiled, it is a 64-bit integer, which wraps round beyond 2⁶³ and for infinities.
     chunk = np.floor(-logarithm / LOG_HUGE)
     remainder = logarithm + chunk * LOG_HUGE
