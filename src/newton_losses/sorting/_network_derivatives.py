@@ -89,7 +89,7 @@ def network_derivatives(
         logs, firsts = comparators.logs, comparators.firsts
         seconds = _seconds(comparators, law) if hessian else logs.new_empty(0, 0, 0, 0)
         value, gradient, total = network_operator(partners, logs, firsts, seconds, target, cells, kernel)
-        return value, gradient, total if hessian else None
+        return value + _nothing_if_finite(values), gradient, total if hessian else None
     return _derivatives(comparators, partners.unbind(0), values, target, cells, law, hessian)
 
 
@@ -109,7 +109,12 @@ def compiled_values(
     nothing = u.new_empty(0, 0, 0, 0)
     logs = law.log_cdf(torch.stack((u, -u)))
     value: Tensor = network_operator(partners, logs, nothing, nothing, target, cells, kernel)[0]
-    return value
+    return value + _nothing_if_finite(values)
+
+
+def _nothing_if_finite(values: Tensor) -> Tensor:
+    """0 a sample, `(N,)`, and NaN where a score is not finite: a kernel's saturated weights would hide that."""
+    return (values - values).sum(0)
 
 
 def _derivatives(
