@@ -4,12 +4,14 @@ import json
 import os
 import subprocess
 import sys
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from newton_losses.bench import ranks
 from newton_losses.bench.checkpoint import read_checkpoint
 
 FAULTS = ("kill_last", "kill_first", "freeze_last", "fill_disk", "raise_last")
@@ -62,3 +64,14 @@ def test_then_the_run_goes_on_to_the_same_last_bit(faults: tuple[Path, dict[str,
     assert found["evaluations"] == whole["evaluations"]
     for kind in ("tensors", "generators"):
         assert all(torch.equal(found[kind][key], whole[kind][key]) for key in whole[kind])
+
+
+def test_ranks_that_do_not_find_each_other_are_told_in_a_sentence(monkeypatch):
+    """As after a kill, when torchrun starts ranks anew and one still has the address of the last round."""
+    for name, value in {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "test")
+    monkeypatch.setattr(ranks, "PATIENCE", timedelta(seconds=1))
+    with pytest.raises(ranks.RankError, match="did not find each other"), ranks.joined_ranks("cpu"):
+        pass

@@ -278,7 +278,13 @@ def joined_ranks(device: str) -> Iterator[None]:
     on_cuda = device.startswith("cuda")
     if on_cuda:
         _take_own_device(device)
-    dist.init_process_group("cpu:gloo,cuda:nccl" if on_cuda else "gloo", timeout=PATIENCE)
+    try:
+        dist.init_process_group("cpu:gloo,cuda:nccl" if on_cuda else "gloo", timeout=PATIENCE)
+    except RuntimeError as error:  # torch's errors of the network are among these
+        raise RankError(
+            f"the ranks of this run did not find each other ({str(error).splitlines()[0]}). One of them may have ended "
+            "before it was reached. Start the same command again: the run goes on from its last checkpoint."
+        ) from error
     yield
     # Not after an error: the others might not answer.
     dist.barrier()
