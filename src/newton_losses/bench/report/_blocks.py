@@ -35,6 +35,11 @@ Inline = str | Code | Strong | Link
 Text = Inline | Sequence[Inline]
 
 
+def parts_of(text: Text) -> Sequence[Inline]:
+    """A text as the sequence that it is or stands for."""
+    return [text] if isinstance(text, Inline) else text
+
+
 @dataclass(frozen=True)
 class Heading:
     """A heading of level 2 or 3; the anchor is what links name."""

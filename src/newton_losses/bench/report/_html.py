@@ -4,7 +4,22 @@ import html
 from collections.abc import Sequence
 
 from ._assets import asset
-from ._blocks import Block, Cell, Code, Figure, Heading, Inline, Link, Paragraph, Report, Strong, Table, Text, Verdict
+from ._blocks import (
+    Block,
+    Cell,
+    Code,
+    Figure,
+    Heading,
+    Inline,
+    Link,
+    Paragraph,
+    Report,
+    Strong,
+    Table,
+    Text,
+    Verdict,
+    parts_of,
+)
 
 _PAGE = """<!doctype html>
 <html lang="en">
@@ -63,8 +78,7 @@ def _block(block: Block) -> str:
 
 
 def _text(text: Text) -> str:
-    parts: Sequence[Inline] = [text] if isinstance(text, str | Code | Strong | Link) else text
-    return "".join(_inline(part) for part in parts)
+    return "".join(_inline(part) for part in parts_of(text))
 
 
 def _inline(part: Inline) -> str:

@@ -1,7 +1,6 @@
 """A report as Markdown, for reading in a repository; its figures are files beside it."""
 
 import re
-from collections.abc import Sequence
 
 from ._blocks import (
     Block,
@@ -18,6 +17,7 @@ from ._blocks import (
     Table,
     Text,
     Verdict,
+    parts_of,
 )
 
 FIGURES = "figures"
@@ -55,8 +55,7 @@ def _block(block: Block) -> str:
 
 
 def _text(text: Text) -> str:
-    parts: Sequence[Inline] = [text] if isinstance(text, str | Code | Strong | Link) else text
-    return "".join(_inline(part) for part in parts)
+    return "".join(_inline(part) for part in parts_of(text))
 
 
 def _inline(part: Inline) -> str:
