@@ -110,7 +110,7 @@ class DigitCNN(_Precise):
         pictures = images.flatten(0, -4)
         in_bytes = images.dtype == torch.uint8 and images.is_cuda and self.precision == "bf16"
         with torch.autocast(images.device.type, enabled=False):
-            if in_bytes and has_digit_kernels(self.image_size):
+            if in_bytes and has_digit_kernels(self.image_size, len(pictures)):
                 scores = self._scores_by_kernels(pictures)
             else:
                 scores = self.head(self._features(self.convolutions, pictures))

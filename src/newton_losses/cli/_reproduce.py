@@ -62,7 +62,7 @@ def reproduce(
     Runs that the store has are not done again, and those that were stopped go on. All cells of the first seed come
     first. Shorter runs than the paper's are kept apart in every table. For example:
 
-        newton-losses reproduce table1 --steps 10000 --seeds 3 --jobs 4 --precision bf16 --compile
+        newton-losses reproduce table1 --steps 10000 --seeds 3 --jobs 4 --precision bf16
 
         newton-losses reproduce table1 --only softsort-n5 --numerics reference --no-controls
 

@@ -3,14 +3,15 @@
 Which form a curvature has, and what else could solve with it, is in `_solve.py`.
 """
 
-from importlib.util import find_spec
-
 import torch
 from torch import Tensor
 
+from .._optional import is_installed
+
 # A matrix that a warp or four hold in their registers.
 LARGEST = 32
-HAS_TRITON = find_spec("triton") is not None
+# Asked once: a compiler does not look into a cached function.
+HAS_TRITON = is_installed("triton")
 
 
 def is_small(matrix: Tensor, rows: Tensor) -> bool:

@@ -1,6 +1,5 @@
 """The large part of `DigitCNN` in bf16, straight from bytes. The kernels are in the modules named after triton."""
 
-from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -8,14 +7,19 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
+from ..._optional import is_installed
 
-def has_digit_kernels(image_size: tuple[int, int]) -> bool:
-    """Whether `digit_features` can do pictures of this size here, given a CUDA device.
 
-    >>> has_digit_kernels((27, 27))
-    False
+def has_digit_kernels(image_size: tuple[int, int], count: int) -> bool:
+    """Whether `digit_features` can do so many pictures of this size here, given a CUDA device.
+
+    >>> has_digit_kernels((27, 27), 1), has_digit_kernels((28, 112), 50_000)
+    (False, False)
     """
-    return all(size % 4 == 0 for size in image_size) and find_spec("triton") is not None
+    height, width = image_size
+    # The kernels count the numbers behind the second convolution, 64 a place, in 32 bits.
+    fits = count * (height // 2) * (width // 2) * 64 < 2**31
+    return height % 4 == 0 and width % 4 == 0 and fits and is_installed("triton")
 
 
 def digit_features(pictures: Tensor, weight_1: Tensor, bias_1: Tensor, weight_2: Tensor, bias_2: Tensor) -> Tensor:
