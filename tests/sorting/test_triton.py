@@ -250,7 +250,13 @@ def test_without_a_device_of_its_own_it_steps_aside(monkeypatch):
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     assert _operator.chosen_kernel("triton", torch.zeros(2, 3)) is None
     assert _operator.chosen_kernel("triton", torch.zeros(2, 3, device="meta")) is None
-    assert "cuda" not in _operator.AUTOMATIC
+
+
+@pytest.mark.gpu
+@on_cuda_alone
+def test_it_is_the_choice_on_cuda():
+    assert _operator.chosen_kernel("auto", torch.zeros(2, 3, device=DEVICE)) == "triton"
+    assert _operator.chosen_kernel("auto", torch.zeros(2, 65, device=DEVICE)) is None
 
 
 def test_errors_teach(monkeypatch):

@@ -29,9 +29,9 @@ class SortingNetwork(Relaxation):
 
     `n` is the number of items. With `n=None` any number can be sorted, and the wiring is computed anew at
     each call. "odd_even" has n layers for any n, "bitonic" log₂n (log₂n + 1)/2 for powers of two.
-    `backend` says what computes the derivatives of `SortingLoss`: "auto" is numba on the CPU where it is
-    installed, else torch. "triton" is three kernels on CUDA for up to 64 items; they have run in Triton's
-    interpreter only, never on a GPU, so they have to be asked for. All give the same numbers up to rounding.
+    `backend` says what computes the derivatives of `SortingLoss`: "auto" is numba on the CPU and Triton on
+    CUDA where these are installed, else torch. Triton's kernels are for up to 64 items. All give the same
+    numbers up to rounding.
 
     >>> SortingNetwork(3, steepness=1000.0).matrix(torch.tensor([3.0, 1.0, 2.0]))
     tensor([[0., 1., 0.],

@@ -23,9 +23,8 @@ from ..errors import ArgumentError
 Backend = Literal["auto", "numba", "triton", "torch"]
 Kernel = Literal["numba", "triton"]
 
-# What "auto" is on a device; on all others it is torch. Triton's kernels have never run on a GPU: once they have,
-# "cuda": "triton" here is all that makes them the choice.
-AUTOMATIC: dict[str, Kernel] = {"cpu": "numba"}
+# What "auto" is on a device; on all others it is torch.
+AUTOMATIC: dict[str, Kernel] = {"cpu": "numba", "cuda": "triton"}
 NATIVE: dict[Kernel, str] = {"numba": "cpu", "triton": "cuda"}
 # Beyond this a sample's matrix does not fit into a program of Triton's kernels.
 LARGEST_TRITON = 64
