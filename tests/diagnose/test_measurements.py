@@ -176,7 +176,12 @@ def test_on_a_device() -> None:
     y, ranks = draw(40, 5, seed=0), draw(40, 5, seed=1).argsort(1).argsort(1).float()
     here, there = diagnose(steep_ranks, y, ranks), diagnose(steep_ranks, y.cuda(), ranks.cuda())
     assert here.verdict == there.verdict == "yes"
-    assert there.descent.solved == pytest.approx(here.descent.solved, rel=1e-6)
+    assert there.descent.start == pytest.approx(here.descent.start, rel=1e-12)
+    assert there.descent.gradient.losses == pytest.approx(here.descent.gradient.losses, rel=1e-12)
+    assert there.descent.gradient.best == pytest.approx(here.descent.gradient.best, rel=1e-12)
+    # Every sample takes the lowest of several points, and far out this loss is flat, at whole numbers: there the last
+    # bit sends a sample to one plateau or another. One ended two higher on an H200 than here.
+    assert there.descent.best == pytest.approx(here.descent.best, abs=3 * 2 / 40)
 
 
 def test_large_outputs_are_not_decomposed() -> None:
