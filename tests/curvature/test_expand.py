@@ -36,6 +36,39 @@ def test_float32(case: Case) -> None:
     assert_close(found.curvature.dense(), wanted.hessian, 1e-5)
 
 
+@pytest.mark.parametrize("kind", ["hessian", "fisher"])
+@pytest.mark.parametrize("made_inside", [True, False])
+def test_in_inference_mode(kind: str, made_inside: bool) -> None:
+    case = Case(ripples, (5, 3))
+    y, target = case.draw()
+    with torch.inference_mode():
+        outputs = y.clone()
+        found = expand(case.loss, outputs, target, curvature=kind) if made_inside else None
+    found = found or expand(case.loss, outputs, target, curvature=kind)
+    assert_close(found.gradient, brute_force(case, y, target).gradient, 1e-12)
+
+
+class Halved(torch.autograd.Function):
+    """Its backward pass differs from what its operators would give: who used it can be told."""
+
+    @staticmethod
+    def forward(ctx, y: Tensor) -> Tensor:
+        return y.clone()
+
+    @staticmethod
+    def backward(ctx, gradient: Tensor) -> Tensor:
+        return gradient / 2
+
+
+def test_the_fisher_goes_through_hand_written_backward_passes() -> None:
+    def loss(y: Tensor) -> Tensor:
+        hand_written = not torch._C._are_functorch_transforms_active()
+        return (Halved.apply(y) if hand_written else y).square().sum(1)
+
+    y = torch.ones(2, 3)
+    assert torch.equal(expand(loss, y, curvature="fisher").gradient, y)
+
+
 @pytest.mark.parametrize("case", EXACT, ids=str)
 def test_matrix_free_products_equal_the_dense_hessian(case: Case) -> None:
     y, target = case.draw()

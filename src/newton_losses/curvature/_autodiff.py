@@ -1,7 +1,8 @@
 """Per-sample gradients and Hessians of a total loss by automatic differentiation.
 
 Every function takes `total`, which maps flat outputs `(N, m)` to (Σ ℓᵢ, values), and returns plain
-tensors without a graph. Two ways lead to second derivatives: forward over reverse through
+tensors without a graph. First derivatives come from the classic tape, which uses what a loss has in
+hand-written backward passes. Two ways lead to second derivatives: forward over reverse through
 `torch.func`, one vectorised pass, and reverse over reverse through `torch.autograd`, for operators
 that have no forward rule. The first that works for a loss is remembered for it.
 """
@@ -40,15 +41,11 @@ _needs_reverse: "WeakKeyDictionary[object, bool]" = WeakKeyDictionary()
 def first_order(total: Total, flat: Tensor, loss: object) -> Derivatives:
     """Values and per-sample gradients: one forward and one backward pass of the loss."""
 
-    def forward() -> Derivatives:
-        gradient, value = torch.func.grad(total, has_aux=True)(flat)
-        return Derivatives(value, gradient)
-
-    def reverse() -> Derivatives:
-        value, gradient, _ = _reverse_graph(total, flat, loss, twice=False)
-        return Derivatives(value, gradient)
-
-    return _first_that_works(loss, forward, reverse)
+    if _has_tape(flat):
+        _, _, value, gradient = _tape(total, flat, loss, twice=False)
+        return Derivatives(value.detach(), gradient)
+    gradient, value = torch.func.grad(total, has_aux=True)(flat)
+    return Derivatives(value, gradient)
 
 
 def second_order(total: Total, flat: Tensor, loss: object) -> Derivatives:
@@ -65,7 +62,7 @@ def second_order(total: Total, flat: Tensor, loss: object) -> Derivatives:
         return Derivatives(value, gradient, torch.cat([second for _, _, second in chunks]))
 
     def reverse() -> Derivatives:
-        value, gradient, product = _reverse_graph(total, flat, loss, twice=True)
+        value, gradient, product = _reverse_graph(total, flat, loss)
         return Derivatives(value, gradient, product(directions))
 
     return _first_that_works(loss, forward, reverse)
@@ -80,7 +77,7 @@ def second_products(total: Total, flat: Tensor, loss: object) -> tuple[Derivativ
         return Derivatives(value, gradient), lambda vectors: forward_products(total, flat, vectors)[2]
 
     def reverse() -> tuple[Derivatives, SecondProduct]:
-        value, gradient, product = _reverse_graph(total, flat, loss, twice=True)
+        value, gradient, product = _reverse_graph(total, flat, loss)
         return Derivatives(value, gradient), product
 
     return _first_that_works(loss, forward, reverse)
@@ -106,8 +103,15 @@ def forward_products(total: Total, flat: Tensor, directions: Tensor) -> tuple[Te
     return value[0], gradient[0], product
 
 
-def _reverse_graph(total: Total, flat: Tensor, loss: object, *, twice: bool) -> tuple[Tensor, Tensor, SecondProduct]:
-    """Gradients through the classic tape; with `twice`, also products with the Hessians through it."""
+def _has_tape(flat: Tensor) -> bool:
+    """Compilers, the transforms of torch.func and inference mode have no tape."""
+    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+        return False
+    return not (torch.is_inference_mode_enabled() or flat.is_inference())
+
+
+def _tape(total: Total, flat: Tensor, loss: object, *, twice: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Leaf, total, values and gradients through the classic tape; with `twice`, the gradients are on it too."""
     with torch.enable_grad():
         leaf = flat.detach().requires_grad_()
         total_value, value = total(leaf)
@@ -116,11 +120,17 @@ def _reverse_graph(total: Total, flat: Tensor, loss: object, *, twice: bool) -> 
         (gradient,) = torch.autograd.grad(total_value, leaf, create_graph=twice, allow_unused=True)
         if gradient is None:
             raise no_dependence(loss)
+    return leaf, total_value, value, gradient
+
+
+def _reverse_graph(total: Total, flat: Tensor, loss: object) -> tuple[Tensor, Tensor, SecondProduct]:
+    """Gradients through the classic tape, and products with the Hessians through it."""
+    leaf, total_value, value, gradient = _tape(total, flat, loss, twice=True)
     operators = custom_operators(total_value)
     custom = names_of(operators)
-    if twice and (once := names_of(operator for operator in operators if _is_once_differentiable(operator))):
+    if once := names_of(operator for operator in operators if _is_once_differentiable(operator)):
         raise _no_second_derivative(loss, once, "its backward pass is marked @once_differentiable")
-    if twice and not gradient.requires_grad and custom:
+    if not gradient.requires_grad and custom:
         raise DerivativeError(
             f"The gradient of the loss {name_of(loss)} does not depend on its input: the backward pass of "
             f"{_listed(custom)} returns values that are cut from the graph, so the second derivative would "
