@@ -19,6 +19,8 @@ class Journal:
         self.told = []
 
     def run(self, name, length, *, fail_at=None, error=ValueError, stop_at=None):
+        if self.stop.requested:
+            raise Interrupted(0, self.stop.requested)
         self.told.append(f"{name} begins")
         try:
             for step in range(length):
@@ -90,9 +92,16 @@ def test_a_stop_between_two_runs_begins_no_other():
         return "A"
 
     with pytest.raises(Interrupted) as caught:
-        journal.take(last_wish(), journal.run("b", 1), at_once=1)
+        journal.take(last_wish(), journal.run("b", 1), journal.run("c", 1), at_once=1)
     assert journal.told == []
     assert (caught.value.step, caught.value.exit_code) == (0, 143)
+
+
+def test_the_step_of_an_interruption_is_of_a_run_that_has_begun():
+    journal = Journal()
+    with pytest.raises(Interrupted) as caught:
+        journal.take(journal.run("a", 1), journal.run("b", 9, stop_at=1), journal.run("c", 9))
+    assert caught.value.step == 1
 
 
 def test_a_second_signal_ends_everyone_at_once():

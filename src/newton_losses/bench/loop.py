@@ -109,32 +109,25 @@ def _common(name: str, plans: Sequence[PlannedRun]) -> str:
 
 def _steps(plan: PlannedRun, setting: _Setting) -> Steps[Record]:
     """A run from beginning to end. It gives way after a few steps, and before whatever waits for the device."""
-    config, ranks = plan.config, setting.ranks
+    ranks, stop = setting.ranks, setting.stop
     progress = (plan.progress if ranks.is_first else None) or Silent()
-    with contextlib.closing(RunFolder(plan.out, config, overwrite=setting.overwrite)) as folder:
-        _check_same_run(ranks, config)
-        ranks.on_first(folder.open)
-        if (result := ranks.on_first(lambda: folder.result)) is not None:
+    with contextlib.closing(RunFolder(plan.out, plan.config, overwrite=setting.overwrite)) as folder:
+        if (result := _open(plan, setting, folder)) is not None:
             _tell_notes(folder, progress)
             progress.finished(result, again=True)
             return result
-        # First: a folder that cannot be used should not cost a wait for the data.
-        saved = ranks.on_first(folder.load)
-        progress.preparing(config)
-        task = ranks.in_turn(lambda: setting.make(config))
-        trainer = Trainer(task, config)
-        if saved is not None:
-            trainer.restore(saved)
+        trainer, earlier = _prepare(plan, setting, folder, progress)
+        task = trainer.task
         yield WHEN_DONE  # the others get ready as well, before any clock starts
-        clock = _Clock(setting.checkpoint_seconds, earlier=saved["seconds"] if saved else 0.0)
+        clock = _Clock(setting.checkpoint_seconds, earlier)
         _tell_notes(folder, progress)
-        progress.started(config, trainer.step, task.total_steps, folder.evaluations)
+        progress.started(plan.config, trainer.step, task.total_steps, folder.evaluations)
         while trainer.step < task.total_steps:
             trainer.train_step()
             if task.is_evaluation(trainer.step):
                 yield WHEN_DONE
                 progress.evaluated(_evaluate(ranks, trainer, folder, clock))
-            asked_to_stop, is_time_to_save = ranks.largest(setting.stop.requested or 0, clock.is_time_to_save())
+            asked_to_stop, is_time_to_save = ranks.largest(stop.requested or 0, clock.is_time_to_save())
             if is_time_to_save or asked_to_stop:
                 yield WHEN_DONE
                 _save(ranks, trainer, folder, clock)
@@ -150,6 +143,28 @@ def _steps(plan: PlannedRun, setting: _Setting) -> Steps[Record]:
         result = ranks.on_first(lambda: folder.finish(_result(plan, setting, trainer, folder, clock)))
         progress.finished(result)
         return result
+
+
+def _open(plan: PlannedRun, setting: _Setting, folder: RunFolder) -> Record | None:
+    """Take the folder, and return the result that it may have."""
+    (asked_to_stop,) = setting.ranks.largest(setting.stop.requested or 0)
+    if asked_to_stop:
+        raise Interrupted(0, asked_to_stop)
+    _check_same_run(setting.ranks, plan.config)
+    setting.ranks.on_first(folder.open)
+    return setting.ranks.on_first(lambda: folder.result)
+
+
+def _prepare(plan: PlannedRun, setting: _Setting, folder: RunFolder, progress: Progress) -> tuple[Trainer, float]:
+    """A trainer at the step of the last checkpoint, and the seconds that the run has taken up to it."""
+    # First: a folder that cannot be used should not cost a wait for the data.
+    saved = setting.ranks.on_first(folder.load)
+    progress.preparing(plan.config)
+    trainer = Trainer(setting.ranks.in_turn(lambda: setting.make(plan.config)), plan.config)
+    if saved is None:
+        return trainer, 0.0
+    trainer.restore(saved)
+    return trainer, saved["seconds"]
 
 
 def _check_same_run(ranks: Ranks, config: RunConfig) -> None:

@@ -6,6 +6,7 @@ them at once. What a step is, and when to give way, is in `loop.py`.
 """
 
 import contextlib
+import math
 import signal
 import time
 from collections import deque
@@ -114,17 +115,13 @@ class _Turns(Generic[Result]):
 
     def __init__(self, runs: Sequence[Steps[Result]], lanes: list[_Lane[Result]], stop: StopRequests) -> None:
         self.results: dict[int, Result] = {}
-        self._count = len(runs)
         self._waiting = deque(enumerate(runs))
         self._lanes = lanes
         self._stop = stop
         self._failures: list[Exception] = []
 
     def are_left(self) -> bool:
-        return any(not lane.is_free for lane in self._lanes) or self._may_begin()
-
-    def _may_begin(self) -> bool:
-        return bool(self._waiting) and not self._stop.requested
+        return bool(self._waiting) or any(not lane.is_free for lane in self._lanes)
 
     def go_round(self) -> bool:
         """Give everyone a turn who can use it; whether anyone could."""
@@ -132,11 +129,13 @@ class _Turns(Generic[Result]):
         return any(could)
 
     def _turn(self, lane: _Lane[Result]) -> bool:
-        if lane.is_free and self._may_begin():
+        if lane.is_free and self._waiting:
             lane.take(*self._waiting.popleft())
-        if lane.is_free or not lane.is_ready():
+        if lane.is_free:
             return False
         try:
+            if not lane.is_ready():
+                return False
             lane.go_on()
         except StopIteration as end:
             self.results[lane.number] = end.value
@@ -149,6 +148,7 @@ class _Turns(Generic[Result]):
 
     def _stop_others(self) -> None:
         self._stop.requested = self._stop.requested or signal.SIGTERM
+        self._waiting.clear()
         for lane in self._lanes:
             # In the first turn a run gets ready: there is nothing to save yet.
             if lane.turns == 1:
@@ -162,11 +162,9 @@ class _Turns(Generic[Result]):
             raise errors[0]
         interruptions = [failure for failure in self._failures if isinstance(failure, Interrupted)]
         if interruptions:
-            raise min(interruptions, key=lambda interruption: interruption.step)
-        if len(self.results) < self._count:
-            raise Interrupted(0, self._stop.requested or signal.SIGTERM)
+            # One that was just about to begin says 0, which is no news where others have steps behind them.
+            raise min(interruptions, key=lambda interruption: interruption.step or math.inf)
 
     def close(self) -> None:
         for lane in self._lanes:
             lane.close()
-        self._waiting.clear()
