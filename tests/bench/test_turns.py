@@ -56,8 +56,13 @@ def test_one_at_once_is_one_after_another():
 
 def test_when_one_fails_those_under_way_save_and_no_other_begins():
     journal = Journal()
+
+    def never():
+        journal.told.append("never")
+        yield WHEN_DONE
+
     with pytest.raises(ValueError, match="a"):
-        journal.take(journal.run("a", 3, fail_at=1), journal.run("b", 9), journal.run("c", 1))
+        journal.take(journal.run("a", 3, fail_at=1), journal.run("b", 9), never())
     assert " ".join(journal.told) == "a begins b begins a0 b0 a ends b1 b saves b ends"
 
 
@@ -98,16 +103,19 @@ def test_a_stop_between_two_runs_begins_no_other():
 
 
 def test_the_step_of_an_interruption_is_of_a_run_that_has_begun():
-    journal = Journal()
+    """On CUDA one may be about to begin while others wait for the device: all are interrupted, it at step 0."""
+    every = turns._Turns([], [], StopRequests())
+    every._failures = [Interrupted(step, signal.SIGINT) for step in (0, 7, 5)]
     with pytest.raises(Interrupted) as caught:
-        journal.take(journal.run("a", 1), journal.run("b", 9, stop_at=1), journal.run("c", 9))
-    assert caught.value.step == 1
+        every.raise_failure()
+    assert caught.value.step == 5
 
 
 def test_a_second_signal_ends_everyone_at_once():
     journal = Journal()
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(KeyboardInterrupt) as caught:
         journal.take(journal.run("a", 9, fail_at=1, error=KeyboardInterrupt), journal.run("b", 9))
+    assert caught.tb  # which still refers to the runs: they have been closed, and not just forgotten
     assert " ".join(journal.told) == "a begins b begins a0 b0 a ends b ends"
 
 
