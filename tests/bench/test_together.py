@@ -144,6 +144,20 @@ def test_a_stop_request_saves_all_and_the_runs_go_on(config, alone, tmp_path, mo
     check_same(tmp_path, alone)
 
 
+def test_a_stop_request_after_a_run_begins_no_other(tmp_path, monkeypatch):
+    stop = StopRequests()
+
+    class StopAtTheEnd(Silent):
+        def finished(self, result, again=False):
+            stop.requested = signal.SIGTERM
+
+    monkeypatch.setattr(loop, "stop_requests", lambda: contextlib.nullcontext(stop))
+    with pytest.raises(Interrupted) as caught:
+        run_together(plans(CONFIGS["sorting"], tmp_path, {0: StopAtTheEnd()}), at_once=1)
+    assert (caught.value.step, caught.value.exit_code) == (0, 143)
+    assert [path.name for path in tmp_path.iterdir()] == ["0"]
+
+
 def test_runs_of_different_progress_go_on_together(config, alone, tmp_path, monkeypatch):
     """One is finished, two were interrupted at different steps, one is new."""
     first, second, third, _ = plans(config, tmp_path)
