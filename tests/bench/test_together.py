@@ -218,6 +218,18 @@ def test_a_finished_run_is_kept_when_another_fails(tmp_path):
     assert (tmp_path / "0" / "result.json").exists()
 
 
+def test_a_device_too_small_for_all_is_told(tmp_path):
+    def make(config):
+        if config.seed == 3:
+            raise torch.OutOfMemoryError
+        return make_task(config)
+
+    with pytest.raises(RunError, match=r"does not hold 4 runs at the same time\..* with --at-once 2:"):
+        run_together(plans(CONFIGS["sorting"], tmp_path), at_once=4, make=make)
+    with pytest.raises(torch.OutOfMemoryError):
+        run_together(plans(CONFIGS["sorting"], tmp_path)[3:], at_once=4, make=make)
+
+
 def test_what_makes_no_sense_is_refused(tmp_path):
     config = CONFIGS["sorting"]
     with pytest.raises(ArgumentError, match="--at-once 0: it has to be at least 1"):

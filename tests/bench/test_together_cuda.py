@@ -14,9 +14,9 @@ from newton_losses.bench.tasks import PathsTask, SortingTask
 
 pytestmark = pytest.mark.gpu
 
-# The shapes of the experiment, with the kernels of bf16; enough steps for several turns of 50 and two evaluations.
+# The shapes of the experiment, with the kernels of bf16; enough steps for several turns of 100 and three evaluations.
 SORTING = SortingConfig(
-    algorithm="softsort", n=5, steps=220, eval_every=110, validation_sets=200, test_sets=200, precision="bf16",
+    algorithm="softsort", n=5, steps=330, eval_every=110, validation_sets=200, test_sets=200, precision="bf16",
     device="cuda",
 )  # fmt: skip
 PATHS = PathsConfig(algorithm="fenchel-young", epochs=8, eval_every=4, num_samples=3, precision="bf16", device="cuda")

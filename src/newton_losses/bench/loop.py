@@ -11,6 +11,7 @@ import torch
 
 from ..errors import ArgumentError
 from .config import RunConfig, check_at_least, option
+from .files import RunError
 from .interrupts import Interrupted, StopRequests, stop_requests
 from .progress import Progress, Silent
 from .ranks import Ranks, sharing_ranks
@@ -23,7 +24,7 @@ from .turns import WHEN_DONE, WHEN_NEARLY_DONE, Steps, take_turns
 CHECKPOINT_SECONDS = 60.0
 NEWS_SECONDS = 0.5
 # Of several runs at once: so many that those of one last while the host is busy with another's checkpoint.
-STEPS_A_TURN = 50
+STEPS_A_TURN = 100
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,15 @@ def run_together(
     with sharing_ranks() as ranks, stop_requests() as stop, precision_flags(precision):
         at_once = min(at_once, len(plans)) if ranks.count == 1 else 1
         setting = _Setting(ranks, stop, make, overwrite, checkpoint_seconds, at_once)
-        return take_turns([_steps(plan, setting) for plan in plans], at_once, device, stop)
+        try:
+            return take_turns([_steps(plan, setting) for plan in plans], at_once, device, stop)
+        except torch.OutOfMemoryError as error:
+            if at_once == 1:
+                raise
+            raise RunError(
+                f"The memory of {device} does not hold {at_once} runs at the same time. Give the same command again "
+                f"with --at-once {at_once // 2}: what has been saved goes on."
+            ) from error
 
 
 @dataclass(frozen=True)
