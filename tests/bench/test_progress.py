@@ -2,6 +2,7 @@
 
 import io
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -60,6 +61,51 @@ def test_the_live_bar_fits_a_terminal():
     assert "going on after step 10" in text
     assert "val 41.0 test 40.0 %" in text
     assert "loss 0.5" in text
+    assert "…" not in text
+
+
+def test_lines_of_several_runs_say_whose_they_are():
+    stream = io.StringIO()
+    tell(PlainLines(stream, seed=7))
+    lines = stream.getvalue().splitlines()
+    assert lines[0] == "seed 7: sorting n=5, softsort (stable), baseline: 100 steps on cpu"
+    assert all(line.startswith("seed 7: ") for line in lines)
+    stream = io.StringIO()
+    tell(JsonLines(stream, seed=7))
+    assert {json.loads(line)["seed"] for line in stream.getvalue().splitlines()} == {7}
+
+
+def told_bar(steps):
+    """Four seeds at once for a person: one goes on, one was finished before, all are evaluated, two end."""
+    rich = pytest.importorskip("rich.console")
+    from newton_losses.bench.live import LiveBarOfSeveral
+
+    stream = io.StringIO()
+    bar = LiveBarOfSeveral([0, 1, 2, 3], rich.Console(file=stream, width=80, force_terminal=True, color_system=None))
+    runs = [bar.of(seed) for seed in range(4)]
+    runs[0].finished({**RESULT, "steps": steps}, again=True)
+    for seed in (1, 2, 3):
+        runs[seed].started(replace(CONFIG, seed=seed), steps // 2 if seed == 1 else 0, steps, [])
+        runs[seed].evaluated({**RECORD, "step": steps // 2, "test": {"exact_match": 40.0 + seed}})
+    runs[2].advanced(3 * steps // 4, 0.5)
+    runs[1].note("careful")
+    runs[1].finished({**RESULT, "steps": steps, "at_once": 3})
+    runs[2].evaluated({**RECORD, "step": steps})
+    bar.close()
+    return stream.getvalue()
+
+
+@pytest.mark.parametrize("steps", [100, 100_000])
+def test_the_live_bar_of_several_fits_a_terminal(steps):
+    text = told_bar(steps)
+    assert "sorting n=5, softsort (stable), baseline, on cpu, seeds 0, 1, 2, 3" in text
+    assert "seed 1: going on after step" in text
+    assert "seed 0: this run is finished" in text
+    assert "1.50 ms a step with 3 runs at once" in " ".join(text.split())
+    assert "seed 1: careful" in text
+    # At the end: seeds 2 and 3 are under way, all steps of seeds 0, 1 and 2 are done and half of seed 3's.
+    assert "test 40.0 43.0 %" in text
+    assert f"{7 * steps // 2}/{4 * steps}" in text
     assert "…" not in text
 
 

@@ -26,13 +26,14 @@ class CapturedStep:
     ) -> None:
         undo = _Undo(list(state), list(generators))
         pool = torch.cuda.graph_pool_handle()
+        stream = _own_stream()
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
         for size in sizes:
-            _warm_up(function, size, undo)
+            _warm_up(function, size, undo, stream)
             graph = torch.cuda.CUDAGraph()
             for generator in undo.generators:
                 graph.register_generator_state(generator)
-            with torch.cuda.graph(graph, pool=pool):
+            with torch.cuda.graph(graph, pool=pool, stream=stream):
                 function(size)
             self._graphs[size] = graph
         undo()
@@ -57,12 +58,21 @@ class _Undo:
             generator.set_state(seed)
 
 
-def _warm_up(function: Callable[[int], None], size: int, undo: _Undo) -> None:
-    """A few calls on a stream of their own, as capturing asks for, each from the same state.
+def _own_stream() -> torch.cuda.Stream:
+    """The stream at hand, or a new one where that is the default one, on which nothing can be captured.
+
+    Never the stream that torch captures on by itself: cuBLAS has its scratch memory by stream, so that all graphs
+    captured on one write into the same, and graphs of several runs are replayed at the same time.
+    """
+    here = torch.cuda.current_stream()
+    return torch.cuda.Stream() if here == torch.cuda.default_stream() else here  # type: ignore[no-untyped-call]
+
+
+def _warm_up(function: Callable[[int], None], size: int, undo: _Undo, stream: torch.cuda.Stream) -> None:
+    """A few calls on the stream that is to be captured, each from the same state.
 
     Left to itself the state could run off: an epoch's order has an end.
     """
-    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         for _ in range(WARM_UP_STEPS):

@@ -3,22 +3,37 @@
 import contextlib
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-from .config import RunConfig
-from .interrupts import Interrupted, stop_requests
+from ..errors import ArgumentError
+from .config import RunConfig, check_at_least, option
+from .files import RunError
+from .interrupts import Interrupted, StopRequests, stop_requests
 from .progress import Progress, Silent
 from .ranks import Ranks, sharing_ranks
 from .run_folder import Record, RunFolder
 from .tasks import Figures, Task, make_task
 from .trainer import Trainer
+from .turns import WHEN_DONE, WHEN_NEARLY_DONE, Steps, take_turns
 
 # Between evaluations: how long a crash may throw a run back, and how often a watching person gets news.
 CHECKPOINT_SECONDS = 60.0
 NEWS_SECONDS = 0.5
+# Of several runs at once: so many that those of one last while the host is busy with another's checkpoint.
+STEPS_A_TURN = 100
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """A run to be: its configuration, its folder, and who is told how it goes."""
+
+    config: RunConfig
+    out: str
+    progress: Progress | None = None
 
 
 def run(
@@ -39,41 +54,126 @@ def run(
     Where `torch.distributed` is initialised its ranks train together, each on its rows of every batch: all
     have to make this call. The folder is rank 0's, and their number may be another when the run goes on.
     """
-    config = config.resolved()
-    with sharing_ranks() as ranks, contextlib.closing(RunFolder(out, config, overwrite=overwrite)) as folder:
-        progress = (progress if ranks.is_first else None) or Silent()
-        _check_same_run(ranks, config)
-        ranks.on_first(folder.open)
-        if (result := ranks.on_first(lambda: folder.result)) is not None:
+    plan = PlannedRun(config, out, progress)
+    return run_together(
+        [plan], at_once=1, make=make, overwrite=overwrite, checkpoint_seconds=checkpoint_seconds
+    )[0]  # fmt: skip
+
+
+def run_together(
+    plans: Sequence[PlannedRun],
+    *,
+    at_once: int,
+    make: Callable[[Any], Task] = make_task,
+    overwrite: bool = False,
+    checkpoint_seconds: float = CHECKPOINT_SECONDS,
+) -> list[Record]:
+    """`run` for each of several, `at_once` of them at the same time in this process; the results in order.
+
+    They take turns of a few steps, on CUDA in streams of their own, and each comes out as it does alone. When
+    one ends the next begins. If one fails, or the process is asked to stop, the others save and end too. Ranks
+    of `torch.distributed` do them one after another.
+    """
+    check_at_least("at_once", at_once, 1)
+    plans = [replace(plan, config=plan.config.resolved()) for plan in plans]
+    if not plans:
+        return []
+    precision, device = _common("precision", plans), _common("device", plans)
+    with sharing_ranks() as ranks, stop_requests() as stop, precision_flags(precision):
+        at_once = min(at_once, len(plans)) if ranks.count == 1 else 1
+        setting = _Setting(ranks, stop, make, overwrite, checkpoint_seconds, at_once)
+        try:
+            return take_turns([_steps(plan, setting) for plan in plans], at_once, device, stop)
+        except torch.OutOfMemoryError as error:
+            if at_once == 1:
+                raise
+            raise RunError(
+                f"The memory of {device} does not hold {at_once} runs at the same time. Give the same command again "
+                f"with --at-once {at_once // 2}: what has been saved goes on."
+            ) from error
+
+
+@dataclass(frozen=True)
+class _Setting:
+    """What the runs of one call have in common."""
+
+    ranks: Ranks
+    stop: StopRequests
+    make: Callable[[Any], Task]
+    overwrite: bool
+    checkpoint_seconds: float
+    at_once: int
+
+
+def _common(name: str, plans: Sequence[PlannedRun]) -> str:
+    """The one value of a setting that is the whole process's."""
+    first, *others = dict.fromkeys(str(getattr(plan.config, name)) for plan in plans)
+    if others:
+        raise ArgumentError(
+            f"Runs of one process have the same {option(name)}, and these have {', '.join([first, *others])}. Make a "
+            "call for each."
+        )
+    return first
+
+
+def _steps(plan: PlannedRun, setting: _Setting) -> Steps[Record]:
+    """A run from beginning to end. It gives way after a few steps, and before whatever waits for the device."""
+    ranks, stop = setting.ranks, setting.stop
+    progress = (plan.progress if ranks.is_first else None) or Silent()
+    with contextlib.closing(RunFolder(plan.out, plan.config, overwrite=setting.overwrite)) as folder:
+        if (result := _open(plan, setting, folder)) is not None:
             _tell_notes(folder, progress)
             progress.finished(result, again=True)
             return result
-        with stop_requests() as stop, precision_flags(config.precision):
-            # First: a folder that cannot be used should not cost a wait for the data.
-            saved = ranks.on_first(folder.load)
-            progress.preparing(config)
-            task = ranks.in_turn(lambda: make(config))
-            trainer = Trainer(task, config)
-            clock = _Clock(checkpoint_seconds)
-            if saved is not None:
-                trainer.restore(saved)
-                clock.earlier = saved["seconds"]
-            _tell_notes(folder, progress)
-            progress.started(config, trainer.step, task.total_steps, folder.evaluations)
-            while trainer.step < task.total_steps:
-                trainer.train_step()
-                if task.is_evaluation(trainer.step):
-                    progress.evaluated(_evaluate(ranks, trainer, folder, clock))
-                asked_to_stop, is_time_to_save = ranks.largest(stop.requested or 0, clock.is_time_to_save())
-                if is_time_to_save or asked_to_stop:
-                    _save(ranks, trainer, folder, clock)
-                if asked_to_stop:
-                    raise Interrupted(trainer.step, asked_to_stop)
-                if clock.is_time_for_news():
-                    progress.advanced(trainer.step, trainer.last_loss())
-            result = ranks.on_first(lambda: folder.finish(_result(config, ranks, trainer, folder, clock)))
+        trainer, earlier = _prepare(plan, setting, folder, progress)
+        task = trainer.task
+        yield WHEN_DONE  # the others get ready as well, before any clock starts
+        clock = _Clock(setting.checkpoint_seconds, earlier)
+        _tell_notes(folder, progress)
+        progress.started(plan.config, trainer.step, task.total_steps, folder.evaluations)
+        while trainer.step < task.total_steps:
+            trainer.train_step()
+            if task.is_evaluation(trainer.step):
+                yield WHEN_DONE
+                progress.evaluated(_evaluate(ranks, trainer, folder, clock))
+            asked_to_stop, is_time_to_save = ranks.largest(stop.requested or 0, clock.is_time_to_save())
+            if is_time_to_save or asked_to_stop:
+                yield WHEN_DONE
+                _save(ranks, trainer, folder, clock)
+            if asked_to_stop:
+                if setting.at_once > 1:
+                    progress.note(f"saved after step {trainer.step}")
+                raise Interrupted(trainer.step, asked_to_stop)
+            if clock.is_time_for_news():
+                yield WHEN_DONE
+                progress.advanced(trainer.step, trainer.last_loss())
+            if trainer.step % STEPS_A_TURN == 0:
+                yield WHEN_NEARLY_DONE
+        result = ranks.on_first(lambda: folder.finish(_result(plan, setting, trainer, folder, clock)))
         progress.finished(result)
         return result
+
+
+def _open(plan: PlannedRun, setting: _Setting, folder: RunFolder) -> Record | None:
+    """Take the folder, and return the result that it may have."""
+    (asked_to_stop,) = setting.ranks.largest(setting.stop.requested or 0)
+    if asked_to_stop:
+        raise Interrupted(0, asked_to_stop)
+    _check_same_run(setting.ranks, plan.config)
+    setting.ranks.on_first(folder.open)
+    return setting.ranks.on_first(lambda: folder.result)
+
+
+def _prepare(plan: PlannedRun, setting: _Setting, folder: RunFolder, progress: Progress) -> tuple[Trainer, float]:
+    """A trainer at the step of the last checkpoint, and the seconds that the run has taken up to it."""
+    # First: a folder that cannot be used should not cost a wait for the data.
+    saved = setting.ranks.on_first(folder.load)
+    progress.preparing(plan.config)
+    trainer = Trainer(setting.ranks.in_turn(lambda: setting.make(plan.config)), plan.config)
+    if saved is None:
+        return trainer, 0.0
+    trainer.restore(saved)
+    return trainer, saved["seconds"]
 
 
 def _check_same_run(ranks: Ranks, config: RunConfig) -> None:
@@ -138,31 +238,33 @@ def _state(trainer: Trainer, clock: "_Clock") -> dict[str, Any]:
     return {**trainer.state(), "seconds": clock.seconds()}
 
 
-def _result(config: RunConfig, ranks: Ranks, trainer: Trainer, folder: RunFolder, clock: "_Clock") -> Record:
+def _result(plan: PlannedRun, setting: _Setting, trainer: Trainer, folder: RunFolder, clock: "_Clock") -> Record:
     reported = trainer.task.reported(folder.evaluations)
     seconds = clock.seconds()
     return {
-        "configuration": config.to_dict(),
+        "configuration": plan.config.to_dict(),
         "test": reported["test"],
         "reported": reported,
         "final": folder.evaluations[-1],
         "steps": trainer.step,
         "seconds": round(seconds, 2),
         "milliseconds_per_step": round(1000 * seconds / trainer.step, 4),
-        "ranks": ranks.count,
+        "ranks": setting.ranks.count,
+        # The time of a step is that of a device shared by so many.
+        "at_once": setting.at_once,
     }
 
 
 class _Clock:
     """The time that a run has taken, over all its processes, and what it is time for."""
 
-    def __init__(self, checkpoint_seconds: float) -> None:
-        self.earlier = 0.0
+    def __init__(self, checkpoint_seconds: float, earlier: float) -> None:
+        self._earlier = earlier
         self._checkpoint_seconds = checkpoint_seconds
         self._start = self._saved = self._told = time.monotonic()
 
     def seconds(self) -> float:
-        return self.earlier + time.monotonic() - self._start
+        return self._earlier + time.monotonic() - self._start
 
     def saved(self) -> None:
         self._saved = time.monotonic()

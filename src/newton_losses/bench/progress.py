@@ -83,13 +83,14 @@ class Together(Silent):
 
 
 class JsonLines(Silent):
-    """One JSON object a line, with the field `event`."""
+    """One JSON object a line, with the field `event`, and `seed` where it is given: whose event it is."""
 
-    def __init__(self, stream: TextIO | None = None) -> None:
+    def __init__(self, stream: TextIO | None = None, *, seed: int | None = None) -> None:
         self._stream = stream or sys.stdout
+        self._whose = {} if seed is None else {"seed": seed}
 
     def _emit(self, event: str, **fields: Any) -> None:
-        print(json.dumps({"event": event, **fields}), file=self._stream, flush=True)
+        print(json.dumps({"event": event, **self._whose, **fields}), file=self._stream, flush=True)
 
     def started(self, config: RunConfig, step: int, total: int, evaluations: list[Record]) -> None:
         self._emit("started", step=step, total=total, configuration=config.to_dict())
@@ -105,15 +106,17 @@ class JsonLines(Silent):
 
 
 class PlainLines(Silent):
-    """A line an evaluation, for a log file or a pipe."""
+    """A line an evaluation, for a log file or a pipe. Where `seed` is given every line begins with it."""
 
-    def __init__(self, stream: TextIO | None = None) -> None:
+    def __init__(self, stream: TextIO | None = None, *, seed: int | None = None) -> None:
         self._stream = stream or sys.stdout
+        self._describe = describe if seed is None else describe_setting
+        self._prefix = "" if seed is None else f"seed {seed}: "
         self._pace = Pace()
         self._total = 0
 
     def _say(self, text: str) -> None:
-        print(text, file=self._stream, flush=True)
+        print(self._prefix + text, file=self._stream, flush=True)
 
     def preparing(self, config: RunConfig) -> None:
         if patience := delay(config):
@@ -122,7 +125,7 @@ class PlainLines(Silent):
     def started(self, config: RunConfig, step: int, total: int, evaluations: list[Record]) -> None:
         self._total = total
         self._pace.start(step)
-        self._say(f"{describe(config)}: {total} steps on {config.device}")
+        self._say(f"{self._describe(config)}: {total} steps on {config.device}")
         if step:
             self._say(f"going on after step {step}")
 
@@ -175,6 +178,11 @@ def describe(config: RunConfig) -> str:
     >>> describe(SortingConfig(algorithm="softsort", curvature="fisher", device="cpu").resolved())
     'sorting n=5, softsort (stable), fisher λ=10, seed 0'
     """
+    return f"{describe_setting(config)}, seed {config.seed}"
+
+
+def describe_setting(config: RunConfig) -> str:
+    """What runs that differ in nothing but their seed have in common."""
     details = {"sorting": f" n={getattr(config, 'n', '')}"}.get(config.task, "")
     numerics = getattr(config, "numerics", None)
     algorithm = f"{config.algorithm} ({numerics})" if numerics else config.algorithm
@@ -186,7 +194,7 @@ def describe(config: RunConfig) -> str:
         arm = f"{config.curvature} λ={config.damping}"
     else:
         arm = f"{config.curvature} λ={config.damping:g}"
-    return f"{config.task}{details}, {algorithm}, {arm}, seed {config.seed}"
+    return f"{config.task}{details}, {algorithm}, {arm}"
 
 
 def figures(record: Record) -> str:
@@ -206,9 +214,10 @@ def outcome(result: Record, again: bool) -> str:
     """The last line about a run."""
     values = ", ".join(f"{name.replace('_', ' ')} {value:.2f} %" for name, value in result["test"].items())
     start = "this run is finished" if again else "finished"
+    shared = f" with {result['at_once']} runs at once" if result.get("at_once", 1) > 1 else ""
     return (
         f"{start}: test {values} (evaluation after step {result['reported']['step']} of {result['steps']}), "
-        f"{duration(result['seconds'])}, {result['milliseconds_per_step']:.2f} ms a step"
+        f"{duration(result['seconds'])}, {result['milliseconds_per_step']:.2f} ms a step{shared}"
     )
 
 

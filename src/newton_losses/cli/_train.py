@@ -1,7 +1,8 @@
-"""`newton-losses train sorting | paths`: options in, configurations out, one run a seed."""
+"""`newton-losses train sorting | paths`: options in, configurations out, one run a seed, some of them at once."""
 
 import hashlib
 import json
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -9,9 +10,9 @@ from typing import Annotated, Any
 import typer
 
 from ..bench.config import PathsConfig, RunConfig, SortingConfig
-from ..bench.loop import run
-from ..bench.progress import Progress, Together
-from ..bench.ranks import is_first_process, joined_ranks, noted_signals
+from ..bench.loop import PlannedRun, run_together
+from ..bench.progress import JsonLines, PlainLines, Progress, Together
+from ..bench.ranks import is_first_process, joined_ranks, noted_signals, started_by_torchrun
 from ..bench.results import summarise
 from ..errors import ArgumentError
 from ._output import choose_progress, emit, spoken_errors
@@ -24,6 +25,8 @@ train_app = typer.Typer(
 
 _LOSS, _TRAINING, _DATA = "Loss", "Training", "Data"
 _COMPUTING, _OUTPUT = "Computing", "Output"
+# Of the seeds of a command: more fill a GPU no better. And what torch can keep apart on one.
+_AT_ONCE, _STREAMS = 4, 32
 
 
 def _option(panel: str, text: str, *names: str) -> Any:
@@ -45,6 +48,10 @@ ClipNorm = Annotated[float | None, _option(_TRAINING, "Clip the norm of the weig
 Rate = Annotated[float | None, _option(_TRAINING, "Learning rate of Adam. Default: the paper's.", "--learning-rate")]
 Seed = Annotated[int, _option(_TRAINING, "Seed of weights, batches, noise and evaluation sets.")]
 Seeds = Annotated[str | None, _option(_TRAINING, "Several seeds, one run each, as in 0,1,2 or 0-9.")]
+AtOnce = Annotated[
+    int | None,
+    _option(_COMPUTING, "How many of the seeds train at the same time. Default: up to 4 on CUDA, 1 elsewhere."),
+]
 Root = Annotated[str | None, _option(_DATA, "Folder of the data; see `newton-losses data list`.", "--data-root")]
 Device = Annotated[str, _option(_COMPUTING, "auto, cpu or cuda.")]
 Precision = Annotated[
@@ -90,6 +97,7 @@ def sorting(
     precision: Precision = "float32",
     compile: Compile = False,
     graph: Graph = True,
+    at_once: AtOnce = None,
     kernels: Annotated[
         bool, _option(_COMPUTING, "With bf16 on CUDA, use this project's kernels.", "--kernels/--no-kernels")
     ] = True,
@@ -105,7 +113,7 @@ def sorting(
         newton-losses train sorting --data digits --digits 2 --steps 500 --eval-every 100 -c fisher
     """
     options = _pick(SortingConfig, locals())
-    _train(lambda: SortingConfig(**options), seeds, out, overwrite, as_json, tensorboard)
+    _train(lambda: SortingConfig(**options), seeds, at_once, out, overwrite, as_json, tensorboard)
 
 
 @train_app.command()
@@ -141,6 +149,7 @@ def paths(
     precision: Precision = "float32",
     compile: Compile = False,
     graph: Graph = True,
+    at_once: AtOnce = None,
     out: Out = None,
     overwrite: Overwrite = False,
     as_json: Json = False,
@@ -153,41 +162,87 @@ def paths(
         newton-losses train paths --size 6 --train-maps 200 --test-maps 50 --batch-size 20 --epochs 4
     """
     options = _pick(PathsConfig, locals())
-    _train(lambda: PathsConfig(**options), seeds, out, overwrite, as_json, tensorboard)
+    _train(lambda: PathsConfig(**options), seeds, at_once, out, overwrite, as_json, tensorboard)
 
 
 def _pick(config: type[RunConfig], options: dict[str, Any]) -> dict[str, Any]:
     return {name: options[name] for name in config.__dataclass_fields__ if name in options}
 
 
-def _train(make: Any, seeds: str | None, out: Path | None, overwrite: bool, as_json: bool, board: bool) -> None:
+def _train(
+    make: Any, seeds: str | None, at_once: int | None, out: Path | None, overwrite: bool, as_json: bool, board: bool
+) -> None:
     with noted_signals(), spoken_errors(as_json):
         base: RunConfig = make().resolved()
         configs = [base] if seeds is None else [replace(base, seed=seed) for seed in parse_seeds(seeds)]
-        results = []
+        folders = [run_folder(config, out, several=seeds is not None) for config in configs]
+        number, reason = _choose_at_once(at_once, base, len(configs))
+        listeners = _listeners(configs, number, as_json)
+        if board:
+            listeners = _with_tensorboard(listeners, folders)
+        if reason and is_first_process():
+            listeners[0].note(reason)
+        plans = [
+            PlannedRun(config, str(folder), listener)
+            for config, folder, listener in zip(configs, folders, listeners, strict=True)
+        ]
         with joined_ranks(base.device):
-            for config in configs:
-                folder = run_folder(config, out, several=seeds is not None)
-                progress = _progress(folder, as_json, board)
-                try:
-                    results.append(run(config, str(folder), progress=progress, overwrite=overwrite))
-                finally:
-                    progress.close()
-                if not as_json and is_first_process():
+            try:
+                results = run_together(plans, at_once=number, overwrite=overwrite)
+            finally:
+                for listener in listeners:
+                    listener.close()
+        if is_first_process():
+            if not as_json:
+                for folder in folders:
                     typer.echo(f"in {folder}")
-        if len(results) > 1 and is_first_process():
-            _summarise(results, as_json)
+            if len(results) > 1:
+                _summarise(results, as_json)
 
 
-def _progress(folder: Path, as_json: bool, board: bool) -> Progress:
-    chosen = choose_progress(as_json)
-    if not board:
-        return chosen
+def _choose_at_once(asked: int | None, config: RunConfig, seeds: int) -> tuple[int, str | None]:
+    """How many runs train at the same time, and why not as many as were asked for."""
+    if asked is not None and not 1 <= asked <= _STREAMS:
+        raise ArgumentError(
+            f"--at-once {asked}: so many of the --seeds train at the same time, from 1 (one after another) to "
+            f"{_STREAMS} (a GPU's streams in torch)."
+        )
+    if asked is not None and asked > 1 and seeds == 1:
+        raise ArgumentError(
+            f"--at-once {asked}: this is one run. Give several seeds, as in --seeds 0-{asked - 1}, or leave it out."
+        )
+    reason = None
+    if started_by_torchrun():
+        reason = "ranks wait for each other in every step of a run, and have one run at a time"
+    elif not config.device.startswith("cuda"):
+        reason = "a step of one run keeps a CPU busy already"
+    elif not config.graph:
+        reason = "without a captured graph it is the host that limits the pace, and there is one host"
+    if reason is None:
+        return min(asked or _AT_ONCE, seeds), None
+    return 1, f"The seeds train one after another: {reason}." if (asked or 1) > 1 else None
+
+
+def _listeners(configs: list[RunConfig], at_once: int, as_json: bool) -> list[Progress]:
+    """Who is told how each of the runs goes: JSON, one live bar for all, or lines that say whose they are."""
+    if as_json:
+        return [JsonLines(seed=config.seed) for config in configs]
+    if at_once == 1:
+        return [choose_progress(as_json) for _ in configs]
+    if not sys.stdout.isatty():
+        return [PlainLines(seed=config.seed) for config in configs]
+    from ..bench.live import LiveBarOfSeveral
+
+    bar = LiveBarOfSeveral([config.seed for config in configs])
+    return [bar.of(config.seed) for config in configs]
+
+
+def _with_tensorboard(chosen: list[Progress], folders: list[Path]) -> list[Progress]:
     try:
         from ..bench.tensorboard import TensorBoard
     except ImportError:
         raise ArgumentError("--tensorboard needs the package tensorboard: pip install tensorboard") from None
-    return Together(chosen, TensorBoard(str(folder)))
+    return [Together(one, TensorBoard(str(folder))) for one, folder in zip(chosen, folders, strict=True)]
 
 
 def run_folder(config: RunConfig, out: Path | None, several: bool = False) -> Path:

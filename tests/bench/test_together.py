@@ -1,0 +1,298 @@
+"""Several runs that take turns in one process come out as each does alone, whatever happens to them on the way."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from newton_losses.bench import loop
+from newton_losses.bench.checkpoint import read_checkpoint
+from newton_losses.bench.config import PathsConfig, SortingConfig
+from newton_losses.bench.files import RunError
+from newton_losses.bench.interrupts import Interrupted, StopRequests
+from newton_losses.bench.loop import PlannedRun, run, run_together
+from newton_losses.bench.progress import Silent
+from newton_losses.bench.run_folder import is_in_use
+from newton_losses.bench.tasks import make_task
+from newton_losses.cli._app import app
+from newton_losses.errors import ArgumentError
+
+# Noise, a learning-rate step, a partial batch and a Newton step are in one or the other.
+CONFIGS = {
+    "sorting": SortingConfig(
+        algorithm="softsort", curvature="fisher", data="digits", digits=1, n=3, augment=True, steps=13,
+        eval_every=5, batch_size=4, validation_sets=20, test_sets=20, device="cpu",
+    ),
+    "paths": PathsConfig(
+        algorithm="fenchel-young", curvature="hessian", scale=2.0, num_samples=3, size=4, train_maps=10, test_maps=5,
+        batch_size=4, epochs=4, device="cpu",
+    ),
+}  # fmt: skip
+SEEDS = range(4)
+
+
+@pytest.fixture(autouse=True)
+def short_turns(monkeypatch):
+    monkeypatch.setattr(loop, "STEPS_A_TURN", 2)
+
+
+@pytest.fixture(scope="module", params=["sorting", "paths"])
+def config(request, tmp_path_factory):
+    root = tmp_path_factory.mktemp("data")
+    return replace(CONFIGS[request.param], data_root=str(root))
+
+
+@pytest.fixture(scope="module")
+def alone(config, tmp_path_factory):
+    """The folder of every seed after a run of its own."""
+    base = tmp_path_factory.mktemp("alone")
+    for seed in SEEDS:
+        run(replace(config, seed=seed), str(base / str(seed)))
+    return base
+
+
+def plans(config, base, listeners=None):
+    listeners = listeners or {}
+    return [PlannedRun(replace(config, seed=s), str(base / str(s)), listeners.get(s)) for s in SEEDS]
+
+
+def check_same(found, wanted):
+    """All that a run leaves behind, but for how long it took."""
+    for seed in map(str, SEEDS):
+        names = ("evaluations.jsonl", "weights.pt")
+        assert all((found / seed / name).read_bytes() == (wanted / seed / name).read_bytes() for name in names), seed
+        states = [read_checkpoint(base / seed / "checkpoint.pt") for base in (found, wanted)]
+        assert states[0]["step"] == states[1]["step"]
+        for kind in ("tensors", "generators"):
+            assert all(torch.equal(states[0][kind][name], tensor) for name, tensor in states[1][kind].items()), seed
+        results = [json.loads((base / seed / "result.json").read_text()) for base in (found, wanted)]
+        for result in results:
+            for name in ("seconds", "milliseconds_per_step", "sha256", "at_once"):
+                del result[name]
+        assert results[0] == results[1]
+
+
+class Recorded:
+    """Tasks of which the order of the steps is written down; that of the seed `failing` fails at its step `at`."""
+
+    def __init__(self, failing=None, at=0):
+        self.steps = []
+        self.failing, self.at = failing, at
+
+    def __call__(self, config):
+        task = make_task(config)
+        begin = task.begin_step
+
+        def begin_step(step):
+            if config.seed == self.failing and step == self.at:
+                raise RunError("the dog ate it")
+            self.steps.append((config.seed, step))
+            return begin(step)
+
+        task.begin_step = begin_step
+        return task
+
+
+@pytest.mark.parametrize("at_once", [2, 4])
+def test_runs_that_take_turns_end_as_they_do_alone(config, alone, tmp_path, at_once):
+    make = Recorded()
+    results = run_together(plans(config, tmp_path), at_once=at_once, make=make)
+    check_same(tmp_path, alone)
+    assert [result["configuration"]["seed"] for result in results] == list(SEEDS)
+    assert {result["at_once"] for result in results} == {at_once}
+    # They did take turns, of two steps each.
+    order = [seed for seed, _ in make.steps]
+    assert order[: 2 * at_once] == [seed for seed in range(at_once) for _ in range(2)]
+
+
+def test_a_stop_request_saves_all_and_the_runs_go_on(config, alone, tmp_path, monkeypatch):
+    stop = StopRequests()
+    notes = []
+
+    class Listener(Silent):
+        def __init__(self, seed):
+            self.seed = seed
+
+        def evaluated(self, record):
+            # In the middle of the second run, with two under way and two waiting.
+            if self.seed == 1:
+                stop.requested = signal.SIGINT
+
+        def note(self, text):
+            notes.append((self.seed, text))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "stop_requests", lambda: contextlib.nullcontext(stop))
+        listeners = {seed: Listener(seed) for seed in SEEDS}
+        with pytest.raises(Interrupted) as caught:
+            run_together(plans(config, tmp_path, listeners), at_once=2)
+    assert caught.value.exit_code == 130
+    steps = {seed: read_checkpoint(tmp_path / str(seed) / "checkpoint.pt")["step"] for seed in (0, 1)}
+    assert caught.value.step == min(steps.values()) > 0
+    assert sorted(notes) == [(seed, f"saved after step {step}") for seed, step in steps.items()]
+    assert not (tmp_path / "2").exists()
+    run_together(plans(config, tmp_path), at_once=3)
+    check_same(tmp_path, alone)
+
+
+def test_a_stop_request_after_a_run_begins_no_other(tmp_path, monkeypatch):
+    stop = StopRequests()
+
+    class StopAtTheEnd(Silent):
+        def finished(self, result, again=False):
+            stop.requested = signal.SIGTERM
+
+    monkeypatch.setattr(loop, "stop_requests", lambda: contextlib.nullcontext(stop))
+    with pytest.raises(Interrupted) as caught:
+        run_together(plans(CONFIGS["sorting"], tmp_path, {0: StopAtTheEnd()}), at_once=1)
+    assert (caught.value.step, caught.value.exit_code) == (0, 143)
+    assert [path.name for path in tmp_path.iterdir()] == ["0"]
+
+
+def test_runs_of_different_progress_go_on_together(config, alone, tmp_path, monkeypatch):
+    """One is finished, two were interrupted at different steps, one is new."""
+    first, second, third, _ = plans(config, tmp_path)
+    run(first.config, first.out)
+    for plan, at in ((second, 3), (third, 7)):
+        with pytest.raises(RunError):
+            run(plan.config, plan.out, make=Recorded(plan.config.seed, at), checkpoint_seconds=0)
+    told = []
+
+    class Listener(Silent):
+        def __init__(self, seed):
+            self.seed = seed
+
+        def started(self, config, step, total, evaluations):
+            told.append((self.seed, step))
+
+        def finished(self, result, again=False):
+            told.append((self.seed, "again" if again else "finished"))
+
+    listeners = {seed: Listener(seed) for seed in SEEDS}
+    make = Recorded()
+    run_together(plans(config, tmp_path, listeners), at_once=4, make=make)
+    check_same(tmp_path, alone)
+    assert told[:4] == [(0, "again"), (1, 3), (2, 7), (3, 0)]
+    assert (0, 0) not in make.steps
+
+
+def test_when_one_fails_the_others_are_saved(config, alone, tmp_path):
+    # Both tasks have twelve steps at least, and the second run is at its sixth when the fourth waits to begin.
+    with pytest.raises(RunError, match="the dog ate it"):
+        run_together(plans(config, tmp_path), at_once=3, make=Recorded(failing=1, at=6))
+    for seed in (0, 2):
+        assert read_checkpoint(tmp_path / str(seed) / "checkpoint.pt")["step"] >= 6
+    assert not (tmp_path / "3").exists()
+    assert not any(is_in_use(tmp_path / str(seed)) for seed in (0, 1, 2))
+    run_together(plans(config, tmp_path), at_once=4)
+    check_same(tmp_path, alone)
+
+
+def test_a_folder_that_is_refused_stops_all_before_the_first_step(tmp_path):
+    config = CONFIGS["sorting"]
+    run(replace(config, seed=1, steps=2), str(tmp_path / "1"))
+    make = Recorded()
+    with pytest.raises(RunError, match="another configuration"):
+        run_together(plans(config, tmp_path), at_once=4, make=make)
+    assert make.steps == []
+    # Nothing stands in the way of the same folders with other settings.
+    assert not (tmp_path / "0" / "checkpoint.pt").exists()
+    run(replace(config, steps=2), str(tmp_path / "0"))
+
+
+def test_a_finished_run_is_kept_when_another_fails(tmp_path):
+    config = CONFIGS["sorting"]
+    short, long = replace(config, steps=3), replace(config, seed=1)
+    runs = [PlannedRun(short, str(tmp_path / "0")), PlannedRun(long, str(tmp_path / "1"))]
+    with pytest.raises(RunError, match="the dog"):
+        run_together(runs, at_once=2, make=Recorded(failing=1, at=10))
+    assert (tmp_path / "0" / "result.json").exists()
+
+
+def test_a_device_too_small_for_all_is_told(tmp_path):
+    def make(config):
+        if config.seed == 3:
+            raise torch.OutOfMemoryError
+        return make_task(config)
+
+    with pytest.raises(RunError, match=r"does not hold 4 runs at the same time\..* with --at-once 2:"):
+        run_together(plans(CONFIGS["sorting"], tmp_path), at_once=4, make=make)
+    with pytest.raises(torch.OutOfMemoryError):
+        run_together(plans(CONFIGS["sorting"], tmp_path)[3:], at_once=4, make=make)
+
+
+def test_what_makes_no_sense_is_refused(tmp_path):
+    config = CONFIGS["sorting"]
+    with pytest.raises(ArgumentError, match="--at-once 0: it has to be at least 1"):
+        run_together(plans(config, tmp_path), at_once=0)
+    mixed = [PlannedRun(replace(config, precision=p), str(tmp_path / p)) for p in ("float32", "tf32")]
+    with pytest.raises(ArgumentError, match="the same --precision, and these have float32, tf32"):
+        run_together(mixed, at_once=2)
+    assert run_together([], at_once=1) == []
+
+
+# As processes
+
+LONG = [
+    *("train", "sorting", "--data", "digits", "--digits", "1", "-n", "3", "--steps", "60", "--eval-every", "20"),
+    *("--batch-size", "4", "--validation-sets", "10", "--test-sets", "10", "--device", "cpu", "--seeds", "0-2"),
+]
+
+
+def start(out, *more):
+    worker = Path(__file__).with_name("together_worker.py")
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(
+        [sys.executable, str(worker), *LONG, "--out", str(out), *more],
+        env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+
+
+def wait_for(path, process):
+    while not path.exists():
+        assert process.poll() is None, process.communicate()[1]
+        time.sleep(0.002)
+
+
+def test_killed_runs_go_on_with_the_same_command(tmp_path):
+    killed = start(tmp_path / "runs")
+    wait_for(tmp_path / "runs" / "seed-1" / "checkpoint.pt", killed)
+    killed.send_signal(signal.SIGKILL)
+    killed.communicate(timeout=60)
+    assert not any((tmp_path / "runs" / f"seed-{seed}" / "result.json").exists() for seed in range(3))
+    again = start(tmp_path / "runs", "--json")
+    output, complaint = again.communicate(timeout=120)
+    assert again.returncode == 0, complaint
+    events = [json.loads(line) for line in output.splitlines()]
+    assert {event["seed"] for event in events[:-1]} == {0, 1, 2}
+    assert any(event["step"] > 0 for event in events if event["event"] == "started")
+    assert CliRunner().invoke(app, [*LONG, "--out", str(tmp_path / "whole")]).exit_code == 0
+    for seed in range(3):
+        names = ("evaluations.jsonl", "weights.pt")
+        found, wanted = (tmp_path / base / f"seed-{seed}" for base in ("runs", "whole"))
+        assert all((found / name).read_bytes() == (wanted / name).read_bytes() for name in names)
+
+
+def test_control_c_saves_all_and_says_how_to_go_on(tmp_path):
+    process = start(tmp_path / "runs", "--steps", "100000", "--eval-every", "100000")
+    starts = [process.stdout.readline() for _ in range(3)]
+    assert [line.split(":")[0] for line in starts] == ["seed 0", "seed 1", "seed 2"]
+    time.sleep(0.2)
+    process.send_signal(signal.SIGINT)
+    output, complaint = process.communicate(timeout=60)
+    assert process.returncode == 130, complaint
+    assert complaint.startswith("stopped after step ")
+    assert "newton-losses train sorting --data digits" in complaint
+    steps = [read_checkpoint(tmp_path / "runs" / f"seed-{seed}" / "checkpoint.pt")["step"] for seed in range(3)]
+    assert complaint.startswith(f"stopped after step {min(steps)};")
+    for seed, step in enumerate(steps):
+        assert f"seed {seed}: saved after step {step}" in output

@@ -1,0 +1,105 @@
+"""`--at-once` of `newton-losses train`: how many of the seeds train at the same time, and what a person sees."""
+
+import json
+from dataclasses import replace
+
+import pytest
+from typer.testing import CliRunner
+
+from newton_losses.bench.config import SortingConfig
+from newton_losses.cli import _train
+from newton_losses.cli._app import app
+
+TINY = [
+    *("train", "sorting", "--data", "digits", "--digits", "1", "-n", "3", "--steps", "4", "--eval-every", "2"),
+    *("--batch-size", "4", "--validation-sets", "10", "--test-sets", "10", "--device", "cpu"),
+]
+CONFIG = SortingConfig(algorithm="softsort", device="cpu").resolved()
+ON_CUDA = replace(CONFIG, device="cuda", graph=True)
+
+
+def command(*words):
+    """The exit code and what was printed."""
+    done = CliRunner().invoke(app, list(words), prog_name="newton-losses", terminal_width=200)
+    if done.exception is not None and not isinstance(done.exception, SystemExit):
+        raise done.exception
+    return done.exit_code, done.output
+
+
+@pytest.mark.parametrize(
+    ("words", "answer"),
+    [
+        (["--seeds", "0-2", "--at-once", "0"], "from 1 (one after another) to 32"),
+        (["--seeds", "0-2", "--at-once", "33"], "from 1 (one after another) to 32"),
+        (["--at-once", "3"], "this is one run. Give several seeds, as in --seeds 0-2, or leave it out"),
+        (["--seeds", "0-2", "--at-once", "many"], "Invalid value for '--at-once'"),
+    ],
+)
+def test_mistakes_are_answered(words, answer, tmp_path):
+    code, text = command(*TINY, "--out", str(tmp_path / "runs"), *words)
+    assert code == 2
+    assert answer in " ".join(text.split())
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(("asked", "seeds", "number"), [(None, 3, 3), (None, 10, 4), (2, 3, 2), (8, 3, 3), (1, 3, 1)])
+def test_on_cuda_up_to_four_or_as_many_as_asked_for(asked, seeds, number):
+    assert _train._choose_at_once(asked, ON_CUDA, seeds) == (number, None)
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"), [(CONFIG, "keeps a CPU busy"), (replace(ON_CUDA, graph=False), "there is one host")]
+)
+def test_elsewhere_one_after_another_and_why(config, reason):
+    assert _train._choose_at_once(None, config, 3) == (1, None)
+    assert _train._choose_at_once(1, config, 3) == (1, None)
+    number, told = _train._choose_at_once(3, config, 3)
+    assert number == 1
+    assert reason in told
+
+
+def test_ranks_of_torchrun_do_one_run_at_a_time(monkeypatch):
+    monkeypatch.setattr(_train, "started_by_torchrun", lambda: True)
+    assert _train._choose_at_once(None, ON_CUDA, 3) == (1, None)
+    assert "wait for each other" in _train._choose_at_once(3, ON_CUDA, 3)[1]
+
+
+def test_on_a_cpu_a_line_says_why_not(tmp_path):
+    code, text = command(*TINY, "--seeds", "0,1", "--at-once", "2", "--out", str(tmp_path / "runs"))
+    assert code == 0
+    lines = text.splitlines()
+    assert lines[0] == "The seeds train one after another: a step of one run keeps a CPU busy already."
+    assert [line for line in lines if "seed" in line][1:3] == [
+        f"sorting n=3, softsort (stable), baseline, seed {seed}: 4 steps on cpu" for seed in (0, 1)
+    ]
+
+
+@pytest.fixture
+def at_once_anywhere(monkeypatch):
+    monkeypatch.setattr(_train, "_choose_at_once", lambda asked, config, seeds: (asked, None))
+
+
+def test_lines_of_runs_at_once_begin_with_the_seed(tmp_path, at_once_anywhere):
+    code, text = command(*TINY, "--seeds", "3,5", "--at-once", "2", "--out", str(tmp_path / "runs"))
+    assert code == 0
+    lines = text.splitlines()
+    assert len(lines) == 12
+    assert {line.split(":")[0] for line in lines[:2]} == {"seed 3", "seed 5"}
+    for seed in (3, 5):
+        mine = [line.removeprefix(f"seed {seed}: ") for line in lines if line.startswith(f"seed {seed}: ")]
+        starts = ["sorting n=3", "step 2/4", "step 4/4", "finished"]
+        assert all(line.startswith(start) for line, start in zip(mine, starts, strict=True))
+    assert all("2 runs at once" in line for line in lines if "finished" in line)
+    assert lines[8:10] == [f"in {tmp_path}/runs/seed-{seed}" for seed in (3, 5)]
+    assert lines[10].startswith("test exact match over 2 seeds")
+
+
+def test_events_of_runs_at_once_carry_the_seed(tmp_path, at_once_anywhere):
+    words = [*TINY, "--seeds", "3,5", "--at-once", "2", "--json", "--out", str(tmp_path / "runs")]
+    code, text = command(*words)
+    assert code == 0
+    *events, summary = [json.loads(line) for line in text.splitlines()]
+    assert summary["event"] == "summary"
+    for seed in (3, 5):
+        mine = [event["event"] for event in events if event["seed"] == seed]
+        assert mine == ["started", "evaluated", "evaluated", "finished"]
