@@ -291,12 +291,14 @@ def check_positive(name: str, value: float | None) -> None:
 def read_damping(damping: float | str | None) -> float | str | None:
     """A number, also where it comes as text, or "auto" with or without a factor; `None` has not been given.
 
-    >>> read_damping("10"), read_damping("auto:0.3")
-    (10.0, 'auto:0.3')
+    Of the spellings of one factor it returns the shortest, so that one run has one configuration.
+
+    >>> read_damping("10"), read_damping("auto:0.30"), read_damping("auto:1")
+    (10.0, 'auto:0.3', 'auto')
     """
     if isinstance(damping, str) and damping.startswith("auto"):
-        auto_factor(damping)
-        return damping
+        factor = auto_factor(damping)
+        return "auto" if factor == 1 else f"auto:{str(factor).removesuffix('.0')}"
     try:
         number = None if damping is None else float(damping)
     except ValueError:
