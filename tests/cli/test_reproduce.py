@@ -150,11 +150,39 @@ def test_a_sweep_takes_the_automatic_damping_too(tmp_path):
     assert [line.split("--damping ")[1].split()[0] for line in text.splitlines()] == ["auto", "auto:3", "10"]
 
 
+def test_a_damping_goes_to_the_cells_that_take_one(tmp_path):
+    words = ("--algorithm", "softsort", "--curvature", "none,fisher", "--damping", "0.1,10", "--dry-run")
+    code, text = command("sweep", "sorting", *words, "--results", str(tmp_path))
+    assert code == 0
+    note, *lines = text.splitlines()
+    assert note == "--damping goes to the runs that have one; the others are done without it, and once."
+    assert [line.split(":")[0] for line in lines] == [
+        "curvature none, seed 0", "curvature fisher, damping 0.1, seed 0", "curvature fisher, damping 10.0, seed 0",
+    ]  # fmt: skip
+    assert ["--damping" in line for line in lines] == [False, True, True]
+    # Nothing to say where all take it.
+    code, text = command("sweep", "sorting", "--algorithm", "softsort", "-c", "fisher", "--damping", "1", "--dry-run")
+    assert code == 0
+    assert len(text.splitlines()) == 1
+
+
+def test_so_do_all_settings_of_a_curvature(tmp_path):
+    words = ("--algorithm", "softsort", "-c", "none,fisher,hessian", "--relative-damping", "2", "--spectrum", "clip")
+    code, text = command("sweep", "sorting", *words, "--dry-run", "--results", str(tmp_path))
+    assert code == 0
+    notes, lines = text.splitlines()[:2], text.splitlines()[2:]
+    assert [note.split()[0] for note in notes] == ["--relative-damping", "--spectrum"]
+    assert ["--relative-damping 2" in line for line in lines] == [False, True, True]
+    assert ["--spectrum clip" in line for line in lines] == [False, False, True]
+
+
 @pytest.mark.parametrize(
     ("words", "answer"),
     [
         (("reproduce", "tabel1"), "did you mean table1"),
         (("reproduce", "ls", "tabel1"), "did you mean table1"),
+        (("sweep", "sorting", "--algorithm", "softsort", "--damping", "1"), "baseline without one"),
+        (("sweep", "sorting", "-a", "softsort", "-c", "none,fisher", "--spectrum", "clip"), "can have them"),
         (("reproduce", "table1", "--only", "quicksort"), "reproduce ls table1"),
         (("reproduce", "table1", "--numerics", "stabel"), "did you mean stable"),
         (("reproduce", "table2", "--steps", "10"), "Give --epochs"),
