@@ -8,6 +8,7 @@ import sys
 import time
 
 import pytest
+from typer.main import get_command
 from typer.testing import CliRunner
 
 from newton_losses.bench import presets
@@ -259,6 +260,29 @@ def test_control_c_stops_all_runs_and_says_how_to_go_on(tmp_path):
     assert "newton-losses reproduce table1" in errors
     # Both have saved beyond their last evaluation, or at it, and have let go of their folders.
     assert len(list(tmp_path.glob("*/checkpoint.pt"))) == 2
+
+
+def short_options(group, prefix=()):
+    """(command, letter, long name) of all that there are."""
+    for name, one in group.commands.items():
+        if hasattr(one, "commands"):
+            yield from short_options(one, (*prefix, name))
+            continue
+        for parameter in one.params:
+            letters = [word for word in parameter.opts if len(word) == 2 and word.startswith("-")]
+            longs = [word for word in parameter.opts if word.startswith("--")]
+            yield from ((" ".join((*prefix, name)), letter, longs[0]) for letter in letters)
+
+
+def test_a_letter_means_the_same_in_all_commands():
+    found = list(short_options(get_command(app)))
+    meanings = {}
+    for _, letter, name in found:
+        meanings.setdefault(letter, set()).add(name)
+    assert all(len(names) == 1 for names in meanings.values()), meanings
+    assert {name for name, letter, _ in found if letter == "-r"} == {
+        "report", "reproduce", "sweep sorting", "sweep paths"
+    }  # fmt: skip
 
 
 def test_torchrun_is_for_one_run(tmp_path, monkeypatch):

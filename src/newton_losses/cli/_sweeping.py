@@ -33,7 +33,7 @@ Device = Annotated[str, option(_COMPUTING, "auto, cpu or cuda.")]
 Compile = Annotated[bool, option(_COMPUTING, "Compile with torch.compile.", "--compile/--no-compile")]
 Jobs = Annotated[int, option(_COMPUTING, "Runs at once; with --ray, runs at once on each GPU.", "--jobs", "-j")]
 Ray = Annotated[str | None, option(_COMPUTING, "Address of a Ray cluster, or auto. Needs the extra 'ray'.", "--ray")]
-Results = Annotated[Path, option(_OUTPUT, "The store: one folder a run.", "--results", "-o")]
+Results = Annotated[Path, option(_OUTPUT, "The store: one folder a run.", "--results", "-r")]
 Keep = Annotated[bool, option(_OUTPUT, "Keep the weights and the last checkpoint of each run.", "--keep-weights")]
 Dry = Annotated[bool, option(_OUTPUT, "Only say what would be run.", "--dry-run")]
 
