@@ -180,8 +180,9 @@ def test_so_do_all_settings_of_a_curvature(tmp_path):
 @pytest.mark.parametrize(
     ("words", "answer"),
     [
-        (("reproduce", "tabel1"), "did you mean table1"),
-        (("reproduce", "ls", "tabel1"), "did you mean table1"),
+        (("reproduce", "tabel1"), "reproduce tabel1: did you mean table1"),
+        (("reproduce", "ls", "tabel1"), "reproduce ls tabel1: did you mean table1"),
+        (("data", "check", "mnits"), "data set mnits: did you mean mnist"),
         (("sweep", "sorting", "--algorithm", "softsort", "--damping", "1"), "baseline without one"),
         (("sweep", "sorting", "-a", "softsort", "-c", "none,fisher", "--spectrum", "clip"), "can have them"),
         (("reproduce", "table1", "--only", "quicksort"), "reproduce ls table1"),

@@ -69,7 +69,7 @@ def reproduce(
         newton-losses reproduce ls table1
     """
     with spoken_errors():
-        check_choice("target", target, _TARGETS)
+        check_choice("target", target, _TARGETS, "reproduce")
         if target == "gradients":
             typer.echo(f"in {write_gradients(results / 'gradients')}")
             return
@@ -138,7 +138,7 @@ def _records_like(results: Path, runs: list[tuple[str, RunConfig]]) -> list[RunR
 def _list(table: str | None, store: Store, selection: dict[str, Any]) -> None:
     """Every cell with the paper's figures and the runs that are there."""
     if table is not None:
-        check_choice("table", table, TABLES)
+        check_choice("table", table, TABLES, "reproduce ls")
     records = store.records()
     for name in TABLES if table is None else (table,):
         try:
