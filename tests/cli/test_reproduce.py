@@ -286,6 +286,14 @@ def test_a_letter_means_the_same_in_all_commands():
     }  # fmt: skip
 
 
+def test_several_patterns_with_stars():
+    words = ("--only", "neuralsort*n5*, softsort*n5*", "--numerics", "reference", "--no-controls", "--seeds", "1")
+    code, text = command("reproduce", "table1", *words, "--dry-run")
+    assert code == 0
+    arms = [f"{name}-n5-{arm}" for name in ("neuralsort", "softsort") for arm in ("baseline", "hessian", "fisher")]
+    assert [line.split(",")[0] for line in text.splitlines()] == arms
+
+
 def test_torchrun_is_for_one_run(tmp_path, monkeypatch):
     for name, value in {"TORCHELASTIC_RUN_ID": "any", "WORLD_SIZE": "2", "RANK": "0"}.items():
         monkeypatch.setenv(name, value)

@@ -42,7 +42,14 @@ def reproduce(
     epochs: Annotated[int | None, option(_WHAT, "Another number of epochs than the paper's, for paths.")] = None,
     numerics: Annotated[str, option(_WHAT, "Of sorting: reference (as the paper), stable, or both.")] = "both",
     controls: Annotated[bool, option(_WHAT, "The two controls too, for sorting.", "--controls/--no-controls")] = True,
-    only: Annotated[str | None, option(_WHAT, "Cells with this in their name, as n5; *, ? and commas too.")] = None,
+    only: Annotated[
+        str | None,
+        option(
+            _WHAT,
+            "Cells with this in their name, as n5; or whose whole name fits a pattern with * and ?, as "
+            "'soft*-n5-*'. Several with commas; `reproduce ls` has the names.",
+        ),
+    ] = None,
     data: Annotated[str | None, option(_WHAT, "Other data: warcraft for table2 and table3, or digits.")] = None,
     data_root: Root = None,
     settings: Annotated[
@@ -65,6 +72,8 @@ def reproduce(
         newton-losses reproduce table1 --steps 10000 --seeds 3 --jobs 4 --precision bf16
 
         newton-losses reproduce table1 --only softsort-n5 --numerics reference --no-controls
+
+        newton-losses reproduce table1 --only 'neuralsort*n5*,softsort*n5*'
 
         newton-losses reproduce ls table1
     """
