@@ -18,7 +18,7 @@ from newton_losses.bench.data import terrain
 from newton_losses.bench.progress import Silent
 from newton_losses.bench.results import Store
 from newton_losses.bench.sealed import read_json, sealed
-from newton_losses.bench.sweep import Bars, Job, Lines, run_sweep, train_command
+from newton_losses.bench.sweep import Bars, Job, Lines, SweepResult, run_sweep, train_command
 from newton_losses.bench.sweep import _local as local
 from newton_losses.bench.sweep._job import execute, prepare_data
 from newton_losses.bench.sweep._tally import Tally
@@ -102,6 +102,51 @@ def test_a_failed_run_is_tried_again_and_does_not_stop_the_others(sweep):
     said = sweep.said.getvalue()
     assert "failed, will be tried again: fails: it ended with code 1: something broke" in said
     assert "failed: fails: it ended with code 1: something broke" in said
+
+
+def test_a_log_that_cannot_be_written_fails_its_run_alone(sweep):
+    blocked = sweep.store.path / ".logs" / f"{sweep.jobs('fine 1', 'fine 2')[0].name}.txt"
+    blocked.mkdir(parents=True)
+    result = sweep.run("fine 1", "fine 2", "fine 3", slots=1)
+    assert (result.finished, result.exit_code) == (2, 1)
+    (failure,) = result.failures
+    assert failure.job.label == "fine 1"
+    assert failure.message.startswith(f"{blocked}: could not be written (Is a directory).")
+    assert failure.log is None
+
+
+def test_a_folder_of_logs_that_cannot_be_made_fails_every_run(sweep):
+    sweep.store.path.mkdir()
+    (sweep.store.path / ".logs").write_text("a file in its place")
+    result = sweep.run("fine 1", "fine 2", "fine 3")
+    assert (result.finished, len(result.failures), result.exit_code) == (0, 3, 1)
+    assert all(".logs: could not be written (File exists)" in failure.message for failure in result.failures)
+
+
+def test_a_process_that_cannot_be_started_fails_its_run(sweep, monkeypatch):
+    monkeypatch.setattr(sys.modules[__name__], "STUB", (str(sweep.folder / "no-such-python"),))
+    result = sweep.run("fine 1", "fine 2")
+    assert (result.finished, result.exit_code) == (0, 1)
+    assert "its process could not be started ([Errno 2] No such file" in result.failures[0].message
+
+
+@pytest.mark.parametrize(
+    ("error", "finished"), [(BrokenPipeError("nobody reads any more"), 2), (ValueError("oops"), 0)]
+)
+def test_an_error_of_who_listens_ends_no_thread(sweep, error, finished):
+    class Deaf(Lines):
+        def job_started(self, job, tally):
+            raise error
+
+    pool = local.LocalPool(1, sweep.store.path / ".logs", STUB)
+    result = run_sweep(sweep.jobs("fine 1", "fine 2"), sweep.store, Deaf(sweep.said), pool=pool)
+    assert (result.finished, len(result.failures)) == (finished, 2 - finished)
+    assert all("ValueError: oops" in failure.message for failure in result.failures)
+
+
+def test_a_sweep_that_did_not_do_all_runs_has_not_succeeded():
+    assert SweepResult(3, 1, 1, (), None).exit_code == 1
+    assert SweepResult(3, 1, 2, (), None).exit_code == 0
 
 
 def test_a_run_that_another_sweep_is_at_work_on_is_waited_for(sweep):

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
 from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import IO, Any
 
 import torch
 
-from ..files import RunError
+from ..files import RunError, write_error
 from ..run_folder import RESULT, is_in_use, read_json
 from ._job import FINISHED, IN_USE, Job
 from ._tally import Tally
@@ -85,10 +86,15 @@ class LocalPool:
             if not_before and is_in_use(Path(job.folder)):
                 self._wait_for_other(job, attempt)
                 continue
-            tally.start(job)
-            # Another sweep over the same store may have done it in the meantime.
-            code = FINISHED if job.is_finished() else self._run(job, slot, tally)
-            self._settle(job, attempt, code, tally)
+            try:
+                tally.start(job)
+                # Another sweep over the same store may have done it in the meantime.
+                code = FINISHED if job.is_finished() else self._run(job, slot, tally)
+                self._settle(job, attempt, code, tally)
+            except RunError as error:
+                self._again(job, attempt, str(error), tally)
+            except Exception:  # whatever it is: a thread that ends here would leave its runs undone without a word
+                self._again(job, attempt, traceback.format_exc(), tally)
 
     def _wait_for_other(self, job: Job, attempt: int) -> None:
         with self._lock:
@@ -114,27 +120,30 @@ class LocalPool:
 
     def _again(self, job: Job, attempt: int, message: str, tally: Tally) -> None:
         again = attempt < ATTEMPTS
-        tally.fail(job, message, str(self._log(job)), again=again)
+        log = self._log(job)
+        tally.fail(job, message, str(log) if log.is_file() else None, again=again)
         if again:
             with self._lock:
                 self._waiting.append((job, attempt + 1, 0.0))
 
     def _run(self, job: Job, slot: int, tally: Tally) -> int:
-        self._logs.mkdir(parents=True, exist_ok=True)
-        with open(self._log(job), "w") as log:
+        with self._open_log(job) as log:
             with self._lock:
                 if self._stopping.is_set():
                     return _STOPPED[0]
                 # A session of its own: Ctrl-C at the terminal reaches the sweep, which asks each process once.
-                child = subprocess.Popen(
-                    self._command,
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    stderr=log,
-                    env=self._environment(slot),
-                    text=True,
-                    start_new_session=True,
-                )
+                try:
+                    child = subprocess.Popen(
+                        self._command,
+                        stdin=subprocess.PIPE,
+                        stdout=subprocess.PIPE,
+                        stderr=log,
+                        env=self._environment(slot),
+                        text=True,
+                        start_new_session=True,
+                    )
+                except OSError as error:
+                    raise RunError(f"its process could not be started ({error}).") from error
                 self._children.add(child)
             try:
                 assert child.stdin is not None
@@ -158,6 +167,15 @@ class LocalPool:
         if devices > 1 and "CUDA_VISIBLE_DEVICES" not in os.environ:
             environment["CUDA_VISIBLE_DEVICES"] = str(slot % devices)
         return environment
+
+    def _open_log(self, job: Job) -> IO[str]:
+        path = self._logs
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            path = self._log(job)
+            return open(path, "w")
+        except OSError as error:
+            raise write_error(path, error) from error
 
     def _log(self, job: Job) -> Path:
         return self._logs / f"{job.name}.txt"
