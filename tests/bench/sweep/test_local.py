@@ -116,7 +116,7 @@ def test_a_process_does_one_run_after_another(sweep):
     assert sweep.processes() == [0] * 6
 
 
-@pytest.mark.parametrize("first", ["fails 1", "dies 1", "leaves 1", "fine compiled"])
+@pytest.mark.parametrize("first", ["fails 1", "dies 1", "leaves 1", "lingers 1", "fine compiled"])
 def test_it_does_not_after_a_failure_or_a_compilation(sweep, first):
     sweep.run(first, "fine 2", "fine 3", slots=1)
     assert sweep.processes()[:3] == [0, 1, 1]

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -88,6 +89,26 @@ def test_so_is_every_kind_of_run(tmp_path):
         replace(SORTING, damping="auto", precision="bf16"),
     ]
     compare_with_fresh_processes(tmp_path, configs, alone=[k for k in range(len(configs)) if k != 4])
+
+
+@pytest.mark.slow
+def test_a_killed_process_costs_no_other_run_anything(tmp_path, capsys):
+    configs = [replace(SORTING, steps=200, eval_every=20, seed=seed) for seed in range(3)]
+    first, second, third = (Path(job.folder) for job in jobs(tmp_path / "store", *configs))
+
+    def kill_in_the_second() -> None:
+        while not any(run.path == second and run.step for run in Store(tmp_path / "store").unfinished()):
+            time.sleep(0.05)
+        os.kill(int(process_of(second)), signal.SIGKILL)
+
+    threading.Thread(target=kill_in_the_second, daemon=True).start()
+    sweep(tmp_path / "store", *configs)
+    said = capsys.readouterr().out
+    assert said.count("begins: ") == 4
+    assert said.count("failed, will be tried again: 1: it was ended by signal 9") == 1
+    assert process_of(first) != process_of(third) == process_of(second)
+    (undisturbed,) = sweep(tmp_path / "undisturbed", configs[1])
+    assert_same(second, undisturbed)
 
 
 class Worker:
