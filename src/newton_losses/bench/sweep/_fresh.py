@@ -32,7 +32,8 @@ class FreshProcess:
         for (owner, name), value in zip(_FLAGS, self._flags, strict=True):
             setattr(owner, name, value)
         torch.set_rng_state(self._generator)
-        torch.set_num_threads(self._threads)
+        if torch.get_num_threads() != self._threads:  # setting it, to whatever, also forbids MKL to choose by itself
+            torch.set_num_threads(self._threads)
         torch.set_default_dtype(self._dtype)
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             torch.cuda.manual_seed_all(torch.initial_seed())
