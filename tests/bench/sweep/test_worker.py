@@ -33,6 +33,12 @@ PATHS = PathsConfig(
 )  # fmt: skip
 
 
+@pytest.fixture(autouse=True)
+def one_thread(monkeypatch):
+    """More of them only fight with the other tests; processes inherit it."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+
+
 def jobs(folder: Path, *configs: RunConfig) -> list[Job]:
     """Runs that keep their weights, over one set of maps."""
     configs = tuple(replace(config, data_root=str(folder.parent / "data")) for config in configs)
@@ -116,7 +122,7 @@ class Worker:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
         self.process = subprocess.Popen(
             local.WORKER, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment,
             text=True, start_new_session=True,
