@@ -6,6 +6,7 @@ from torch.nn.functional import mse_loss
 from newton_losses import ArgumentError
 from newton_losses.bench import defaults
 from newton_losses.bench.config import PathsConfig, SortingConfig, option, resolve_device
+from newton_losses.bench.results import identity
 from newton_losses.bench.tasks._task import training_loss
 from newton_losses.curvature import NormalizedDamping
 
@@ -71,6 +72,19 @@ def test_a_damping_is_a_number_or_auto():
     assert sorting(curvature="hessian").spectrum == sorting(curvature="fisher", damping="auto").spectrum == "raw"
     assert training_loss(mse_loss, automatic).options["damping"] == NormalizedDamping(1.0)
     assert training_loss(mse_loss, sorting(curvature="fisher", damping="auto:3")).options["damping"].factor == 3.0
+
+
+def test_an_automatic_damping_has_one_spelling():
+    spellings = {"auto": ("auto", "auto:1", "auto:1.0", "auto:"), "auto:3": ("auto:3", "auto:3.0", "auto:30e-1")}
+    for canonical, others in spellings.items():
+        found = [sorting(curvature="fisher", damping=damping) for damping in others]
+        assert {config.damping for config in found} == {canonical}
+        assert len({identity(config.to_dict()) for config in found}) == 1
+        # Nor is a record that another spelling was written into another run.
+        stored = [{**found[0].to_dict(), "damping": damping} for damping in others]
+        assert {identity(configuration) for configuration in stored} == {identity(found[0].to_dict())}
+    # No digit is lost on the way.
+    assert sorting(curvature="fisher", damping="auto:0.1234567890123").damping == "auto:0.1234567890123"
 
 
 def test_a_configuration_survives_json():

@@ -72,6 +72,49 @@ def test_a_dark_picture_has_no_gradient_where_the_relu_is_off():
 
 
 @pytest.mark.gpu
+def test_nan_comes_through_the_layers_and_their_gradients_as_in_torch(fresh):
+    """A NaN in the first layer makes all features NaN. Gradients still go to one pooled place each, the last NaN."""
+    pictures = torch.randint(0, 256, (5, 8, 8), generator=fresh, dtype=torch.uint8).cuda()
+    weights = [p for name, p in DigitCNN((8, 8)).named_parameters() if name.startswith("convolutions")]
+    weights = [w.detach().double().cuda() for w in weights]
+    weights[0][3] = torch.nan
+    weights = [w.requires_grad_() for w in weights]
+    wanted = features_by_bf16_operands(pictures[:, None].double() / 255, *weights)
+    slope = torch.randn(wanted.shape, generator=fresh).bfloat16().cuda()
+    wanted_gradients = torch.autograd.grad(wanted, weights, slope.double())
+    assert wanted.isnan().all()
+
+    single = [w.detach().float().requires_grad_() for w in weights]
+    found = digit_features(pictures, *single)
+    gradients = torch.autograd.grad(found, single, slope)
+
+    assert found.isnan().all()
+    for place in (0, 1, 3):
+        assert difference(gradients[place], wanted_gradients[place]) < 5e-3
+    assert gradients[2][:, 3].isnan().all()
+
+
+@pytest.mark.gpu
+def test_pooling_finds_nan_where_torch_finds_it(fresh):
+    from newton_losses.bench.kernels._digit_triton import pool, pool_gradients
+
+    features = torch.randn(3, 4, 8, 64, generator=fresh).bfloat16()
+    features[torch.rand(features.shape, generator=fresh) < 0.2] = torch.nan
+    bias = torch.randn(64, generator=fresh)
+    leaf = features.double().permute(0, 3, 1, 2).requires_grad_()
+    wanted = functional.max_pool2d((leaf + bias[:, None, None]).relu(), 2).flatten(1)
+    slope = torch.randn(wanted.shape, generator=fresh).bfloat16()
+    (wanted_gradient,) = torch.autograd.grad(wanted, leaf, slope.double())
+
+    found, codes = pool(features.cuda(), bias.cuda())
+    gradient, by_bias = pool_gradients(slope.cuda(), codes, 4, 8)
+
+    torch.testing.assert_close(found.cpu().double(), wanted.bfloat16().double(), rtol=2**-7, atol=0, equal_nan=True)
+    assert torch.equal(gradient.cpu().double().permute(0, 3, 1, 2), wanted_gradient)
+    torch.testing.assert_close(by_bias.cpu().double(), wanted_gradient.sum((0, 2, 3)), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize(("count", "size"), [(1, 64), (500, 12544), (70, 200)])
 def test_the_wide_linear_layer_is_a_float32_one(count, size, fresh):
     features = torch.randn(count, size, generator=fresh).bfloat16().cuda().requires_grad_()

@@ -8,6 +8,7 @@ import sys
 import time
 
 import pytest
+from typer.main import get_command
 from typer.testing import CliRunner
 
 from newton_losses.bench import presets
@@ -150,11 +151,40 @@ def test_a_sweep_takes_the_automatic_damping_too(tmp_path):
     assert [line.split("--damping ")[1].split()[0] for line in text.splitlines()] == ["auto", "auto:3", "10"]
 
 
+def test_a_damping_goes_to_the_cells_that_take_one(tmp_path):
+    words = ("--algorithm", "softsort", "--curvature", "none,fisher", "--damping", "0.1,10", "--dry-run")
+    code, text = command("sweep", "sorting", *words, "--results", str(tmp_path))
+    assert code == 0
+    note, *lines = text.splitlines()
+    assert note == "--damping goes to the runs that have one; the others are done without it, and once."
+    assert [line.split(":")[0] for line in lines] == [
+        "curvature none, seed 0", "curvature fisher, damping 0.1, seed 0", "curvature fisher, damping 10.0, seed 0",
+    ]  # fmt: skip
+    assert ["--damping" in line for line in lines] == [False, True, True]
+    # Nothing to say where all take it.
+    code, text = command("sweep", "sorting", "--algorithm", "softsort", "-c", "fisher", "--damping", "1", "--dry-run")
+    assert code == 0
+    assert len(text.splitlines()) == 1
+
+
+def test_so_do_all_settings_of_a_curvature(tmp_path):
+    words = ("--algorithm", "softsort", "-c", "none,fisher,hessian", "--relative-damping", "2", "--spectrum", "clip")
+    code, text = command("sweep", "sorting", *words, "--dry-run", "--results", str(tmp_path))
+    assert code == 0
+    notes, lines = text.splitlines()[:2], text.splitlines()[2:]
+    assert [note.split()[0] for note in notes] == ["--relative-damping", "--spectrum"]
+    assert ["--relative-damping 2" in line for line in lines] == [False, True, True]
+    assert ["--spectrum clip" in line for line in lines] == [False, False, True]
+
+
 @pytest.mark.parametrize(
     ("words", "answer"),
     [
-        (("reproduce", "tabel1"), "did you mean table1"),
-        (("reproduce", "ls", "tabel1"), "did you mean table1"),
+        (("reproduce", "tabel1"), "reproduce tabel1: did you mean table1"),
+        (("reproduce", "ls", "tabel1"), "reproduce ls tabel1: did you mean table1"),
+        (("data", "check", "mnits"), "data set mnits: did you mean mnist"),
+        (("sweep", "sorting", "--algorithm", "softsort", "--damping", "1"), "baseline without one"),
+        (("sweep", "sorting", "-a", "softsort", "-c", "none,fisher", "--spectrum", "clip"), "can have them"),
         (("reproduce", "table1", "--only", "quicksort"), "reproduce ls table1"),
         (("reproduce", "table1", "--numerics", "stabel"), "did you mean stable"),
         (("reproduce", "table2", "--steps", "10"), "Give --epochs"),
@@ -231,6 +261,37 @@ def test_control_c_stops_all_runs_and_says_how_to_go_on(tmp_path):
     assert "newton-losses reproduce table1" in errors
     # Both have saved beyond their last evaluation, or at it, and have let go of their folders.
     assert len(list(tmp_path.glob("*/checkpoint.pt"))) == 2
+
+
+def short_options(group, prefix=()):
+    """(command, letter, long name) of all that there are."""
+    for name, one in group.commands.items():
+        if hasattr(one, "commands"):
+            yield from short_options(one, (*prefix, name))
+            continue
+        for parameter in one.params:
+            letters = [word for word in parameter.opts if len(word) == 2 and word.startswith("-")]
+            longs = [word for word in parameter.opts if word.startswith("--")]
+            yield from ((" ".join((*prefix, name)), letter, longs[0]) for letter in letters)
+
+
+def test_a_letter_means_the_same_in_all_commands():
+    found = list(short_options(get_command(app)))
+    meanings = {}
+    for _, letter, name in found:
+        meanings.setdefault(letter, set()).add(name)
+    assert all(len(names) == 1 for names in meanings.values()), meanings
+    assert {name for name, letter, _ in found if letter == "-r"} == {
+        "report", "reproduce", "sweep sorting", "sweep paths"
+    }  # fmt: skip
+
+
+def test_several_patterns_with_stars():
+    words = ("--only", "neuralsort*n5*, softsort*n5*", "--numerics", "reference", "--no-controls", "--seeds", "1")
+    code, text = command("reproduce", "table1", *words, "--dry-run")
+    assert code == 0
+    arms = [f"{name}-n5-{arm}" for name in ("neuralsort", "softsort") for arm in ("baseline", "hessian", "fisher")]
+    assert [line.split(",")[0] for line in text.splitlines()] == arms
 
 
 def test_torchrun_is_for_one_run(tmp_path, monkeypatch):

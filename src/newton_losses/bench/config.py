@@ -251,8 +251,10 @@ def option(name: str) -> str:
     return {"num_samples": "--samples", "validation_sets": "--validation-sets"}.get(name, "--" + name.replace("_", "-"))
 
 
-def check_choice(name: str, value: str, choices: Iterable[str]) -> None:
+def check_choice(name: str, value: str, choices: Iterable[str], words: str | None = None) -> None:
     """Refuse a value that is not one of the choices, naming the one that was probably meant.
+
+    `words` are those before the value where it is not that of an option.
 
     >>> check_choice("algorithm", "softsrot", ("neuralsort", "softsort"))
     Traceback (most recent call last):
@@ -264,7 +266,7 @@ def check_choice(name: str, value: str, choices: Iterable[str]) -> None:
     wanted = str(value).lower().replace("_", "-")
     near = difflib.get_close_matches(wanted, choices, n=1, cutoff=0.5)
     guess = f"did you mean {near[0]}? " if near else ""
-    raise ArgumentError(f"{option(name)} {value}: {guess}It is one of {', '.join(choices)}.")
+    raise ArgumentError(f"{words or option(name)} {value}: {guess}It is one of {', '.join(choices)}.")
 
 
 def check_setting(kind: type[RunConfig], name: str) -> None:
@@ -291,12 +293,14 @@ def check_positive(name: str, value: float | None) -> None:
 def read_damping(damping: float | str | None) -> float | str | None:
     """A number, also where it comes as text, or "auto" with or without a factor; `None` has not been given.
 
-    >>> read_damping("10"), read_damping("auto:0.3")
-    (10.0, 'auto:0.3')
+    Of the spellings of one factor it returns the shortest, so that one run has one configuration.
+
+    >>> read_damping("10"), read_damping("auto:0.30"), read_damping("auto:1")
+    (10.0, 'auto:0.3', 'auto')
     """
     if isinstance(damping, str) and damping.startswith("auto"):
-        auto_factor(damping)
-        return damping
+        factor = auto_factor(damping)
+        return "auto" if factor == 1 else f"auto:{str(factor).removesuffix('.0')}"
     try:
         number = None if damping is None else float(damping)
     except ValueError:

@@ -30,7 +30,7 @@ Size = Annotated[int, typer.Option(help="Cells along the side of a map.")]
 
 def load(name: str, root: str | None, size: int = 12) -> tuple[int, ...]:
     """Read a data set, checksums included, and return the sizes of its three parts."""
-    check_choice("data", name, _ABOUT)
+    check_choice("data", name, _ABOUT, "data set")
     readers: dict[str, Callable[[], sets.Splits[sets.LabeledImages] | sets.Splits[sets.PathMaps]]] = {
         "digits": sets.Digits.splits,
         "mnist": lambda: sets.MNIST.splits(root),
@@ -76,7 +76,7 @@ def list_sets(root: Root = None, as_json: Json = False) -> None:
 def fetch(name: Annotated[str, typer.Argument(help="mnist")], root: Root = None) -> None:
     """Download a data set; what is already there is not fetched again."""
     with spoken_errors():
-        check_choice("data", name, _ABOUT)
+        check_choice("data", name, _ABOUT, "data set")
         if name == "warcraft":
             sets.Warcraft(root)  # raises with where to get it, unless it is there
         elif name == "mnist":
@@ -110,7 +110,7 @@ def make(
 ) -> None:
     """Draw the maps of the look-alike set and keep them as files."""
     with spoken_errors():
-        check_choice("data", name, _ABOUT)
+        check_choice("data", name, _ABOUT, "data set")
         if name != "terrain":
             raise ArgumentError(f"{name} cannot be made, it is real data. Try: newton-losses data fetch {name}")
         total = train + 2 * test

@@ -42,7 +42,14 @@ def reproduce(
     epochs: Annotated[int | None, option(_WHAT, "Another number of epochs than the paper's, for paths.")] = None,
     numerics: Annotated[str, option(_WHAT, "Of sorting: reference (as the paper), stable, or both.")] = "both",
     controls: Annotated[bool, option(_WHAT, "The two controls too, for sorting.", "--controls/--no-controls")] = True,
-    only: Annotated[str | None, option(_WHAT, "Cells with this in their name, as n5; *, ? and commas too.")] = None,
+    only: Annotated[
+        str | None,
+        option(
+            _WHAT,
+            "Cells with this in their name, as n5; or whose whole name fits a pattern with * and ?, as "
+            "'soft*-n5-*'. Several with commas; `reproduce ls` has the names.",
+        ),
+    ] = None,
     data: Annotated[str | None, option(_WHAT, "Other data: warcraft for table2 and table3, or digits.")] = None,
     data_root: Root = None,
     settings: Annotated[
@@ -66,10 +73,12 @@ def reproduce(
 
         newton-losses reproduce table1 --only softsort-n5 --numerics reference --no-controls
 
+        newton-losses reproduce table1 --only 'neuralsort*n5*,softsort*n5*'
+
         newton-losses reproduce ls table1
     """
     with spoken_errors():
-        check_choice("target", target, _TARGETS)
+        check_choice("target", target, _TARGETS, "reproduce")
         if target == "gradients":
             typer.echo(f"in {write_gradients(results / 'gradients')}")
             return
@@ -138,7 +147,7 @@ def _records_like(results: Path, runs: list[tuple[str, RunConfig]]) -> list[RunR
 def _list(table: str | None, store: Store, selection: dict[str, Any]) -> None:
     """Every cell with the paper's figures and the runs that are there."""
     if table is not None:
-        check_choice("table", table, TABLES)
+        check_choice("table", table, TABLES, "reproduce ls")
     records = store.records()
     for name in TABLES if table is None else (table,):
         try:

@@ -5,7 +5,7 @@ import json
 from collections.abc import Iterator
 from typing import Any, get_args, get_type_hints
 
-from ..bench.config import RunConfig, check_setting
+from ..bench.config import RunConfig, check_setting, option
 from ..errors import ArgumentError
 
 # By another name on the command line than in a configuration.
@@ -19,6 +19,9 @@ _CHOSEN_ELSEWHERE = {
     "graph": _OWN,
     "kernels": _OWN,
 }
+# Settings that only some curvatures have.
+_WITH_CURVATURE = ("fisher", "hessian", "energy")
+_OF_CURVATURES = {"damping": _WITH_CURVATURE, "relative_damping": _WITH_CURVATURE, "spectrum": ("hessian",)}
 
 
 def parse_settings(words: list[str]) -> dict[str, Any]:
@@ -72,6 +75,27 @@ def product(grid: dict[str, list[Any]]) -> Iterator[dict[str, Any]]:
     """
     for values in itertools.product(*grid.values()):
         yield dict(zip(grid, values, strict=True))
+
+
+def applicable(points: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[str]]:
+    """The points of a grid, with settings of a curvature only where it is the point's, and a note on each left out.
+
+    What then is the same is there once. A setting that no point takes stays, to be refused.
+
+    >>> points, notes = applicable(list(product({"curvature": ["none", "fisher"], "damping": [1.0, 2.0]})))
+    >>> points
+    [{'curvature': 'none'}, {'curvature': 'fisher', 'damping': 1.0}, {'curvature': 'fisher', 'damping': 2.0}]
+    """
+    notes = []
+    for name, curvatures in _OF_CURVATURES.items():
+        takes = [point.get("curvature", "none") in curvatures for point in points]
+        if any(name in point for point in points) and any(takes) and not all(takes):
+            notes.append(f"{option(name)} goes to the runs that have one; the others are done without it, and once.")
+            points = [
+                point if taken else {other: value for other, value in point.items() if other != name}
+                for point, taken in zip(points, takes, strict=True)
+            ]
+    return [point for place, point in enumerate(points) if point not in points[:place]], notes
 
 
 def _check_free(name: str, word: str) -> None:

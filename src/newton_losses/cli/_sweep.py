@@ -10,7 +10,7 @@ from ..bench.progress import describe
 from ..bench.results import Store, identity, summarise
 from ..errors import ArgumentError
 from ._output import spoken_errors
-from ._settings import parse_grid, product
+from ._settings import applicable, parse_grid, product
 from ._sweeping import Computing, Device, Dry, Jobs, Keep, Ray, Results, Root, list_all, option, run_all, seeds_from
 
 sweep_app = typer.Typer(
@@ -74,9 +74,12 @@ def _sweep(
         grid = parse_grid(kind, words)
         if "algorithm" not in grid:
             raise ArgumentError(f"Give --algorithm: one of {', '.join(kind.algorithms)}, or several with commas.")
+        points, notes = applicable(list(product(grid)))
+        for note in notes:
+            typer.echo(note, err=True)
         runs = []
         for seed in seeds_from(seeds, 1):
-            for point in product(grid):
+            for point in points:
                 config = kind(**{**settings, **point, "seed": seed, "device": "cpu"}).resolved()
                 runs.append((f"{_name(config, grid)}, seed {seed}", config))
         if dry:
@@ -90,7 +93,8 @@ def _sweep(
 def _name(config: RunConfig, grid: dict[str, list[Any]]) -> str:
     """What tells one combination from the others; where there is one alone, what it is."""
     stored = config.to_dict()
-    several = [f"{name} {stored[name]}" for name, values in grid.items() if len(values) > 1]
+    told = [name for name, values in grid.items() if len(values) > 1 and stored[name] is not None]
+    several = [f"{name} {stored[name]}" for name in told]
     return ", ".join(several) or describe(config).rpartition(", ")[0]
 
 

@@ -33,7 +33,7 @@ Device = Annotated[str, option(_COMPUTING, "auto, cpu or cuda.")]
 Compile = Annotated[bool, option(_COMPUTING, "Compile with torch.compile.", "--compile/--no-compile")]
 Jobs = Annotated[int, option(_COMPUTING, "Runs at once; with --ray, runs at once on each GPU.", "--jobs", "-j")]
 Ray = Annotated[str | None, option(_COMPUTING, "Address of a Ray cluster, or auto. Needs the extra 'ray'.", "--ray")]
-Results = Annotated[Path, option(_OUTPUT, "The store: one folder a run.", "--results", "-o")]
+Results = Annotated[Path, option(_OUTPUT, "The store: one folder a run.", "--results", "-r")]
 Keep = Annotated[bool, option(_OUTPUT, "Keep the weights and the last checkpoint of each run.", "--keep-weights")]
 Dry = Annotated[bool, option(_OUTPUT, "Only say what would be run.", "--dry-run")]
 
@@ -121,8 +121,10 @@ def _say_how_it_ended(result: SweepResult) -> None:
     if result.failures:
         others = "the others are done" if result.stopped_by is None else "others are not done yet"
         typer.echo(f"\n{len(result.failures)} of {result.total} runs failed; {others}.", err=True)
+    done = result.finished_before + result.finished
+    if not result.failures and result.exit_code == 1:
+        typer.echo(f"only {done} of {result.total} runs are done; the same command does the others.", err=True)
     if result.stopped_by is not None:
-        done = result.finished_before + result.finished
         command = shlex.join(["newton-losses", *sys.argv[1:]])
         typer.echo(
             f"stopped with {done} of {result.total} runs done; the others have saved how far they are. "

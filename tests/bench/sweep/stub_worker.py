@@ -1,6 +1,7 @@
-"""Stands in for the process of a run in `test_local.py`: does what the job's label says, without importing torch.
+"""Stands in for the process of runs in `test_local.py`: does what the job's label says, without importing torch.
 
-Every start adds a line to `starts` beside the store, so that a test can count them.
+Every start of a job adds a line to `starts` beside the store and the number of the process to `processes`, so
+that a test can count them.
 """
 
 import fcntl
@@ -12,18 +13,22 @@ import time
 from pathlib import Path
 
 
-def main() -> int:
-    job = json.loads(sys.stdin.readline())
+def say(event, **fields):
+    print(json.dumps({"event": event, **fields}), flush=True)
+
+
+def do(job) -> int:
     folder = Path(job["folder"])
-    with open(folder.parent.parent / "starts", "a") as file:
-        file.write(job["label"] + "\n")
+    for name, text in (("starts", job["label"]), ("processes", str(os.getpid()))):
+        with open(folder.parent.parent / name, "a") as file:
+            file.write(text + "\n")
     if (folder / "result.json").exists():
         return 0
     what = job["label"].split()[0]
     folder.mkdir(parents=True, exist_ok=True)
     if what == "fails" or (what == "fails-once" and not (folder / ".failed").exists()):
         (folder / ".failed").touch()
-        print("something broke", file=sys.stderr)
+        Path(job["log"]).write_text("something broke\n")
         return 1
     if what == "dies":
         os.kill(os.getpid(), signal.SIGKILL)
@@ -33,17 +38,36 @@ def main() -> int:
     except BlockingIOError:
         return 75
     print("a library that prints")
-    print(json.dumps({"event": "started", "step": 0, "total": 10}), flush=True)
+    say("started", step=0, total=10)
     if what == "waits":
         signal.signal(signal.SIGINT, lambda *_: sys.exit(130))
         time.sleep(60)
-    print(json.dumps({"event": "advanced", "step": 5}), flush=True)
+    say("advanced", step=5)
     end = {"step": 10, "test": {"exact_match": 1.0}}
     result = {"configuration": job["configuration"], "test": end["test"], "reported": end, "final": end,
               "steps": 10, "seconds": 0.1, "milliseconds_per_step": 1.0}  # fmt: skip
     (folder / "config.json").write_text(json.dumps({"configuration": job["configuration"], "environment": {}}))
     (folder / "result.new").write_text(json.dumps(result))
     os.replace(folder / "result.new", folder / "result.json")
+    if what == "leaves":  # done, but gone before it can say so
+        sys.exit(0)
+    return 0
+
+
+def main() -> int:
+    for line in sys.stdin:
+        job = json.loads(line)
+        say("begun")
+        code = do(job)
+        stays = code in (0, 75) and not job["configuration"]["compile"] and not job["label"].startswith("lingers")
+        say("ended", code=code, stays=stays)
+        if not stays and not job["label"].startswith("lingers"):
+            return code
+        if job["label"].startswith("deserts"):
+            sys.stdin.readline()  # reads the next job, and is gone
+            return 0
+        if job["label"].startswith("expires"):
+            os.kill(os.getpid(), signal.SIGKILL)
     return 0
 
 

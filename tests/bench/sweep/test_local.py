@@ -18,7 +18,7 @@ from newton_losses.bench.data import terrain
 from newton_losses.bench.progress import Silent
 from newton_losses.bench.results import Store
 from newton_losses.bench.sealed import read_json, sealed
-from newton_losses.bench.sweep import Bars, Job, Lines, run_sweep, train_command
+from newton_losses.bench.sweep import Bars, Job, Lines, SweepResult, run_sweep, train_command
 from newton_losses.bench.sweep import _local as local
 from newton_losses.bench.sweep._job import execute, prepare_data
 from newton_losses.bench.sweep._tally import Tally
@@ -39,7 +39,9 @@ class Sweep:
         self.said = io.StringIO()
 
     def jobs(self, *labels: str) -> list[Job]:
-        configs = [replace(CONFIG, seed=seed).resolved() for seed in range(len(labels))]
+        configs = [
+            replace(CONFIG, seed=seed, compile="compiled" in label).resolved() for seed, label in enumerate(labels)
+        ]
         return [Job.of(label, c, self.store.path, "cpu", True) for label, c in zip(labels, configs, strict=True)]
 
     def run(self, *labels: str, slots: int = 2):
@@ -48,6 +50,11 @@ class Sweep:
 
     def starts(self) -> list[str]:
         return (self.folder / "starts").read_text().split("\n")[:-1]
+
+    def processes(self) -> list[int]:
+        """For each start, the process that it was in, numbered from 0 as they came."""
+        pids = (self.folder / "processes").read_text().split()
+        return [list(dict.fromkeys(pids)).index(pid) for pid in pids]
 
 
 @pytest.fixture
@@ -102,6 +109,88 @@ def test_a_failed_run_is_tried_again_and_does_not_stop_the_others(sweep):
     said = sweep.said.getvalue()
     assert "failed, will be tried again: fails: it ended with code 1: something broke" in said
     assert "failed: fails: it ended with code 1: something broke" in said
+
+
+def test_a_process_does_one_run_after_another(sweep):
+    assert sweep.run(*[f"fine {k}" for k in range(6)], slots=1).finished == 6
+    assert sweep.processes() == [0] * 6
+
+
+@pytest.mark.parametrize("first", ["fails 1", "dies 1", "leaves 1", "lingers 1", "fine compiled"])
+def test_it_does_not_after_a_failure_or_a_compilation(sweep, first):
+    sweep.run(first, "fine 2", "fine 3", slots=1)
+    assert sweep.processes()[:3] == [0, 1, 1]
+
+
+@pytest.mark.parametrize("first", ["deserts 1", "expires 1"])
+def test_a_process_that_ends_between_runs_is_no_fault_of_the_next(sweep, first):
+    result = sweep.run(first, "fine 2", "fine 3", slots=1)
+    assert (result.finished, result.exit_code) == (3, 0)
+    assert "failed" not in sweep.said.getvalue()
+    assert sweep.processes() == [0, 1, 1]
+
+
+def test_a_run_in_use_elsewhere_costs_no_process(sweep):
+    folder = Path(sweep.jobs("fine 1")[0].folder)
+    folder.mkdir(parents=True)
+    held = open(folder / ".lock", "w")  # noqa: SIM115  the open file is the lock
+    fcntl.flock(held, fcntl.LOCK_EX)
+    threading.Timer(0.5, held.close).start()
+    assert sweep.run("fine 1", "fine 2", slots=1).finished == 2
+    assert sweep.starts() == ["fine 1", "fine 2", "fine 1"]
+    assert sweep.processes() == [0, 0, 0]
+
+
+def test_no_process_is_left_behind(sweep):
+    sweep.run("fine 1", "fails 2", "fine 3", "dies 4", "fine compiled")
+    for pid in set((sweep.folder / "processes").read_text().split()):
+        with pytest.raises(ProcessLookupError):
+            os.kill(int(pid), 0)
+
+
+def test_a_log_that_cannot_be_written_fails_its_run_alone(sweep):
+    blocked = sweep.store.path / ".logs" / f"{sweep.jobs('fine 1', 'fine 2')[0].name}.txt"
+    blocked.mkdir(parents=True)
+    result = sweep.run("fine 1", "fine 2", "fine 3", slots=1)
+    assert (result.finished, result.exit_code) == (2, 1)
+    (failure,) = result.failures
+    assert failure.job.label == "fine 1"
+    assert failure.message.startswith(f"{blocked}: could not be written (Is a directory).")
+    assert failure.log is None
+
+
+def test_a_folder_of_logs_that_cannot_be_made_fails_every_run(sweep):
+    sweep.store.path.mkdir()
+    (sweep.store.path / ".logs").write_text("a file in its place")
+    result = sweep.run("fine 1", "fine 2", "fine 3")
+    assert (result.finished, len(result.failures), result.exit_code) == (0, 3, 1)
+    assert all(".logs: could not be written (File exists)" in failure.message for failure in result.failures)
+
+
+def test_a_process_that_cannot_be_started_fails_its_run(sweep, monkeypatch):
+    monkeypatch.setattr(sys.modules[__name__], "STUB", (str(sweep.folder / "no-such-python"),))
+    result = sweep.run("fine 1", "fine 2")
+    assert (result.finished, result.exit_code) == (0, 1)
+    assert "its process could not be started ([Errno 2] No such file" in result.failures[0].message
+
+
+@pytest.mark.parametrize(
+    ("error", "finished"), [(BrokenPipeError("nobody reads any more"), 2), (ValueError("oops"), 0)]
+)
+def test_an_error_of_who_listens_ends_no_thread(sweep, error, finished):
+    class Deaf(Lines):
+        def job_started(self, job, tally):
+            raise error
+
+    pool = local.LocalPool(1, sweep.store.path / ".logs", STUB)
+    result = run_sweep(sweep.jobs("fine 1", "fine 2"), sweep.store, Deaf(sweep.said), pool=pool)
+    assert (result.finished, len(result.failures)) == (finished, 2 - finished)
+    assert all("ValueError: oops" in failure.message for failure in result.failures)
+
+
+def test_a_sweep_that_did_not_do_all_runs_has_not_succeeded():
+    assert SweepResult(3, 1, 1, (), None).exit_code == 1
+    assert SweepResult(3, 1, 2, (), None).exit_code == 0
 
 
 def test_a_run_that_another_sweep_is_at_work_on_is_waited_for(sweep):

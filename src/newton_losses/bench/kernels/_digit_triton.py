@@ -5,7 +5,8 @@ of 6×6 pixels a pooled place, multiplies it with the weights of the four places
 largest and which one it was, its code. The backward pass reads the patch again. The second convolution is the
 library's; bias, ReLU and pooling behind it are one kernel, and their backward pass is another.
 
-A code is the number of the pooled place, 0 to 3 in reading order, or 4 where the ReLU is off.
+A code is the number of the pooled place, 0 to 3 in reading order, or 4 where the ReLU is off. NaN is larger than any
+number and not negative, as for torch: it comes through, and of several the last one is the largest.
 """
 
 from collections.abc import Callable
@@ -129,7 +130,15 @@ def load_weights(weight, row: tl.constexpr, column: tl.constexpr, CHANNELS: tl.c
 
 @_jit
 def larger(best, code, candidate, number: tl.constexpr):  # type: ignore[no-untyped-def]
-    return tl.maximum(best, candidate), tl.where(candidate > best, number, code)
+    # A comparison with NaN is false: where the best so far is NaN, it stays unless the candidate is NaN as well.
+    is_larger = (candidate > best) | (candidate != candidate)
+    return tl.maximum(best, candidate, propagate_nan=tl.PropagateNan.ALL), tl.where(is_larger, number, code)
+
+
+@_jit
+def rectified(best, code):  # type: ignore[no-untyped-def]
+    """The ReLU of a pooled value, and its code: off at 0 and below, where NaN is not."""
+    return tl.maximum(best, 0.0, propagate_nan=tl.PropagateNan.ALL), tl.where(best <= 0, OFF, code)
 
 
 @_jit
@@ -152,10 +161,9 @@ def first_layer_forward(  # type: ignore[no-untyped-def]
         best, code = larger(best, code, tl.dot(patches, weight_1), 1)
         best, code = larger(best, code, tl.dot(patches, weight_2), 2)
         best, code = larger(best, code, tl.dot(patches, weight_3), 3)
-        best = best * (1.0 / 255.0) + offset
-        code = tl.where(best > 0, code, OFF)
+        best, code = rectified(best * (1.0 / 255.0) + offset, code)
         out = place[:, None] * CHANNELS + channel[None, :]
-        tl.store(pooled + out, tl.maximum(best, 0.0).to(tl.bfloat16), mask=live[:, None])
+        tl.store(pooled + out, best.to(tl.bfloat16), mask=live[:, None])
         tl.store(codes + out, code.to(tl.uint8), mask=live[:, None])
 
 
@@ -234,11 +242,10 @@ def pool_forward(  # type: ignore[no-untyped-def]
     best, code = larger(best, code, tl.load(first + CHANNELS, mask=live).to(tl.float32), 1)
     best, code = larger(best, code, tl.load(first + WIDTH * CHANNELS, mask=live).to(tl.float32), 2)
     best, code = larger(best, code, tl.load(first + (WIDTH + 1) * CHANNELS, mask=live).to(tl.float32), 3)
-    best += tl.load(bias + channel)
-    code = tl.where(best > 0, code, OFF)
+    best, code = rectified(best + tl.load(bias + channel), code)
     tl.store(codes + (picture * places + place)[:, None] * CHANNELS + channel, code.to(tl.uint8), mask=live)
     out = (picture * CHANNELS + channel) * places + place[:, None]
-    tl.store(pooled + out, tl.maximum(best, 0.0).to(tl.bfloat16), mask=live)
+    tl.store(pooled + out, best.to(tl.bfloat16), mask=live)
 
 
 @_jit

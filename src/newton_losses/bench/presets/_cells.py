@@ -104,7 +104,7 @@ def cells(
     >>> [cell.key for cell in cells("table2", only="*-for-l1-*")]
     ['bellman-ford-for-l1-baseline', 'bellman-ford-for-l1-fisher']
     """
-    check_choice("table", table, TABLES)
+    check_choice("table", table, TABLES, "table")
     found = tuple(
         cell
         for cell in _all_cells()

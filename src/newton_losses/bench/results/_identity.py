@@ -5,7 +5,7 @@ import json
 from typing import Any
 
 from ...errors import ArgumentError
-from ..config import PathsConfig, RunConfig, SortingConfig
+from ..config import PathsConfig, RunConfig, SortingConfig, read_damping
 from ..convex import ConvexConfig
 
 CONFIGURATIONS: dict[str, type[RunConfig]] = {kind.task: kind for kind in (SortingConfig, PathsConfig, ConvexConfig)}
@@ -26,6 +26,8 @@ def experiment(configuration: dict[str, Any]) -> dict[str, Any]:
     A configuration written before a setting existed gets that setting's default, with which it ran.
     """
     complete = configuration_class(configuration.get("task")).from_dict(configuration).to_dict()
+    if isinstance(complete["damping"], str):
+        complete["damping"] = read_damping(complete["damping"])
     return {name: _plain(value) for name, value in complete.items() if name not in NOT_THE_EXPERIMENT}
 
 

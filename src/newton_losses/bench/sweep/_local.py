@@ -1,22 +1,22 @@
-"""Jobs on this machine: each in a process of its own, so many at once."""
+"""Jobs on this machine: so many processes at once, each of which does one job after another."""
 
-import json
 import os
 import signal
-import subprocess
 import sys
 import threading
 import time
+import traceback
 from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 import torch
 
-from ..files import RunError
+from ..files import RunError, write_error
 from ..run_folder import RESULT, is_in_use, read_json
 from ._job import FINISHED, IN_USE, Job
+from ._process import WorkerProcess
 from ._tally import Tally
 
 ATTEMPTS = 2
@@ -31,8 +31,9 @@ _IN_USE_SECONDS = 2.0
 class LocalPool:
     """`slots` processes at once, for all jobs one after another, each started with `command`.
 
-    A job that fails is tried once more when the others have had their turn. One that another sweep is at
-    work on waits until that is done, and then counts as done.
+    A process does jobs as long as they end well; after any other it is replaced. A job that fails is tried once
+    more when the others have had their turn. One that another sweep is at work on waits until that is done, and
+    then counts as done.
     """
 
     def __init__(self, slots: int, logs: Path, command: Sequence[str] = WORKER) -> None:
@@ -40,7 +41,7 @@ class LocalPool:
         self._logs = logs
         self._command = list(command)
         self._stopping = threading.Event()
-        self._children: set[subprocess.Popen[str]] = set()
+        self._workers: dict[int, WorkerProcess] = {}
         self._waiting: deque[tuple[Job, int, float]] = deque()
         self._lock = threading.Lock()
 
@@ -71,10 +72,16 @@ class LocalPool:
 
     def _signal(self, number: int) -> None:
         with self._lock:
-            for child in self._children:
-                child.send_signal(number)
+            for worker in self._workers.values():
+                worker.send_signal(number)
 
     def _work(self, slot: int, tally: Tally) -> None:
+        try:
+            self._do_jobs(slot, tally)
+        finally:
+            self._dismiss(slot)
+
+    def _do_jobs(self, slot: int, tally: Tally) -> None:
         while not self._stopping.is_set():
             with self._lock:
                 if not self._waiting:
@@ -85,10 +92,15 @@ class LocalPool:
             if not_before and is_in_use(Path(job.folder)):
                 self._wait_for_other(job, attempt)
                 continue
-            tally.start(job)
-            # Another sweep over the same store may have done it in the meantime.
-            code = FINISHED if job.is_finished() else self._run(job, slot, tally)
-            self._settle(job, attempt, code, tally)
+            try:
+                tally.start(job)
+                # Another sweep over the same store may have done it in the meantime.
+                code = FINISHED if job.is_finished() else self._run(job, slot, tally)
+                self._settle(job, attempt, code, tally)
+            except RunError as error:
+                self._again(job, attempt, str(error), tally)
+            except Exception:  # whatever it is: a thread that ends here would leave its runs undone without a word
+                self._again(job, attempt, traceback.format_exc(), tally)
 
     def _wait_for_other(self, job: Job, attempt: int) -> None:
         with self._lock:
@@ -114,40 +126,47 @@ class LocalPool:
 
     def _again(self, job: Job, attempt: int, message: str, tally: Tally) -> None:
         again = attempt < ATTEMPTS
-        tally.fail(job, message, str(self._log(job)), again=again)
+        log = self._log(job)
+        tally.fail(job, message, str(log) if log.is_file() else None, again=again)
         if again:
             with self._lock:
                 self._waiting.append((job, attempt + 1, 0.0))
 
     def _run(self, job: Job, slot: int, tally: Tally) -> int:
-        self._logs.mkdir(parents=True, exist_ok=True)
-        with open(self._log(job), "w") as log:
-            with self._lock:
-                if self._stopping.is_set():
-                    return _STOPPED[0]
-                # A session of its own: Ctrl-C at the terminal reaches the sweep, which asks each process once.
-                child = subprocess.Popen(
-                    self._command,
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    stderr=log,
-                    env=self._environment(slot),
-                    text=True,
-                    start_new_session=True,
-                )
-                self._children.add(child)
-            try:
-                assert child.stdin is not None
-                assert child.stdout is not None
-                _hand_over(job, child.stdin)
-                _listen(job, child.stdout, tally)
-                return child.wait()
-            finally:
-                with self._lock:
-                    self._children.discard(child)
-                for pipe in (child.stdin, child.stdout):
-                    if pipe is not None:
-                        pipe.close()
+        with self._open_log(job) as log:
+            worker = self._begin(job, slot, log)
+        if worker is None:
+            return _STOPPED[0]
+        try:
+            code = worker.follow(lambda fraction: tally.advance(job, fraction))
+        except BaseException:
+            self._dismiss(slot)
+            raise
+        if not worker.stays:
+            self._dismiss(slot)
+        # One that ended between two jobs, somehow, says nothing about the second.
+        return self._run(job, slot, tally) if code is None else code
+
+    def _begin(self, job: Job, slot: int, log: IO[str]) -> WorkerProcess | None:
+        """Hand a job to the slot's process, a new one where there is none; `None` if it is too late for that."""
+        if slot in self._workers and not self._workers[slot].is_alive():
+            self._dismiss(slot)
+        # With the lock: either the job is handed over before `stop` sends its signals, or not at all.
+        with self._lock:
+            if self._stopping.is_set():
+                return None
+            if slot not in self._workers:
+                self._workers[slot] = WorkerProcess(self._command, self._environment(slot), log)
+            self._workers[slot].hand_over(job, self._log(job).resolve())
+            return self._workers[slot]
+
+    def _dismiss(self, slot: int) -> None:
+        if slot not in self._workers:
+            return
+        # Until it has ended, it can be reached by `stop` and `kill`.
+        self._workers[slot].end()
+        with self._lock:
+            del self._workers[slot]
 
     def _environment(self, slot: int) -> dict[str, str]:
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
@@ -159,31 +178,22 @@ class LocalPool:
             environment["CUDA_VISIBLE_DEVICES"] = str(slot % devices)
         return environment
 
+    def _open_log(self, job: Job) -> IO[str]:
+        path = self._logs
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            path = self._log(job)
+            return open(path, "w")
+        except OSError as error:
+            raise write_error(path, error) from error
+
     def _log(self, job: Job) -> Path:
         return self._logs / f"{job.name}.txt"
 
     def _last_words(self, job: Job, code: int) -> str:
         how = f"it was ended by signal {-code}" if code < 0 else f"it ended with code {code}"
-        lines = self._log(job).read_text(errors="replace").splitlines()[-_LAST_LINES:]
-        return "\n".join([how, *lines])
-
-
-def _hand_over(job: Job, stdin: IO[str]) -> None:
-    try:
-        stdin.write(json.dumps(job.to_dict()) + "\n")
-        stdin.flush()
-    except BrokenPipeError:
-        pass  # it has ended already; its exit code tells the rest
-
-
-def _listen(job: Job, stdout: IO[str], tally: Tally) -> None:
-    total = 1
-    for line in stdout:
         try:
-            event: dict[str, Any] = json.loads(line)
-        except ValueError:
-            continue  # a library that prints
-        if event.get("event") == "started":
-            total = max(1, event["total"])
-        if event.get("event") in ("started", "advanced", "evaluated"):
-            tally.advance(job, event["step"] / total)
+            lines = self._log(job).read_text(errors="replace").splitlines()[-_LAST_LINES:]
+        except OSError:
+            lines = []
+        return "\n".join([how, *lines])

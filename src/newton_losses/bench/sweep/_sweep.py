@@ -29,7 +29,8 @@ class SweepResult:
     def exit_code(self) -> int:
         if self.stopped_by is not None:
             return 128 + self.stopped_by
-        return 1 if self.failures else 0
+        # By what was done, not only by what failed: a run that got lost is no success either.
+        return 0 if self.finished_before + self.finished == self.total else 1
 
 
 class Pool(Protocol):

@@ -1,7 +1,9 @@
 """The books of a sweep: what is done, what runs, what failed, and how long it may still take."""
 
+import contextlib
 import threading
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -54,20 +56,23 @@ class Tally:
     def start(self, job: Job) -> None:
         with self._lock:
             self.running[job.name] = 0.0
-            self._listener.job_started(job, self)
+            with _a_reader_who_may_have_left():
+                self._listener.job_started(job, self)
 
     def advance(self, job: Job, fraction: float) -> None:
         """A running job has come so far. Its first word says from where it goes on."""
         with self._lock:
             self._begun_at.setdefault(job.name, fraction)
             self.running[job.name] = fraction
-            self._listener.job_advanced(job, self)
+            with _a_reader_who_may_have_left():
+                self._listener.job_advanced(job, self)
 
     def finish(self, job: Job, result: dict[str, Any]) -> None:
         with self._lock:
             self._leave(job)
             self.finished.append(job)
-            self._listener.job_finished(job, result, self)
+            with _a_reader_who_may_have_left():
+                self._listener.job_finished(job, result, self)
 
     def fail(self, job: Job, message: str, log: str | None = None, *, again: bool) -> None:
         """A job has failed; `again` says whether it gets another chance."""
@@ -75,7 +80,8 @@ class Tally:
             self._leave(job)
             if not again:
                 self.failures.append(Failure(job, message, log))
-            self._listener.job_failed(job, message, again, self)
+            with _a_reader_who_may_have_left():
+                self._listener.job_failed(job, message, again, self)
 
     def put_back(self, job: Job) -> None:
         """A job was stopped, or is done elsewhere at the moment."""
@@ -95,3 +101,10 @@ class Tally:
     def _leave(self, job: Job) -> None:
         self.running.pop(job.name, None)
         self._begun_at.pop(job.name, None)
+
+
+@contextlib.contextmanager
+def _a_reader_who_may_have_left() -> Iterator[None]:
+    """Nobody reads at the other end of a closed pipe. That is no reason to stop training."""
+    with contextlib.suppress(OSError):
+        yield

@@ -1,23 +1,29 @@
-"""The process of one run of a sweep: `python -m newton_losses.bench.sweep.worker`, with the job as a line of JSON.
+"""A process for runs of a sweep, one after another: `python -m newton_losses.bench.sweep.worker`.
 
-It reads the job from its standard input and writes events to its standard output, one JSON object a line. When
-the input ends, the sweep is no more, and the run saves and stops. Its exit code says how it ended.
+It reads jobs from its standard input, a line of JSON each, and writes events to its standard output, one JSON object
+a line: `begun`, those of the run, and `ended` with the exit code that a process of this one job would have had and
+with whether the process `stays` for another. It does so only after a run that ended well and left nothing
+behind: an error, a signal or compiled code is a reason for a new process.
+
+When the input ends, the sweep is over, or it is no more: then a run that is at work saves and stops.
 """
 
 import json
 import os
+import queue
 import signal
 import sys
 import threading
 import time
 import traceback
-from typing import TextIO
+from typing import Any, TextIO
 
 from ...errors import NewtonLossesError
 from ..interrupts import Interrupted
 from ..progress import JsonLines
 from ..run_folder import RunInUse
 from ._command import train_command
+from ._fresh import FreshProcess
 from ._job import FAILED, FINISHED, IN_USE, Job, execute
 
 _NEWS_SECONDS = 2.0
@@ -33,14 +39,80 @@ class Events(JsonLines):
             self._told = time.monotonic()
             self._emit("advanced", step=step)
 
+    def begun(self) -> None:
+        self._emit("begun")
+
+    def ended(self, code: int, stays: bool) -> None:
+        self._emit("ended", code=code, stays=stays)
+
+
+class Jobs:
+    """What comes in, read in a thread of its own, so that the end of it is noticed during a run as well."""
+
+    def __init__(self) -> None:
+        self._lines: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self._at_work = self._closed = False
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def next(self) -> dict[str, Any] | None:
+        """The next job, or `None` when there is no other. From now on until `done` the end of the input is a signal."""
+        line = self._lines.get()
+        self._at_work = True
+        # Looked at after the above, as the thread does it the other way round: one of the two sees the other.
+        if line is None or self._closed:
+            return None
+        found: dict[str, Any] = json.loads(line)
+        return found
+
+    def done(self) -> None:
+        self._at_work = False
+
+    def _read(self) -> None:
+        rest = b""
+        # Without a buffer of Python's: it would be locked by this thread when the process ends.
+        while chunk := os.read(0, 65536):
+            *lines, rest = (rest + chunk).split(b"\n")
+            for line in lines:
+                self._lines.put(line)
+        self._closed = True
+        self._lines.put(None)
+        if self._at_work:
+            os.kill(os.getpid(), signal.SIGTERM)
+
 
 def main() -> int:
-    job = Job(**json.loads(sys.stdin.readline()))
+    stream = _event_stream()
+    fresh, jobs = FreshProcess(), Jobs()
+    try:
+        while (job := jobs.next()) is not None:
+            log = job.pop("log")
+            code, stays = _do(Job(**job), log, Events(stream))
+            if stays:
+                fresh.restore()
+            jobs.done()
+            Events(stream).ended(code, stays)
+            if not stays:
+                return code
+    except KeyboardInterrupt:  # between two jobs there is nothing to save
+        return 128 + signal.SIGINT
+    return FINISHED
+
+
+def _do(job: Job, log: str, events: Events) -> tuple[int, bool]:
+    """Do a job; how it ended, and whether the process may do another."""
+    events.begun()
+    _log_to(log)
     # The run folder tells the command that makes the same run alone.
     sys.argv[1:] = train_command(job.configuration)
-    threading.Thread(target=_stop_with_the_sweep, daemon=True).start()
+    code = _execute(job, events)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    return code, code in (FINISHED, IN_USE) and not job.configuration.get("compile")
+
+
+def _execute(job: Job, events: Events) -> int:
     try:
-        execute(job, Events(_event_stream()))
+        execute(job, events)
     except RunInUse:
         return IN_USE
     except Interrupted as stop:
@@ -66,9 +138,12 @@ def _event_stream() -> TextIO:
     return events
 
 
-def _stop_with_the_sweep() -> None:
-    sys.stdin.read()
-    os.kill(os.getpid(), signal.SIGTERM)
+def _log_to(path: str) -> None:
+    """Let all that is printed from now on go to this file."""
+    log = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.close(log)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,41 @@
+"""What a run may leave behind in its process, and putting it back for the next one."""
+
+import gc
+from typing import Any
+
+import torch
+
+_FLAGS: tuple[tuple[Any, str], ...] = (
+    (torch.backends.cudnn, "allow_tf32"),
+    (torch.backends.cudnn, "benchmark"),
+    (torch.backends.cudnn, "deterministic"),
+    (torch.backends.cuda.matmul, "allow_tf32"),
+)
+
+
+class FreshProcess:
+    """The state of a process in which nothing has been run yet.
+
+    A run puts back the flags that it sets, and draws from generators of its own. This is for what it might forget,
+    and for memory: the graphs that it has captured hold their device memory until they are collected.
+    """
+
+    def __init__(self) -> None:
+        self._flags = [getattr(owner, name) for owner, name in _FLAGS]
+        self._generator = torch.get_rng_state()
+        self._threads = torch.get_num_threads()
+        self._dtype = torch.get_default_dtype()
+
+    def restore(self) -> None:
+        """Make the process as it was, as far as a run can tell."""
+        gc.collect()
+        for (owner, name), value in zip(_FLAGS, self._flags, strict=True):
+            setattr(owner, name, value)
+        torch.set_rng_state(self._generator)
+        if torch.get_num_threads() != self._threads:  # setting it, to whatever, also forbids MKL to choose by itself
+            torch.set_num_threads(self._threads)
+        torch.set_default_dtype(self._dtype)
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            torch.cuda.manual_seed_all(torch.initial_seed())
+            torch.cuda.synchronize()
+            torch.cuda.empty_cache()
