@@ -47,7 +47,7 @@ def test_the_others_end_and_say_why(
     other = found["ranks"]["1" if victim == "0" else "0"]
     assert other["kind"] == others, other
     assert text in other["text"]
-    # An ended rank is noticed at once; the limit of the frozen one's is three seconds.
+    # An ended rank is noticed at once; the limit of the frozen one's is eight seconds.
     assert found["seconds"] < 20
 
 
