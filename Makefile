@@ -23,7 +23,7 @@ test: lint
 	$(BIN)/python -m pytest -n 2
 
 test-slow: $(VENV)/.installed
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[test,ray,cvxpy]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[test,ray]'
 	$(BIN)/python -m pytest -m slow
 
 docs: $(VENV)/.installed

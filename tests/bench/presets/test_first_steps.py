@@ -1,7 +1,7 @@
 """Every preset takes its first steps on a CPU: with the paper's settings, on small data, to finite weights."""
 
-import importlib.util
 import itertools
+import json
 
 import pytest
 import torch
@@ -73,14 +73,18 @@ def test_convex_layers_take_their_first_steps(cell, tmp_path):
     assert 0 < result["test"]["loss"] < 10
 
 
-@pytest.mark.skipif(importlib.util.find_spec("cvxpylayers") is None, reason="cvxpylayers is not installed")
 @pytest.mark.filterwarnings("default")  # the solver's packages warn about each other
 def test_the_solver_is_near_the_known_solution(tmp_path):
+    """Before the first step. Then they part: at a kink the derivative of an inexact solution is that of both sides."""
     cell = cells("cvxpy", only="relu-fisher")[0]
-    steps = {"steps": 2, "batch_size": 4}
-    solved = run_convex(cell.make(**steps), str(tmp_path / "solver"))
-    exact = run_convex(cell.make(**steps, algorithm="relu-exact"), str(tmp_path / "exact"))
-    assert solved["test"]["loss"] == pytest.approx(exact["test"]["loss"], rel=0.05)
+    losses = []
+    for algorithm in ("relu", "relu-exact"):
+        folder = tmp_path / algorithm
+        run_convex(cell.make(steps=1, batch_size=4, algorithm=algorithm), str(folder))
+        first = (folder / "evaluations.jsonl").read_text().splitlines()[0]
+        losses.append(json.loads(first)["test"]["loss"])
+    # The solver's own tolerance is 1e-4.
+    assert losses[0] == pytest.approx(losses[1], rel=3e-4)
 
 
 @pytest.mark.parametrize("settings", [{"damping": "auto:3"}, {"relative_damping": 3.0}])
