@@ -33,7 +33,6 @@ class RelaxedBellmanFord(nn.Module):
       the steps' paths are averaged with the weights p(t−1) − p(t), and p(T) for the last, where p is the
       running product of the conditions σ(−β·(path(start) − 1)).
     - `conorm` is ⊕: `"probabilistic"` a + b − a·b, or `"yager"` min(1, a + b).
-
     - `backend` says what computes path and gradient on CUDA: "triton" for grids of up to 1024 vertices, or
       "torch"; "auto" is "torch" for now. All else is torch's. Both give the same numbers up to rounding.
 
