@@ -74,17 +74,8 @@ def walk(  # type: ignore[no-untyped-def]
     stride = 3 * cells + 1
     kept += place * ITERATIONS * stride
 
+    weights = to_the_goal(cost, kept, others, inside, live, stride, ITERATIONS, CUT, FAINTEST, SIZE)
     nothing = tl.zeros_like(cost)
-    distance = tl.where(vertex == 0, nothing, FAR)
-    for step in range(ITERATIONS - 1):
-        tl.store(kept + step * stride + vertex, distance, mask=live)
-        weights, lead, nearest, total = softmin(distance, others, inside, CUT, FAINTEST, SIZE)
-        mean = tl.sum(weights * lead, 0) / total
-        distance = tl.where(vertex == 0, 0.0, nearest + cost - mean)
-    tl.store(kept + (ITERATIONS - 1) * stride + vertex, distance, mask=live)
-    weights, _, _, total = softmin(distance, others, inside, CUT, FAINTEST, SIZE)
-    weights = weights / total[None, :]
-
     position = tl.where(vertex == cells - 1, nothing + 1.0, 0.0)
     path = nothing
     average = nothing
@@ -108,6 +99,24 @@ def walk(  # type: ignore[no-untyped-def]
     if WHILE:
         path = average + running * path
     tl.store(result + place * cells + vertex, path, mask=live)
+
+
+@_jit
+def to_the_goal(  # type: ignore[no-untyped-def]
+    cost, kept, others, inside, live, stride,
+    ITERATIONS: tl.constexpr, CUT: tl.constexpr, FAINTEST: tl.constexpr, SIZE: tl.constexpr,
+):  # fmt: skip
+    """The last weights; the distances before each iteration go to memory."""
+    vertex = tl.arange(0, SIZE)
+    distance = tl.where(vertex == 0, tl.zeros_like(cost), FAR)
+    for step in range(ITERATIONS - 1):
+        tl.store(kept + step * stride + vertex, distance, mask=live)
+        weights, lead, nearest, total = softmin(distance, others, inside, CUT, FAINTEST, SIZE)
+        mean = tl.sum(weights * lead, 0) / total
+        distance = tl.where(vertex == 0, 0.0, nearest + cost - mean)
+    tl.store(kept + (ITERATIONS - 1) * stride + vertex, distance, mask=live)
+    weights, _, _, total = softmin(distance, others, inside, CUT, FAINTEST, SIZE)
+    return weights / total[None, :]
 
 
 @_jit
@@ -173,13 +182,9 @@ def back_to_the_goal(  # type: ignore[no-untyped-def]
     for back in range(ITERATIONS - 1):
         row = steps + (ITERATIONS - 1 - back) * stride
         if WHILE:
-            running = tl.load(row + 2 * cells)
-            condition = sigmoid(beta * (1.0 - tl.load(row + cells)))
             along = tl.sum(gradient * path, 0)
-            by_still = by_running - along
-            slope = -beta * condition * (1.0 - condition) * running * by_still
-            by_path += (running - running * condition) * gradient + tl.where(vertex == 0, slope, 0.0)
-            by_running = by_still * condition + along
+            share, slope, by_running = by_condition(row + cells, cells, beta, by_running, along)
+            by_path += share * gradient + tl.where(vertex == 0, slope, 0.0)
         earlier = tl.load(row - stride + vertex, mask=live, other=0.0)
         path = tl.load(row - stride + cells + vertex, mask=live, other=0.0)
         if YAGER:
@@ -195,6 +200,20 @@ def back_to_the_goal(  # type: ignore[no-untyped-def]
         by_position = tl.sum(around * weights, 0)
         position = earlier
     return by_weights
+
+
+@_jit
+def by_condition(path, cells, beta, by_later, along):  # type: ignore[no-untyped-def]
+    """The share of one step's path in the average, the gradient by its first vertex, and that by p(t).
+
+    `path` points to the path after the step, `along` is its product with the gradient, `by_later` the gradient by
+    p(t + 1) from all that comes after.
+    """
+    running = tl.load(path + cells)
+    condition = sigmoid(beta * (1.0 - tl.load(path)))
+    by_still = by_later - along
+    slope = -beta * condition * (1.0 - condition) * running * by_still
+    return running - running * condition, slope, by_still * condition + along
 
 
 @_jit
