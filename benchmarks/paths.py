@@ -4,9 +4,10 @@
     python benchmarks/paths.py exact      # shortest_path against scipy and a pure-Python heap, on one core
     python benchmarks/paths.py relaxed    # RelaxedBellmanFord against algovision
     python benchmarks/paths.py cuda       # shortest_path on a GPU: plain call and graph replay
+    python benchmarks/paths.py relaxed-cuda  # RelaxedBellmanFord on a GPU: Triton, torch, and the kernels of each
 
 Peers take turns, so that a busy machine hits all of them alike. Printed are the least time of each and the
-median over the turns of its ratio to ours.
+median over the turns of its ratio to ours. On a GPU a time is that of many calls between two events of the device.
 """
 
 import heapq
@@ -14,6 +15,7 @@ import sys
 import warnings
 from collections.abc import Callable
 from functools import partial
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +26,7 @@ from timing import rounds_of, to_first
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "paths"))
 import path_maps
+from path_kernels import kernels_of
 
 
 def race(entries: dict[str, tuple[Callable[[], object], int]], turns: int) -> dict[str, list[float]]:
@@ -123,21 +126,47 @@ def relaxed() -> None:
         report(f"forward + backward, batch 70, 12×12, 18 iterations, loop={loop!r}, one core", seconds)
 
 
+def relaxed_cuda() -> None:
+    """Forward and backward at the batch of the experiments, by both back ends."""
+    costs = path_maps.make_maps("uniform", 70, 12, 12, seed=0).cuda().requires_grad_()
+    gradient = torch.ones_like(costs)
+    for loop, conorm in product(("for", "while"), ("probabilistic", "yager")):
+        title = f"forward + backward, batch 70, 12×12, 18 iterations, {loop!r}, {conorm!r}, on the device"
+        steps = {
+            backend: partial(path_and_gradient, RelaxedBellmanFord(10.0, 18, loop, conorm, backend), costs, gradient)
+            for backend in ("triton", "torch")
+        }
+        names = {backend: f"{backend}, {len(kernels_of(step))} kernels" for backend, step in steps.items()}
+        replays = {names[backend]: captured(step).replay for backend, step in steps.items()}
+        calls = {names[backend]: step for backend, step in steps.items()}
+        for way, runs in (("graph replay", replays), ("plain call", calls)):
+            turns = [{name: on_device(run) for name, run in runs.items()} for _ in range(9)]
+            report(f"{title}, {way}", {name: [turn[name] for turn in turns] for name in runs})
+
+
+def path_and_gradient(
+    algorithm: RelaxedBellmanFord, costs: torch.Tensor, gradient: torch.Tensor
+) -> tuple[torch.Tensor, ...]:
+    path = algorithm(costs)
+    return path, *torch.autograd.grad(path, costs, gradient)
+
+
+def captured(run: Callable[[], object]) -> torch.cuda.CUDAGraph:
+    """A graph of one run, after one outside of it that compiles."""
+    run()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        run()
+    return graph
+
+
 def cuda() -> None:
-    """On the device, by its own clock: many calls between two events."""
-    if not torch.cuda.is_available():
-        print("\nno CUDA device: nothing to time there")
-        return
     print("\n12×12, 2100 maps a call, on the device, per map")
     for backend in ("triton", "torch"):
         for kind in ("uniform", "terrain", "tied"):
             costs = path_maps.make_maps(kind, 2100, 12, 12, seed=0).cuda()
             call = partial(shortest_path, costs, backend=backend)
-            call()
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
-                call()
-            for name, run in (("plain call", call), ("graph replay", graph.replay)):
+            for name, run in (("plain call", call), ("graph replay", captured(call).replay)):
                 seconds = min(on_device(run) for _ in range(5))
                 print(f"  {backend:<7} {kind:<8} {name:<13} {seconds / 2100 * 1e6:>8.4f} µs")
 
@@ -156,6 +185,9 @@ def on_device(run: Callable[[], object], calls: int = 20) -> float:
 
 
 if __name__ == "__main__":
-    wanted = sys.argv[1:] or ["exact", "relaxed", "cuda"]
-    for section in wanted:
-        {"exact": exact, "relaxed": relaxed, "cuda": cuda}[section]()
+    sections = {"exact": exact, "relaxed": relaxed, "cuda": cuda, "relaxed-cuda": relaxed_cuda}
+    for section in sys.argv[1:] or sections:
+        if "cuda" in section and not torch.cuda.is_available():
+            print(f"\n{section}: no CUDA device, nothing to time there")
+        else:
+            sections[section]()

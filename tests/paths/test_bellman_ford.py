@@ -78,6 +78,23 @@ def test_by_hand_equals_plain():
     torch.testing.assert_close(_buffered._positions_pullback(weights, padded, gradient), pullback(gradient)[0])
 
 
+def test_a_gradient_that_is_cut_off_behind_it_stays_so():
+    class Cut(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, gradient):
+            return None
+
+    costs = torch.rand(1, 2, 3, requires_grad=True)
+    cut = Cut.apply(RelaxedBellmanFord(2.0, 3)(costs)).sum()
+    assert torch.autograd.grad(cut, costs, allow_unused=True, retain_graph=True) == (None,)
+    (gradient,) = torch.autograd.grad(cut + costs.sum(), costs)
+    assert torch.equal(gradient, torch.ones_like(costs))
+
+
 def test_hessian_by_forward_over_reverse_under_vmap():
     label = torch.eye(4, dtype=torch.float64)[None]
     loss = PathLoss(RelaxedBellmanFord(3.0, 6, "while"), "l2")

@@ -65,17 +65,22 @@ class _Value(torch.autograd.Function):
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
         x, ctx.function = inputs
         ctx.mark_non_differentiable(output[1])
+        # Or each backward would fill a tensor of zeros as large as what is kept.
+        ctx.set_materialize_grads(False)
         ctx.save_for_backward(x, output[1])
         ctx.save_for_forward(x)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, None]:
         x, kept = ctx.saved_tensors
+        gradient = gradients[0]
+        if gradient is None:
+            return None, None
         # A batch of gradients, as of a vectorised Jacobian, cannot be written into buffers.
-        if _is_batched(gradients[0]):
-            return ctx.function.plain_pullback(x, gradients[0]), None
+        if _is_batched(gradient):
+            return ctx.function.plain_pullback(x, gradient), None
         apply: Any = _Pullback.apply
-        return apply(x, kept, gradients[0], ctx.function), None
+        return apply(x, kept, gradient, ctx.function), None
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> tuple[Tensor, None]:

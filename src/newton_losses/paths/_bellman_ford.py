@@ -8,6 +8,8 @@ from torch import Tensor, nn
 from .._arguments import real_tensor
 from ..errors import ArgumentError, ShapeError
 from . import _buffered
+from ._accelerated import Accelerated
+from ._relaxed_operator import Backend, check_backend, path_operator, pullback_operator, takes_triton
 
 Loop = Literal["for", "while"]
 Conorm = Literal["probabilistic", "yager"]
@@ -31,6 +33,8 @@ class RelaxedBellmanFord(nn.Module):
       the steps' paths are averaged with the weights p(t−1) − p(t), and p(T) for the last, where p is the
       running product of the conditions σ(−β·(path(start) − 1)).
     - `conorm` is ⊕: `"probabilistic"` a + b − a·b, or `"yager"` min(1, a + b).
+    - `backend` says what computes path and gradient on CUDA: "triton" for grids of up to 1024 vertices, or
+      "torch"; "auto" is "torch" for now. All else is torch's. Both give the same numbers up to rounding.
 
     float16 and bfloat16 are computed and returned in float32. Differentiable to any order, in forward mode
     too; the first derivative is hand-written and fast.
@@ -48,6 +52,7 @@ class RelaxedBellmanFord(nn.Module):
         iterations: int = 18,
         loop: Loop = "for",
         conorm: Conorm = "probabilistic",
+        backend: Backend = "auto",
     ) -> None:
         super().__init__()
         if not isinstance(beta, int | float) or not beta > 0:
@@ -62,6 +67,7 @@ class RelaxedBellmanFord(nn.Module):
         self.iterations = iterations
         self.loop: Loop = loop
         self.conorm: Conorm = conorm
+        self.backend = check_backend(backend)
 
     def extra_repr(self) -> str:
         return f"beta={self.beta}, iterations={self.iterations}, loop={self.loop!r}, conorm={self.conorm!r}"
@@ -74,6 +80,20 @@ class RelaxedBellmanFord(nn.Module):
             )
         if costs.dtype not in (torch.float32, torch.float64):
             costs = costs.float()
+        if takes_triton(self.backend, costs):
+            return self._by_triton()(costs)
+        return self._by_torch(costs)
+
+    def _by_triton(self) -> Accelerated:
+        """All of it in one kernel for the path and one for its gradient."""
+        settings = (self.beta, self.iterations, self.loop, self.conorm)
+        return Accelerated(
+            self._by_torch,
+            lambda costs: path_operator(costs, *settings),
+            lambda costs, kept, gradient: pullback_operator(kept, gradient, *settings),
+        )
+
+    def _by_torch(self, costs: Tensor) -> Tensor:
         scaled = (self.beta * costs).permute(1, 2, 0).contiguous()
         weights = _buffered.predecessors(self.iterations)(scaled)
         paths = self._gather(_buffered.positions(self.iterations)(weights))
