@@ -7,6 +7,7 @@ _NEEDS = {
     "src/newton_losses/bench/kernels/_digit_triton.py": "triton",
     "src/newton_losses/bench/kernels/_head_triton.py": "triton",
     "src/newton_losses/curvature/_small_solve_triton.py": "triton",
+    "src/newton_losses/paths/_relaxed_triton.py": "triton",
     "src/newton_losses/paths/_triton.py": "triton",
     "src/newton_losses/paths/_kernels.py": "numba",
     "src/newton_losses/sorting/_kernels.py": "numba",
