@@ -42,8 +42,8 @@ def test_mistakes_are_answered(words, answer, tmp_path):
     assert not (tmp_path / "runs").exists()
 
 
-@pytest.mark.parametrize(("asked", "seeds", "number"), [(None, 3, 3), (None, 10, 4), (2, 3, 2), (8, 3, 3), (1, 3, 1)])
-def test_on_cuda_up_to_four_or_as_many_as_asked_for(asked, seeds, number):
+@pytest.mark.parametrize(("asked", "seeds", "number"), [(2, 3, 2), (8, 3, 3), (1, 3, 1)])
+def test_on_cuda_as_many_as_asked_for(asked, seeds, number):
     assert _train._choose_at_once(asked, ON_CUDA, seeds) == (number, None)
 
 
@@ -51,7 +51,6 @@ def test_on_cuda_up_to_four_or_as_many_as_asked_for(asked, seeds, number):
     ("config", "reason"), [(CONFIG, "keeps a CPU busy"), (replace(ON_CUDA, graph=False), "there is one host")]
 )
 def test_elsewhere_one_after_another_and_why(config, reason):
-    assert _train._choose_at_once(None, config, 3) == (1, None)
     assert _train._choose_at_once(1, config, 3) == (1, None)
     number, told = _train._choose_at_once(3, config, 3)
     assert number == 1
@@ -60,7 +59,7 @@ def test_elsewhere_one_after_another_and_why(config, reason):
 
 def test_ranks_of_torchrun_do_one_run_at_a_time(monkeypatch):
     monkeypatch.setattr(_train, "started_by_torchrun", lambda: True)
-    assert _train._choose_at_once(None, ON_CUDA, 3) == (1, None)
+    assert _train._choose_at_once(1, ON_CUDA, 3) == (1, None)
     assert "wait for each other" in _train._choose_at_once(3, ON_CUDA, 3)[1]
 
 

@@ -25,8 +25,8 @@ train_app = typer.Typer(
 
 _LOSS, _TRAINING, _DATA = "Loss", "Training", "Data"
 _COMPUTING, _OUTPUT = "Computing", "Output"
-# Of the seeds of a command: more fill a GPU no better. And what torch can keep apart on one.
-_AT_ONCE, _STREAMS = 4, 32
+# What torch can keep apart on one GPU.
+_STREAMS = 32
 
 
 def _option(panel: str, text: str, *names: str) -> Any:
@@ -48,10 +48,7 @@ ClipNorm = Annotated[float | None, _option(_TRAINING, "Clip the norm of the weig
 Rate = Annotated[float | None, _option(_TRAINING, "Learning rate of Adam. Default: the paper's.", "--learning-rate")]
 Seed = Annotated[int, _option(_TRAINING, "Seed of weights, batches, noise and evaluation sets.")]
 Seeds = Annotated[str | None, _option(_TRAINING, "Several seeds, one run each, as in 0,1,2 or 0-9.")]
-AtOnce = Annotated[
-    int | None,
-    _option(_COMPUTING, "How many of the seeds train at the same time. Default: up to 4 on CUDA, 1 elsewhere."),
-]
+AtOnce = Annotated[int, _option(_COMPUTING, "How many of the seeds train at the same time, on CUDA.")]
 Root = Annotated[str | None, _option(_DATA, "Folder of the data; see `newton-losses data list`.", "--data-root")]
 Device = Annotated[str, _option(_COMPUTING, "auto, cpu or cuda.")]
 Precision = Annotated[
@@ -97,7 +94,7 @@ def sorting(
     precision: Precision = "float32",
     compile: Compile = False,
     graph: Graph = True,
-    at_once: AtOnce = None,
+    at_once: AtOnce = 1,
     kernels: Annotated[
         bool, _option(_COMPUTING, "With bf16 on CUDA, use this project's kernels.", "--kernels/--no-kernels")
     ] = True,
@@ -149,7 +146,7 @@ def paths(
     precision: Precision = "float32",
     compile: Compile = False,
     graph: Graph = True,
-    at_once: AtOnce = None,
+    at_once: AtOnce = 1,
     out: Out = None,
     overwrite: Overwrite = False,
     as_json: Json = False,
@@ -170,7 +167,7 @@ def _pick(config: type[RunConfig], options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _train(
-    make: Any, seeds: str | None, at_once: int | None, out: Path | None, overwrite: bool, as_json: bool, board: bool
+    make: Any, seeds: str | None, at_once: int, out: Path | None, overwrite: bool, as_json: bool, board: bool
 ) -> None:
     with noted_signals(), spoken_errors(as_json):
         base: RunConfig = make().resolved()
@@ -200,14 +197,14 @@ def _train(
                 _summarise(results, as_json)
 
 
-def _choose_at_once(asked: int | None, config: RunConfig, seeds: int) -> tuple[int, str | None]:
+def _choose_at_once(asked: int, config: RunConfig, seeds: int) -> tuple[int, str | None]:
     """How many runs train at the same time, and why not as many as were asked for."""
-    if asked is not None and not 1 <= asked <= _STREAMS:
+    if not 1 <= asked <= _STREAMS:
         raise ArgumentError(
             f"--at-once {asked}: so many of the --seeds train at the same time, from 1 (one after another) to "
             f"{_STREAMS} (a GPU's streams in torch)."
         )
-    if asked is not None and asked > 1 and seeds == 1:
+    if asked > 1 and seeds == 1:
         raise ArgumentError(
             f"--at-once {asked}: this is one run. Give several seeds, as in --seeds 0-{asked - 1}, or leave it out."
         )
@@ -219,8 +216,8 @@ def _choose_at_once(asked: int | None, config: RunConfig, seeds: int) -> tuple[i
     elif not config.graph:
         reason = "without a captured graph it is the host that limits the pace, and there is one host"
     if reason is None:
-        return min(asked or _AT_ONCE, seeds), None
-    return 1, f"The seeds train one after another: {reason}." if (asked or 1) > 1 else None
+        return min(asked, seeds), None
+    return 1, f"The seeds train one after another: {reason}." if asked > 1 else None
 
 
 def _listeners(configs: list[RunConfig], at_once: int, as_json: bool) -> list[Progress]:
