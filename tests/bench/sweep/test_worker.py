@@ -147,8 +147,13 @@ class Worker:
 
 
 @pytest.fixture
-def real(tmp_path):
-    started = Worker(tmp_path)
+def real(tmp_path, request):
+    """A worker; the parameter, if any, is what it is born to do on Ctrl-C."""
+    before = signal.signal(signal.SIGINT, getattr(request, "param", signal.default_int_handler))
+    try:
+        started = Worker(tmp_path)
+    finally:
+        signal.signal(signal.SIGINT, before)
     yield started
     started.process.kill()
     started.process.communicate()
@@ -166,6 +171,8 @@ def test_each_run_has_a_log_of_its_own_and_an_error_is_the_end(real, tmp_path):
     assert bad_log.read_text().startswith("--algorithm softsrot: did you mean softsort?")
 
 
+# A shell's background jobs are born ignoring it.
+@pytest.mark.parametrize("real", [signal.default_int_handler, signal.SIG_IGN], indirect=True, ids=["front", "back"])
 def test_a_stop_between_runs_ends_it_quietly(real, tmp_path):
     (job,) = jobs(tmp_path / "store", SORTING)
     log = real.begin(job)

@@ -82,6 +82,8 @@ class Jobs:
 
 def main() -> int:
     stream = _event_stream()
+    # The sweep asks for a stop with it, and a shell's background jobs are born ignoring it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     fresh, jobs = FreshProcess(), Jobs()
     try:
         while (job := jobs.next()) is not None:
