@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from cases import EXACT, SINGLE, Case, assert_close, brute_force, quartic, ripples
-from newton_losses import DerivativeError, Expansion, expand
+from newton_losses import DerivativeError, Expansion, expand, newton_loss
 from newton_losses.curvature import Dense, LowRank, Products
 
 
@@ -46,6 +46,36 @@ def test_in_inference_mode(kind: str, made_inside: bool) -> None:
         found = expand(case.loss, outputs, target, curvature=kind) if made_inside else None
     found = found or expand(case.loss, outputs, target, curvature=kind)
     assert_close(found.gradient, brute_force(case, y, target).gradient, 1e-12)
+
+
+@pytest.mark.parametrize("kind", ["hessian", "fisher"])
+def test_targets_made_in_inference_mode(kind: str) -> None:
+    case = Case(ripples, (5, 3))
+    y, target = case.draw()
+    with torch.inference_mode():
+        fixed = target.clone()
+    found = expand(case.loss, y, fixed, curvature=kind)
+    assert_close(found.gradient, brute_force(case, y, target).gradient, 1e-12)
+
+
+@pytest.mark.parametrize("kind", ["hessian", "fisher"])
+def test_a_batch_without_a_gradient(kind: str) -> None:
+    found = expand(lambda y: y.new_ones(len(y)), torch.ones(4, 3), curvature=kind)
+    assert torch.equal(found.value, torch.ones(4))
+    assert torch.equal(found.gradient, torch.zeros(4, 3))
+
+
+@pytest.mark.parametrize("kind", ["hessian", "fisher"])
+def test_parameters_of_the_loss_and_targets_get_their_gradients(kind: str) -> None:
+    scale = torch.nn.Parameter(torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64))
+    y, target = Case(ripples, (5, 3)).draw()
+    target.requires_grad_()
+    newton_loss(lambda y, target: ripples(scale * y, target), y, target, curvature=kind, damping=1.0).backward()
+    found = scale.grad.clone(), target.grad.clone()
+    scale.grad = target.grad = None
+    ripples(scale * y, target).mean().backward()
+    assert_close(found[0], scale.grad, 1e-12)
+    assert_close(found[1], target.grad, 1e-12)
 
 
 class Halved(torch.autograd.Function):

@@ -7,8 +7,8 @@ hand-written backward passes. Two ways lead to second derivatives: forward over 
 that have no forward rule. The first that works for a loss is remembered for it.
 """
 
-from collections.abc import Callable, Iterable
-from typing import NamedTuple, TypeVar
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
@@ -38,14 +38,17 @@ SecondProduct = Callable[[Tensor], Tensor]
 _needs_reverse: "WeakKeyDictionary[object, bool]" = WeakKeyDictionary()
 
 
-def first_order(total: Total, flat: Tensor, loss: object) -> Derivatives:
+def first_order(total: Total, flat: Tensor) -> Derivatives:
     """Values and per-sample gradients: one forward and one backward pass of the loss."""
-
-    if _has_tape(flat):
-        _, _, value, gradient = _tape(total, flat, loss, twice=False)
-        return Derivatives(value.detach(), gradient)
-    gradient, value = torch.func.grad(total, has_aux=True)(flat)
-    return Derivatives(value, gradient)
+    if not _has_tape(flat):
+        return _functional_gradient(total, flat)
+    try:
+        return _tape_gradient(total, flat)
+    except (RuntimeError, NotImplementedError) as error:
+        try:  # as for targets that were made in inference mode, which no tape takes
+            return _functional_gradient(total, flat)
+        except (RuntimeError, NotImplementedError):
+            raise error from None
 
 
 def second_order(total: Total, flat: Tensor, loss: object) -> Derivatives:
@@ -110,22 +113,43 @@ def _has_tape(flat: Tensor) -> bool:
     return not (torch.is_inference_mode_enabled() or flat.is_inference())
 
 
-def _tape(total: Total, flat: Tensor, loss: object, *, twice: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Leaf, total, values and gradients through the classic tape; with `twice`, the gradients are on it too."""
+def _functional_gradient(total: Total, flat: Tensor) -> Derivatives:
+    gradient, value = torch.func.grad(total, has_aux=True)(flat)
+    return Derivatives(value, gradient)
+
+
+def _tape_gradient(total: Total, flat: Tensor) -> Derivatives:
+    leaf, total_value, value = _tape(total, flat)
+    if not total_value.requires_grad:  # a batch can be without a gradient, as one that holds no pair to compare
+        return Derivatives(value, torch.zeros_like(flat))
+    # What the loss itself has to learn, and targets that have a gradient, get theirs through the values.
+    is_shared = torch.is_grad_enabled() and _has_other_leaves(total_value, leaf)
+    (gradient,) = torch.autograd.grad(total_value, leaf, retain_graph=is_shared, materialize_grads=True)
+    return Derivatives(value if is_shared else value.detach(), gradient)
+
+
+def _tape(total: Total, flat: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The outputs as a leaf, the total and the values, on the classic tape."""
     with torch.enable_grad():
         leaf = flat.detach().requires_grad_()
-        total_value, value = total(leaf)
-        if not total_value.requires_grad:
-            raise no_dependence(loss)
-        (gradient,) = torch.autograd.grad(total_value, leaf, create_graph=twice, allow_unused=True)
-        if gradient is None:
-            raise no_dependence(loss)
-    return leaf, total_value, value, gradient
+        return leaf, *total(leaf)
+
+
+def _has_other_leaves(value: Tensor, leaf: Tensor) -> bool:
+    """Whether a backward pass from `value` would reach anything but this leaf."""
+    variables = (getattr(node, "variable", None) for node in _nodes(value))
+    return any(variable is not None and variable is not leaf for variable in variables)
 
 
 def _reverse_graph(total: Total, flat: Tensor, loss: object) -> tuple[Tensor, Tensor, SecondProduct]:
     """Gradients through the classic tape, and products with the Hessians through it."""
-    leaf, total_value, value, gradient = _tape(total, flat, loss, twice=True)
+    leaf, total_value, value = _tape(total, flat)
+    if not total_value.requires_grad:
+        raise no_dependence(loss)
+    with torch.enable_grad():
+        (gradient,) = torch.autograd.grad(total_value, leaf, create_graph=True, allow_unused=True)
+    if gradient is None:
+        raise no_dependence(loss)
     operators = custom_operators(total_value)
     custom = names_of(operators)
     if once := names_of(operator for operator in operators if _is_once_differentiable(operator)):
@@ -198,17 +222,20 @@ def _remember(loss: object) -> None:
 
 def custom_operators(value: Tensor) -> set[type]:
     """The user's own `torch.autograd.Function`s in the graph of `value`."""
-    found, seen, queue = set(), set(), [value.grad_fn]
+    return {node._forward_cls for node in _nodes(value) if getattr(node, "_forward_cls", None) is not None}
+
+
+def _nodes(value: Tensor) -> Iterator[Any]:
+    """All nodes of the graph of `value`."""
+    seen: set[Any] = set()
+    queue: list[Any] = [value.grad_fn]
     while queue:
         node = queue.pop()
         if node is None or node in seen:
             continue
         seen.add(node)
-        own = getattr(node, "_forward_cls", None)
-        if own is not None:
-            found.add(own)
+        yield node
         queue.extend(following for following, _ in node.next_functions)
-    return found
 
 
 def _is_once_differentiable(operator: type) -> bool:

@@ -55,7 +55,7 @@ def expand(
             return _empty(flat, curvature)
         total = make_total(loss, y.shape, targets, resolve_reduction(loss, reduction))
         if curvature != "hessian":
-            found = first_order(total, flat, loss)
+            found = first_order(total, flat)
             return _expansion(found, empirical_fisher(found.gradient, finite(found)) if curvature else None)
         if _too_large(flat) if matrix_free is None else matrix_free:
             found, product = second_products(total, flat, loss)
