@@ -19,6 +19,7 @@ from torch import Tensor, nn
 import newton_losses as nl
 from newton_losses.bench.config import PathsConfig, RunConfig, SortingConfig
 from newton_losses.bench.defaults import PATHS_ALGORITHMS, SORTING_ALGORITHMS
+from newton_losses.bench.progress import number
 from newton_losses.bench.tasks import make_task
 from newton_losses.bench.trainer import Trainer
 from newton_losses.curvature import Curvature
@@ -63,7 +64,7 @@ def scales(config: RunConfig, steps: int, every: int) -> Iterator[str]:
             eigenvalues = torch.linalg.eigvalsh(matrix.double()) / damping
             found.append(f"{kind}/{damping:g}: {eigenvalues[0]:9.3g} to {eigenvalues[-1]:9.3g}")
         spread = watch.seen[0].flatten(1).std(1).mean()
-        yield f"{step + 1:>6}  loss {trainer.last_loss():8.4f}  spread {spread:7.3g}  " + "   ".join(found)
+        yield f"{step + 1:>6}  loss {number(trainer.last_loss()):>9}  spread {spread:7.3g}  " + "   ".join(found)
 
 
 def configurations(options: argparse.Namespace) -> Iterator[tuple[str, RunConfig]]:

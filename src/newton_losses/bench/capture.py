@@ -1,6 +1,7 @@
 """Running a training step as one CUDA graph: the host launches it as a whole instead of kernel by kernel."""
 
 from collections.abc import Callable, Iterable
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -59,13 +60,19 @@ class _Undo:
 
 
 def _own_stream() -> torch.cuda.Stream:
-    """The stream at hand, or a new one where that is the default one, on which nothing can be captured.
+    """The stream at hand, or this process's one for runs alone where that is the default one, which takes no capture.
 
     Never the stream that torch captures on by itself: cuBLAS has its scratch memory by stream, so that all graphs
-    captured on one write into the same, and graphs of several runs are replayed at the same time.
+    captured on one write into the same, and graphs of several runs are replayed at the same time. And not a new one
+    each time: that memory is kept, and a process may do many runs.
     """
     here = torch.cuda.current_stream()
-    return torch.cuda.Stream() if here == torch.cuda.default_stream() else here  # type: ignore[no-untyped-call]
+    return _stream_of_runs_alone() if here == torch.cuda.default_stream() else here
+
+
+@cache
+def _stream_of_runs_alone() -> torch.cuda.Stream:
+    return torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
 
 def _warm_up(function: Callable[[int], None], size: int, undo: _Undo, stream: torch.cuda.Stream) -> None:

@@ -70,9 +70,9 @@ def run_together(
 ) -> list[Record]:
     """`run` for each of several, `at_once` of them at the same time in this process; the results in order.
 
-    They take turns of a few steps, on CUDA in streams of their own, and each comes out as it does alone. When
-    one ends the next begins. If one fails, or the process is asked to stop, the others save and end too. Ranks
-    of `torch.distributed` do them one after another.
+    They take turns of a few steps, on CUDA in streams of their own, and each comes out as it does alone, on a CPU
+    to the last bit. When one ends the next begins. If one fails, or the process is asked to stop, the others
+    save and end too. Ranks of `torch.distributed` do them one after another.
     """
     check_at_least("at_once", at_once, 1)
     plans = [replace(plan, config=plan.config.resolved()) for plan in plans]

@@ -56,9 +56,11 @@ def _streams(count: int, device: str) -> Iterator[list["torch.cuda.Stream | None
     for stream in streams:
         # Whatever the caller has made for the runs is there when they begin, and theirs is when they end.
         stream.wait_stream(here)
-    yield list(streams)
-    for stream in streams:
-        here.wait_stream(stream)
+    try:
+        yield list(streams)
+    finally:
+        for stream in streams:
+            here.wait_stream(stream)
 
 
 class _Lane(Generic[Result]):

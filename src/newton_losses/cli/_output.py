@@ -11,7 +11,7 @@ from typing import Any
 import typer
 
 from ..bench.interrupts import Interrupted
-from ..bench.progress import JsonLines, PlainLines, Progress
+from ..bench.progress import PlainLines, Progress
 from ..bench.ranks import EndedElsewhere, is_first_process, started_by_torchrun
 from ..errors import ArgumentError, NewtonLossesError
 
@@ -67,10 +67,8 @@ def emit(content: dict[str, Any]) -> None:
     print(json.dumps(content, ensure_ascii=False), flush=True)
 
 
-def choose_progress(as_json: bool) -> Progress:
-    """JSON where it was asked for, a live bar for a person at a terminal, plain lines for a pipe."""
-    if as_json:
-        return JsonLines()
+def choose_progress() -> Progress:
+    """A live bar for a person at a terminal, plain lines for a pipe."""
     if sys.stdout.isatty():
         from ..bench.live import LiveBar
 

@@ -225,7 +225,7 @@ def _listeners(configs: list[RunConfig], at_once: int, as_json: bool) -> list[Pr
     if as_json:
         return [JsonLines(seed=config.seed) for config in configs]
     if at_once == 1:
-        return [choose_progress(as_json) for _ in configs]
+        return [choose_progress() for _ in configs]
     if not sys.stdout.isatty():
         return [PlainLines(seed=config.seed) for config in configs]
     from ..bench.live import LiveBarOfSeveral

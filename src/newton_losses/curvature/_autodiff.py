@@ -14,6 +14,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
+from .._transforms import sees_operators
 from ..errors import DerivativeError
 from ._call import Total, name_of
 
@@ -108,9 +109,7 @@ def forward_products(total: Total, flat: Tensor, directions: Tensor) -> tuple[Te
 
 def _has_tape(flat: Tensor) -> bool:
     """Compilers, the transforms of torch.func and inference mode have no tape."""
-    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
-        return False
-    return not (torch.is_inference_mode_enabled() or flat.is_inference())
+    return not (sees_operators() or torch.is_inference_mode_enabled() or flat.is_inference())
 
 
 def _functional_gradient(total: Total, flat: Tensor) -> Derivatives:

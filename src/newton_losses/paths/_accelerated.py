@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .._transforms import sees_operators
+
 
 @dataclass(frozen=True)
 class Accelerated:
@@ -29,7 +31,7 @@ class Accelerated:
     def __call__(self, x: Tensor) -> Tensor:
         # A compiler fuses the plain version better than hands do, and torch.func is there for derivatives
         # beyond the first, which the plain version has directly.
-        if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+        if sees_operators():
             return self.plain(x)
         apply: Any = _Value.apply
         result: Tensor = apply(x, self)[0]

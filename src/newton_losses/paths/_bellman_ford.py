@@ -70,7 +70,8 @@ class RelaxedBellmanFord(nn.Module):
         self.backend = check_backend(backend)
 
     def extra_repr(self) -> str:
-        return f"beta={self.beta}, iterations={self.iterations}, loop={self.loop!r}, conorm={self.conorm!r}"
+        settings = f"beta={self.beta}, iterations={self.iterations}, loop={self.loop!r}, conorm={self.conorm!r}"
+        return settings if self.backend == "auto" else f"{settings}, backend={self.backend!r}"
 
     def forward(self, costs: Tensor) -> Tensor:
         if real_tensor(costs, "costs", "RelaxedBellmanFord").ndim != 3 or 0 in costs.shape[1:]:

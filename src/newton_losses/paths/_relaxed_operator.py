@@ -11,6 +11,7 @@ from torch import Tensor
 
 from .._arguments import one_of
 from .._optional import is_installed
+from .._transforms import sees_operators
 from ..errors import ArgumentError
 
 Backend = Literal["auto", "triton", "torch"]
@@ -38,7 +39,7 @@ def takes_triton(backend: Backend, costs: Tensor) -> bool:
     They step aside on other devices than CUDA, for large grids, and where a compiler or a transform of torch.func looks
     at the operators, which it would not see.
     """
-    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+    if sees_operators():
         return False
     device = costs.device.type
     chosen = AUTOMATIC.get(device, "torch") if backend == "auto" else backend

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from .._arguments import one_of
 from .._optional import is_installed
+from .._transforms import sees_operators
 from ..errors import ArgumentError
 
 Backend = Literal["auto", "numba", "triton", "torch"]
@@ -52,7 +53,7 @@ def chosen_kernel(backend: Backend, scores: Tensor) -> Kernel | None:
     A kernel steps aside on devices that are not its own, and where a compiler or a transform of torch.func looks at
     the operators, which it would not see.
     """
-    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+    if sees_operators():
         return None
     device = scores.device.type
     kernel = AUTOMATIC.get(device) if backend == "auto" else backend

@@ -213,6 +213,20 @@ def test_a_stop_lets_the_second_run_save(real, tmp_path, how):
     assert (Path(second.folder) / "checkpoint.pt").exists()
 
 
+def test_a_sweep_that_is_gone_lets_its_run_save(real, tmp_path):
+    """Killed, it closes both ends, in whichever order; here nobody listens for a while before the input ends."""
+    (job,) = jobs(tmp_path / "store", replace(SORTING, steps=10**6, eval_every=20))
+    log = real.begin(job)
+    real.until("evaluated")
+    real.process.stdout.close()
+    time.sleep(1)
+    real.process.stdin.close()
+    assert real.process.wait(timeout=60) == 143
+    assert log.read_text() == real.process.stderr.read() == ""
+    assert (Path(job.folder) / "checkpoint.pt").exists()
+    real.process.stdin = real.process.stdout = None
+
+
 @pytest.mark.parametrize(
     ("error", "compiled", "wanted"),
     [(None, False, (FINISHED, True)), (None, True, (FINISHED, False)), (ValueError, False, (FAILED, False))],

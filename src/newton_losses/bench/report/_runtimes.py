@@ -93,6 +93,8 @@ def _source(record: RunRecord) -> str:
     device = record.environment.get("gpu") or record.environment.get("cpu") or "unknown device"
     settings = record.configuration
     how = [str(settings.get("precision")), *(name for name in ("compile", "graph") if settings.get(name))]
+    if record.at_once > 1:
+        how.append(f"{record.at_once} at once")
     return f"{record.path.parent.name}, {device}, {', '.join(how)}"
 
 

@@ -22,6 +22,7 @@ class RunRecord:
 
     - `configuration`: every setting, resolved; `environment`: versions, commit, device, command.
     - `test`: the figures of the result; `reported`: the evaluation that they are of; `final`: the last one.
+    - `at_once`: how many runs of its process shared the device, and with it the time of a step.
     - `curve`: all evaluations, in order.
     """
 
@@ -36,6 +37,7 @@ class RunRecord:
     milliseconds_per_step: float
     curve: list[dict[str, Any]] = field(repr=False)
     identity: str = field(repr=False)
+    at_once: int = 1
 
     @property
     def task(self) -> str:
@@ -75,6 +77,7 @@ def read_record(folder: Path) -> RunRecord:
             steps=int(result["steps"]),
             seconds=float(result["seconds"]),
             milliseconds_per_step=float(result["milliseconds_per_step"]),
+            at_once=int(result.get("at_once", 1)),
             curve=read_curve(folder),
             identity=identity(configuration),
         )

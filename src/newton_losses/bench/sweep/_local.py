@@ -107,7 +107,8 @@ class LocalPool:
             self._waiting.append((job, attempt, time.monotonic() + _IN_USE_SECONDS))
 
     def _settle(self, job: Job, attempt: int, code: int, tally: Tally) -> None:
-        if code == FINISHED:
+        # A stop can come between the result and the word of it.
+        if code == FINISHED or (code in _STOPPED and job.is_finished()):
             try:
                 result = read_json(Path(job.folder) / RESULT)
             except RunError as error:  # trying again would find the same

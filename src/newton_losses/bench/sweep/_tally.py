@@ -38,7 +38,6 @@ class Tally:
         self.finished: list[Job] = []
         self.failures: list[Failure] = []
         self.running: dict[str, float] = {}
-        self.stopped = False
         self._begun_at: dict[str, float] = {}
         self._listener = listener
         self._lock = threading.RLock()

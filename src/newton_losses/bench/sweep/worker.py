@@ -8,6 +8,7 @@ behind: an error, a signal or compiled code is a reason for a new process.
 When the input ends, the sweep is over, or it is no more: then a run that is at work saves and stops.
 """
 
+import contextlib
 import json
 import os
 import queue
@@ -33,6 +34,11 @@ class Events(JsonLines):
     """The events of a run as lines, with its step every now and then."""
 
     _told = 0.0
+
+    def _emit(self, event: str, **fields: Any) -> None:
+        # Nobody listens any more: then the input has ended too, and that is what stops the run.
+        with contextlib.suppress(BrokenPipeError):
+            super()._emit(event, **fields)
 
     def advanced(self, step: int, loss: float | None) -> None:
         if time.monotonic() - self._told >= _NEWS_SECONDS:
