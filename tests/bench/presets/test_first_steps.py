@@ -73,7 +73,7 @@ def test_convex_layers_take_their_first_steps(cell, tmp_path):
     assert 0 < result["test"]["loss"] < 10
 
 
-@pytest.mark.filterwarnings("default")  # the solver's packages warn about each other
+@pytest.mark.filterwarnings("ignore")  # the solver's packages warn about each other
 def test_the_solver_is_near_the_known_solution(tmp_path):
     """Before the first step. Then they part: at a kink the derivative of an inexact solution is that of both sides."""
     cell = cells("cvxpy", only="relu-fisher")[0]
