@@ -5,8 +5,8 @@ import torch
 from torch import Tensor, nn
 
 from cases import Case, assert_close, quartic, ripples
-from cuda import no_synchronisation
 from newton_losses import InjectFisher, NewtonLoss, RelativeDamping, newton_target
+from on_cuda import no_synchronisation
 
 pytestmark = pytest.mark.gpu
 

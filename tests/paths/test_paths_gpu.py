@@ -4,26 +4,13 @@ import path_maps
 import pytest
 import torch
 
-from cuda import no_synchronisation
 from newton_losses.errors import ArgumentError
 from newton_losses.paths import PathLoss, RelaxedBellmanFord, shortest_path, solve
+from on_cuda import capture, no_synchronisation
 
 pytestmark = pytest.mark.gpu
 
 BACKENDS = ("triton", "torch")
-
-
-def capture(function):
-    """Run once outside of a graph, to compile, then capture; returns the graph and its outputs."""
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        function()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        outputs = function()
-    return graph, outputs
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

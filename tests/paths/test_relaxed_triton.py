@@ -5,11 +5,7 @@ The tests marked `gpu` run on CUDA, and, but for those that need a device, in Tr
 `test_in_the_interpreter` starts them so in a process of their own, because Triton decides when it is imported.
 """
 
-import os
-import subprocess
-import sys
 from itertools import product
-from pathlib import Path
 
 import path_maps
 import pytest
@@ -17,15 +13,12 @@ import torch
 from path_kernels import kernels_of
 from torch._subclasses import FakeTensorMode
 
-from cuda import no_synchronisation
-from newton_losses._optional import is_installed
 from newton_losses.errors import ArgumentError
 from newton_losses.paths import PathLoss, RelaxedBellmanFord, _bellman_ford, _relaxed_operator
 from newton_losses.paths._relaxation import FAINT
+from on_cuda import capture, no_synchronisation
+from triton_interpreter import DEVICE, INTERPRETED, on_cuda_alone, run_interpreted
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-DEVICE = "cpu" if INTERPRETED else "cuda"
-on_cuda_alone = pytest.mark.skipif(INTERPRETED, reason="needs a CUDA device")
 LARGE = pytest.mark.slow  # in the interpreter
 VARIANTS = tuple(product(("for", "while"), ("probabilistic", "yager")))
 
@@ -34,15 +27,8 @@ pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not is_installed("triton"), reason="needs triton")
-@pytest.mark.skipif(INTERPRETED, reason="is in it already")
 def test_in_the_interpreter():
-    command = [sys.executable, "-m", "pytest", __file__, "-m", "gpu and not slow", "-q", "-p", "no:cacheprovider"]
-    root = Path(__file__).parents[2]
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
-    finished = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True)
-    assert finished.returncode == 0, finished.stdout + finished.stderr
-    assert " passed" in finished.stdout
+    run_interpreted(__file__)
 
 
 def make_costs(kind, count, shape, dtype=torch.float64):
@@ -262,19 +248,6 @@ def test_the_operators_keep_torchs_contracts():
     torch.library.opcheck(_relaxed_operator.path_operator, (costs, *settings))
     _, kept = _relaxed_operator.path_operator(costs, *settings)
     torch.library.opcheck(_relaxed_operator.pullback_operator, (kept, costs, *settings))
-
-
-def capture(function):
-    """Run once outside of a graph, to compile, then capture; returns the graph and its outputs."""
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        function()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        outputs = function()
-    return graph, outputs
 
 
 @pytest.mark.gpu

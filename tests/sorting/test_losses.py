@@ -7,7 +7,6 @@ import pytest
 import torch
 from sorting_cases import NAMES, make, scores_and_values
 
-from cuda import no_synchronisation
 from newton_losses import ArgumentError, ShapeError
 from newton_losses.curvature import Expandable
 from newton_losses.sorting import (
@@ -22,6 +21,7 @@ from newton_losses.sorting import (
     soft_topk,
     target_matrix,
 )
+from on_cuda import no_synchronisation
 
 
 @pytest.mark.parametrize("numerics", ["stable", "reference"])

@@ -4,37 +4,21 @@ The tests marked `gpu` run on CUDA, and, but for those that need a device, in Tr
 `test_in_the_interpreter` starts them so in a process of their own, because Triton decides when it is imported.
 """
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 from sorting_cases import DISTRIBUTIONS, scores_and_values
 from test_stability import adversarial, sorting_fuzz
 from torch._subclasses import FakeTensorMode
 
-from cuda import no_synchronisation
-from newton_losses._optional import is_installed
 from newton_losses.errors import ArgumentError
 from newton_losses.sorting import SortingLoss, SortingNetwork, _network_derivatives, _operator
-
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-DEVICE = "cpu" if INTERPRETED else "cuda"
-on_cuda_alone = pytest.mark.skipif(INTERPRETED, reason="needs a CUDA device")
+from on_cuda import no_synchronisation
+from triton_interpreter import DEVICE, on_cuda_alone, run_interpreted
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not is_installed("triton"), reason="needs triton")
-@pytest.mark.skipif(INTERPRETED, reason="is in it already")
 def test_in_the_interpreter():
-    command = [sys.executable, "-m", "pytest", __file__, "-m", "gpu and not slow", "-q", "-p", "no:cacheprovider"]
-    root = Path(__file__).parents[2]
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
-    finished = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True)
-    assert finished.returncode == 0, finished.stdout + finished.stderr
-    assert " passed" in finished.stdout
+    run_interpreted(__file__)
 
 
 def pair(distribution="logistic", steepness=2.0, ties="share", network="odd_even"):

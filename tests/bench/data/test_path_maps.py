@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from cuda import no_synchronisation
 from newton_losses.bench.data import PathMaps
 from newton_losses.errors import ArgumentError, ShapeError
+from on_cuda import no_synchronisation
 
 
 @pytest.fixture
