@@ -23,7 +23,7 @@ from newton_losses.bench.progress import number
 from newton_losses.bench.tasks import make_task
 from newton_losses.bench.trainer import Trainer
 from newton_losses.curvature import Curvature
-from newton_losses.errors import ArgumentError
+from newton_losses.errors import ArgumentError, NewtonLossesError
 
 
 class Watch:
@@ -91,10 +91,13 @@ def main() -> None:
     parser.add_argument("--every", type=int, default=50)
     parser.add_argument("--data-root")
     options = parser.parse_args()
-    for name, config in configurations(options):
-        print(name, flush=True)
-        for line in scales(config, options.steps, options.every):
-            print(line, flush=True)
+    try:
+        for name, config in configurations(options):
+            print(name, flush=True)
+            for line in scales(config, options.steps, options.every):
+                print(line, flush=True)
+    except NewtonLossesError as error:
+        parser.error(str(error))
 
 
 if __name__ == "__main__":

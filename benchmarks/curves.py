@@ -28,6 +28,15 @@ def read_curve(folder: Path, figure: str) -> Curve:
     return {record["step"]: record["test"][figure] for record in records}
 
 
+def read_runs(arms: list[list[str]], figure: str) -> Arms:
+    return {name: [read_curve(Path(run), figure) for run in runs] for name, *runs in arms}
+
+
+def read_kept(file: Path) -> Arms:
+    kept: dict[str, list[dict[str, float]]] = json.loads(file.read_text())
+    return {name: [{int(step): v for step, v in curve.items()} for curve in curves] for name, curves in kept.items()}
+
+
 def shared_steps(arms: Arms) -> list[int]:
     return sorted(set.intersection(*(set(curve) for curves in arms.values() for curve in curves)))
 
@@ -65,11 +74,10 @@ def main() -> None:
     parser.add_argument("--keep", type=Path)
     parser.add_argument("--read", type=Path)
     options = parser.parse_args()
-    if options.read:
-        kept = json.loads(options.read.read_text())
-        arms = {name: [{int(s): v for s, v in curve.items()} for curve in curves] for name, curves in kept.items()}
-    else:
-        arms = {name: [read_curve(Path(run), options.figure) for run in runs] for name, *runs in options.arm}
+    try:
+        arms = read_kept(options.read) if options.read else read_runs(options.arm, options.figure)
+    except (OSError, ValueError, KeyError) as error:
+        parser.error(f"these are no learning curves: {error}")
     if len(arms) < 2:
         parser.error("give at least two arms, or a file with --read")
     if options.keep:
