@@ -23,20 +23,11 @@ if __name__ == "__main__":  # the test runner imports this file as well, to look
     # Without its compiled back end: compiling would be most of the time, and its threads do not survive a fork.
     sys.modules["numba"] = None  # type: ignore[assignment]
 
-from newton_losses.bench.config import PathsConfig, SortingConfig  # noqa: E402  after the above
+from small_runs import small_runs  # noqa: E402  after the above
+
 from newton_losses.bench.loop import run  # noqa: E402
 
-# Noise, a learning-rate step, a partial batch and a Newton step are in one or the other.
-CONFIGS = {
-    "sorting": SortingConfig(
-        algorithm="softsort", curvature="fisher", data="digits", digits=1, n=3, augment=True, steps=24,
-        eval_every=7, batch_size=4, validation_sets=20, test_sets=20, device="cpu",
-    ),
-    "paths": PathsConfig(
-        algorithm="fenchel-young", curvature="hessian", scale=2.0, num_samples=3, size=4, train_maps=10, test_maps=5,
-        batch_size=4, epochs=5, device="cpu",
-    ),
-}  # fmt: skip
+CONFIGS = small_runs(steps=24, eval_every=7, epochs=5)
 
 
 def child(task: str, folder: Path, data_root: str, kill_at: int | None) -> int:

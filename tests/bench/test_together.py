@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from small_runs import small_runs
 from typer.testing import CliRunner
 
 from newton_losses.bench import loop
 from newton_losses.bench.checkpoint import read_checkpoint
-from newton_losses.bench.config import PathsConfig, SortingConfig
 from newton_losses.bench.files import RunError
 from newton_losses.bench.interrupts import Interrupted, StopRequests
 from newton_losses.bench.loop import PlannedRun, run, run_together
@@ -26,17 +26,7 @@ from newton_losses.bench.tasks import make_task
 from newton_losses.cli._app import app
 from newton_losses.errors import ArgumentError
 
-# Noise, a learning-rate step, a partial batch and a Newton step are in one or the other.
-CONFIGS = {
-    "sorting": SortingConfig(
-        algorithm="softsort", curvature="fisher", data="digits", digits=1, n=3, augment=True, steps=13,
-        eval_every=5, batch_size=4, validation_sets=20, test_sets=20, device="cpu",
-    ),
-    "paths": PathsConfig(
-        algorithm="fenchel-young", curvature="hessian", scale=2.0, num_samples=3, size=4, train_maps=10, test_maps=5,
-        batch_size=4, epochs=4, device="cpu",
-    ),
-}  # fmt: skip
+CONFIGS = small_runs(steps=13, eval_every=5, epochs=4)
 SEEDS = range(4)
 
 

@@ -18,6 +18,7 @@ from newton_losses.bench.report import write_report
 from newton_losses.bench.report._blocks import Mark
 from newton_losses.bench.report._compose import compose
 from newton_losses.bench.report._measured import Measured, Runs
+from newton_losses.bench.report._runtimes import _source
 from newton_losses.bench.report._tables import control_table, paths_table, sorting_table
 from newton_losses.bench.results import Store
 from newton_losses.errors import ArgumentError
@@ -302,3 +303,15 @@ def test_report_from_the_repository_tells_how_far_it_is(tmp_path):
     assert scores["Table 1, 100,000 steps"][1] == "26"
     assert scores["Tables 2 and 3, terrain, a look-alike"][1] == "32"
     assert scores["Curvature or numerics?, 10,000 steps"][1] == str(len(cells("table1")) - 26)
+
+
+def test_times_of_a_shared_device_are_kept_apart(tmp_path):
+    cell = cells("runtimes")[0]
+    for name, at_once in (("alone", None), ("shared", 3)):
+        folder = write_run(tmp_path / name / "run", cell.make(device="cpu", seed=at_once or 0), {"exact_match": 1.0})
+        if at_once:
+            result = json.loads((folder / "result.json").read_text())
+            (folder / "result.json").write_text(json.dumps({**result, "at_once": at_once}))
+    alone, shared = Store(tmp_path).records()
+    assert "at once" not in _source(alone)
+    assert _source(shared).endswith(", 3 at once")

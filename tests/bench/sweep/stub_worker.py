@@ -49,6 +49,8 @@ def do(job) -> int:
     (folder / "config.json").write_text(json.dumps({"configuration": job["configuration"], "environment": {}}))
     (folder / "result.new").write_text(json.dumps(result))
     os.replace(folder / "result.new", folder / "result.json")
+    if what == "stopped":  # done, and asked to stop before it can say so
+        sys.exit(130)
     if what == "leaves":  # done, but gone before it can say so
         sys.exit(0)
     return 0

@@ -116,6 +116,13 @@ def test_a_process_does_one_run_after_another(sweep):
     assert sweep.processes() == [0] * 6
 
 
+def test_a_stop_after_the_result_takes_nothing_from_it(sweep):
+    result = sweep.run("stopped 1", "fine 2", slots=1)
+    assert (result.finished, result.failures, result.exit_code) == (2, (), 0)
+    assert sweep.starts() == ["stopped 1", "fine 2"]
+    assert "failed" not in sweep.said.getvalue()
+
+
 @pytest.mark.parametrize("first", ["fails 1", "dies 1", "leaves 1", "lingers 1", "fine compiled"])
 def test_it_does_not_after_a_failure_or_a_compilation(sweep, first):
     sweep.run(first, "fine 2", "fine 3", slots=1)
