@@ -3,6 +3,7 @@
     PYTHONPATH=src python benchmarks/training_step.py                      # all of sorting, bf16, on CUDA
     PYTHONPATH=src python benchmarks/training_step.py --task paths
     PYTHONPATH=src python benchmarks/training_step.py --compile --lengths 5 --algorithms softsort --library
+    PYTHONPATH=src python benchmarks/training_step.py --compile --wait     # compile now, measure after Enter
     PYTHONPATH=src python benchmarks/training_step.py --device cpu --repeats 3 --steps 2   # does it run at all
 
 The step is the one that `newton-losses train` runs: sampling, network, loss, curvature, solve, optimizer; on
@@ -14,6 +15,7 @@ their content does not change the time.
 import argparse
 import statistics
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
@@ -74,6 +76,9 @@ def compare(title: str, arms: dict[str, Trainer], steps: int, repeats: int) -> N
         print(f"{title:28} {name:8} {1000 * seconds:9.4f} ms/step  {ratio:6.3f} × baseline", flush=True)
 
 
+Comparison = tuple[str, dict[str, Trainer]]
+
+
 def trainers(
     make: type[SortingTask] | type[PathsTask], configs: dict[str, RunConfig], data: object
 ) -> dict[str, Trainer]:
@@ -81,7 +86,7 @@ def trainers(
     return {name: Trainer(make(config, data), config) for name, config in configs.items()}  # type: ignore[arg-type]
 
 
-def sorting(arguments: argparse.Namespace, computing: dict[str, object]) -> None:
+def sorting(arguments: argparse.Namespace, computing: dict[str, object]) -> Iterator[Comparison]:
     data = random_digits()
     for n in arguments.lengths:
         for algorithm in arguments.algorithms or SORTING_ALGORITHMS:
@@ -89,18 +94,27 @@ def sorting(arguments: argparse.Namespace, computing: dict[str, object]) -> None
             configs = {c: replace(base, curvature=c).resolved() for c in arguments.curvatures}
             if arguments.library:
                 configs["library"] = replace(base, kernels=False).resolved()
-            arms = trainers(SortingTask, configs, data)
-            compare(f"sorting n={n} {algorithm}", arms, arguments.steps, arguments.repeats)
+            yield f"sorting n={n} {algorithm}", trainers(SortingTask, configs, data)
 
 
-def paths(arguments: argparse.Namespace, computing: dict[str, object]) -> None:
+def paths(arguments: argparse.Namespace, computing: dict[str, object]) -> Iterator[Comparison]:
     data = random_maps(arguments.maps)
     for algorithm in arguments.algorithms or PATHS_ALGORITHMS:
         curvatures = [c for c in arguments.curvatures if (algorithm, c) != ("smoothed-algorithm", "hessian")]
         base = PathsConfig(algorithm=algorithm, **computing)  # type: ignore[arg-type]
         configs = {c: replace(base, curvature=c).resolved() for c in curvatures}
-        arms = trainers(PathsTask, configs, data)
-        compare(f"paths {algorithm}", arms, arguments.steps, arguments.repeats)
+        yield f"paths {algorithm}", trainers(PathsTask, configs, data)
+
+
+def all_ready(comparisons: Iterator[Comparison]) -> Iterator[Comparison]:
+    """The same, each captured and compiled, once a line comes in: what else runs on the machine can end first."""
+    ready = list(comparisons)
+    for _, arms in ready:
+        for trainer in arms.values():
+            block_seconds(trainer, 1)
+    print("ready; press Enter to measure", flush=True)
+    input()
+    yield from ready
 
 
 def main() -> None:
@@ -118,6 +132,7 @@ def main() -> None:
     parser.add_argument("--precision", default="bf16")
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--no-graph", action="store_true")
+    parser.add_argument("--wait", action="store_true", help="get everything ready, then wait for a line of input")
     arguments = parser.parse_args()
     if "none" not in arguments.curvatures:
         parser.error("the curvature none has to be among them: it is what the others are compared with")
@@ -130,7 +145,9 @@ def main() -> None:
     where = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
     print(f"torch {torch.__version__}, {where}, {computing}", flush=True)
     with precision_flags(arguments.precision):
-        (sorting if arguments.task == "sorting" else paths)(arguments, computing)
+        comparisons = (sorting if arguments.task == "sorting" else paths)(arguments, computing)
+        for title, arms in all_ready(comparisons) if arguments.wait else comparisons:
+            compare(title, arms, arguments.steps, arguments.repeats)
 
 
 if __name__ == "__main__":
