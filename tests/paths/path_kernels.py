@@ -11,7 +11,7 @@ def kernels_of(function: Callable[[], object]) -> list[str]:
     """The names of the kernels that one call launches, after one to warm up; the driver's copies do not count."""
     function()
     torch.cuda.synchronize()
-    with profile(activities=[ProfilerActivity.CUDA]) as recorded:
+    with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as recorded:
         function()
         torch.cuda.synchronize()
     names = [event.name for event in recorded.events() if event.device_type == DeviceType.CUDA]

@@ -15,27 +15,32 @@ from torch import Tensor
 from .._transforms import sees_operators
 
 
-@dataclass(frozen=True)
-class Accelerated:
-    """One function x ↦ y three times.
+Plain = Callable[[Tensor], Tensor]
+Value = Callable[[Tensor], tuple[Tensor, Tensor]]
+Pullback = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+def accelerated(x: Tensor, plain: Plain, value: Value, pullback: Pullback) -> Tensor:
+    """y of one function x ↦ y that is given three times.
 
     - `plain` of torch's operators only: the definition, and what every derivative beyond the first is of.
     - `value` the same faster, with whatever the gradient can use again: x ↦ (y, kept).
     - `pullback` (x, kept, gradient by y) ↦ gradient by x.
     """
+    # A compiler fuses the plain version better than hands do, and torch.func is there for derivatives
+    # beyond the first, which the plain version has directly.
+    if sees_operators():
+        return plain(x)
+    apply: Any = _Value.apply
+    result: Tensor = apply(x, _Function(plain, value, pullback))[0]
+    return result
 
-    plain: Callable[[Tensor], Tensor]
-    value: Callable[[Tensor], tuple[Tensor, Tensor]]
-    pullback: Callable[[Tensor, Tensor, Tensor], Tensor]
 
-    def __call__(self, x: Tensor) -> Tensor:
-        # A compiler fuses the plain version better than hands do, and torch.func is there for derivatives
-        # beyond the first, which the plain version has directly.
-        if sees_operators():
-            return self.plain(x)
-        apply: Any = _Value.apply
-        result: Tensor = apply(x, self)[0]
-        return result
+@dataclass(frozen=True)
+class _Function:
+    plain: Plain
+    value: Value
+    pullback: Pullback
 
     def plain_pullback(self, x: Tensor, gradient: Tensor) -> Tensor:
         result: Tensor = torch.func.vjp(self.plain, x)[1](gradient)[0]
@@ -60,7 +65,7 @@ def _pushforward(
 
 class _Value(torch.autograd.Function):
     @staticmethod
-    def forward(x: Tensor, function: Accelerated) -> tuple[Tensor, Tensor]:
+    def forward(x: Tensor, function: _Function) -> tuple[Tensor, Tensor]:
         return function.value(x)
 
     @staticmethod
@@ -91,7 +96,7 @@ class _Value(torch.autograd.Function):
 
 class _Pullback(torch.autograd.Function):
     @staticmethod
-    def forward(x: Tensor, kept: Tensor, gradient: Tensor, function: Accelerated) -> Tensor:
+    def forward(x: Tensor, kept: Tensor, gradient: Tensor, function: _Function) -> Tensor:
         return function.pullback(x, kept, gradient)
 
     @staticmethod

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from .._arguments import real_tensor
 from ..errors import ArgumentError, ShapeError
 from . import _buffered
-from ._accelerated import Accelerated
+from ._accelerated import accelerated
 from ._relaxed_operator import Backend, check_backend, path_operator, pullback_operator, takes_triton
 
 Loop = Literal["for", "while"]
@@ -34,7 +34,7 @@ class RelaxedBellmanFord(nn.Module):
       running product of the conditions σ(−β·(path(start) − 1)).
     - `conorm` is ⊕: `"probabilistic"` a + b − a·b, or `"yager"` min(1, a + b).
     - `backend` says what computes path and gradient on CUDA: "triton" for grids of up to 1024 vertices, or
-      "torch"; "auto" is "torch" for now. All else is torch's. Both give the same numbers up to rounding.
+      "torch"; "auto" is "triton" where that is installed. All else is torch's. Both give the same numbers up to rounding.
 
     float16 and bfloat16 are computed and returned in float32. Differentiable to any order, in forward mode
     too; the first derivative is hand-written and fast.
@@ -82,13 +82,14 @@ class RelaxedBellmanFord(nn.Module):
         if costs.dtype not in (torch.float32, torch.float64):
             costs = costs.float()
         if takes_triton(self.backend, costs):
-            return self._by_triton()(costs)
+            return self._by_triton(costs)
         return self._by_torch(costs)
 
-    def _by_triton(self) -> Accelerated:
+    def _by_triton(self, costs: Tensor) -> Tensor:
         """All of it in one kernel for the path and one for its gradient."""
         settings = (self.beta, self.iterations, self.loop, self.conorm)
-        return Accelerated(
+        return accelerated(
+            costs,
             self._by_torch,
             lambda costs: path_operator(costs, *settings),
             lambda costs, kept, gradient: pullback_operator(kept, gradient, *settings),
@@ -96,8 +97,8 @@ class RelaxedBellmanFord(nn.Module):
 
     def _by_torch(self, costs: Tensor) -> Tensor:
         scaled = (self.beta * costs).permute(1, 2, 0).contiguous()
-        weights = _buffered.predecessors(self.iterations)(scaled)
-        paths = self._gather(_buffered.positions(self.iterations)(weights))
+        weights = _buffered.predecessors(scaled, self.iterations)
+        paths = self._gather(_buffered.positions(weights, self.iterations))
         path = self._average(paths) if self.loop == "while" else paths[-1]
         return path.permute(2, 0, 1).contiguous()
 

@@ -11,22 +11,24 @@ import torch
 from torch import Tensor
 
 from . import _relaxation
-from ._accelerated import Accelerated
+from ._accelerated import accelerated
 from ._relaxation import FAINT, FAR, OFFSETS, cut, faintest, incoming
 
 
-def predecessors(iterations: int) -> Accelerated:
+def predecessors(costs: Tensor, iterations: int) -> Tensor:
     """`_relaxation.predecessors`, accelerated."""
-    return Accelerated(
+    return accelerated(
+        costs,
         lambda costs: _relaxation.predecessors(costs, iterations),
         lambda costs: _predecessors(costs, iterations),
         lambda costs, history, gradient: _predecessors_pullback(history, gradient),
     )
 
 
-def positions(iterations: int) -> Accelerated:
+def positions(weights: Tensor, iterations: int) -> Tensor:
     """`_relaxation.positions`, accelerated."""
-    return Accelerated(
+    return accelerated(
+        weights,
         lambda weights: _relaxation.positions(weights, iterations),
         lambda weights: _positions(weights, iterations),
         _positions_pullback,

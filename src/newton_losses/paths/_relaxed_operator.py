@@ -16,8 +16,8 @@ from ..errors import ArgumentError
 
 Backend = Literal["auto", "triton", "torch"]
 
-# What "auto" is on a device; on all others it is torch. {"cuda": "triton"} makes the kernels the choice on CUDA.
-AUTOMATIC: dict[str, Backend] = {}
+# What "auto" is on a device, where it is installed; on all others it is torch.
+AUTOMATIC: dict[str, Backend] = {"cuda": "triton"}
 # Beyond this a grid does not fit into a program.
 LARGEST_TRITON = 32 * 32
 

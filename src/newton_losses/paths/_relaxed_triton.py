@@ -6,8 +6,7 @@ while loop are those of `_bellman_ford.py`. A program holds its whole grid, flat
 runs all iterations. A neighbour's value comes by `tl.gather`, from tensor to tensor: Triton itself moves it through
 shared memory and puts the barriers, so that no program ever reads memory that another of its threads has written.
 What the way back needs (distances, positions and paths of all iterations) is stored by the first kernel and read by
-the second. No atomics, and nothing goes to the host. So far it has run in Triton's
-interpreter and been compiled for compute capability 9.0, and has never run on a device.
+the second. No atomics, and nothing goes to the host.
 """
 
 from collections.abc import Callable
