@@ -125,7 +125,7 @@ def _check_settings(settings: _Settings) -> None:
     reduction, scale = settings.reduction, settings.loss_scale
     if not isinstance(reduction, str) or reduction not in ("mean", "sum"):
         raise ArgumentError(f"reduction={reduction!r}; what follows inject_fisher ends in a 'mean' or a 'sum'.")
-    is_factor = isinstance(scale, int | float) and math.isfinite(scale) and scale != 0
+    is_factor = isinstance(scale, (int, float)) and math.isfinite(scale) and scale != 0
     is_one_number = isinstance(scale, Tensor) and scale.numel() == 1
     if not (is_factor or is_one_number or isinstance(scale, GradScaler)):
         raise ArgumentError(

@@ -94,7 +94,7 @@ def _chunk(flat: Tensor) -> int:
 def forward_products(total: Total, flat: Tensor, directions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """(values, gradients, products) in one pass: the value and gradient are not repeated per direction."""
 
-    def along(direction: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def along(direction: Tensor) -> "tuple[Tensor, Tensor, Tensor]":  # in quotes for the compiler of torch 2.6
         gradient, product, value = torch.func.jvp(  # type: ignore[misc]
             torch.func.grad(total, has_aux=True), (flat,), (direction.expand_as(flat),), has_aux=True
         )

@@ -32,7 +32,7 @@ def flatten_outputs(y: Tensor) -> Tensor:
             "The outputs are a scalar. They need a batch dimension first, (N, ...); "
             "y.reshape(1, 1) is one sample with one output."
         )
-    if not y.is_floating_point():
+    if not y.dtype.is_floating_point:
         raise ArgumentError(f"The outputs are {y.dtype}; a loss is differentiated at real, floating outputs.")
     return widen(y.detach()).flatten(1) if y.dim() > 1 else widen(y.detach()).unsqueeze(1)
 
@@ -66,7 +66,8 @@ def make_total(loss: Loss, shape: torch.Size, targets: tuple[Any, ...], reductio
     """
     count = shape[0]
 
-    def total(flat: Tensor) -> tuple[Tensor, Tensor]:
+    # In quotes: the compiler of torch 2.6 evaluates the annotation and does not know what to make of it.
+    def total(flat: Tensor) -> "tuple[Tensor, Tensor]":
         out = loss(flat.reshape(shape), *targets)
         _check_values(out, shape, reduction, name_of(loss))
         if out.dim() == 1:

@@ -1,7 +1,7 @@
 """Rules for the damping λ in C + λI. A number is the simplest rule; anything callable can be one."""
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from numbers import Real
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
@@ -16,6 +16,10 @@ from ._group import sum_over
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
+
+
+# A tuple and not a union of types, which compilers before that of torch 2.11 do not look into.
+NUMBERS = (int, float, Tensor)
 
 
 class Damped(NamedTuple):
@@ -117,7 +121,7 @@ def _eigenvalue_scale(expansion: Expansion) -> Tensor:
 def resolve_damping(damping: Damping, group: "ProcessGroup | None") -> float | Tensor | DampingRule:
     """The rule that "auto" stands for, in the group that shares the batch; everything else is itself."""
     rule = NormalizedDamping() if isinstance(damping, str) else damping
-    return replace(rule, group=group) if isinstance(rule, NormalizedDamping) else rule
+    return NormalizedDamping(rule.factor, group) if isinstance(rule, NormalizedDamping) else rule
 
 
 def check_damping(damping: object) -> None:
@@ -133,13 +137,13 @@ def apply_rule(damping: float | Tensor | DampingRule, expansion: Expansion) -> D
     One in a tensor that is not positive and finite becomes NaN, without waiting for the device: no sample
     has a solution then, and all are counted as left out.
     """
-    found = damping if isinstance(damping, int | float | Tensor) else damping(expansion)
+    found = damping if isinstance(damping, NUMBERS) else damping(expansion)
     found = found if isinstance(found, Damped) else Damped(found)
     return Damped(*(_usable(number) for number in found))
 
 
 def _usable(number: Tensor | float) -> Tensor | float:
-    if not isinstance(number, int | float | Tensor):
+    if not isinstance(number, NUMBERS):
         raise ArgumentError(f"A damping rule returned {number!r}; it gives a positive number or a scalar tensor.")
     _check_number(number)
     if not isinstance(number, Tensor):
@@ -149,7 +153,7 @@ def _usable(number: Tensor | float) -> Tensor | float:
 
 
 def _check_number(damping: object, *, or_rule: bool = False) -> None:
-    is_number = isinstance(damping, int | float | Tensor) or (or_rule and callable(damping))
+    is_number = isinstance(damping, NUMBERS) or (or_rule and callable(damping))
     if isinstance(damping, bool) or not is_number:
         raise ArgumentError(
             f"The damping is a positive number, a scalar tensor, 'auto' or a rule that maps an expansion to "

@@ -45,6 +45,10 @@ def expand(
     """
     if curvature not in KINDS:
         raise ArgumentError(f"curvature={curvature!r}; it can be 'hessian', 'fisher' or None.")
+    if not torch.compiler.is_compiling() and torch.is_inference_mode_enabled():
+        # In there the torch.func of older versions finds every gradient to be zero, without a word.
+        with torch.inference_mode(False):
+            return expand(loss, y, *targets, curvature=curvature, reduction=reduction, matrix_free=matrix_free)
     flat = flatten_outputs(y)
     with full_precision(flat):
         if isinstance(loss, Expandable):

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from .._transforms import sees_operators
 
-
 Plain = Callable[[Tensor], Tensor]
 Value = Callable[[Tensor], tuple[Tensor, Tensor]]
 Pullback = Callable[[Tensor, Tensor, Tensor], Tensor]

@@ -34,7 +34,8 @@ class RelaxedBellmanFord(nn.Module):
       running product of the conditions σ(−β·(path(start) − 1)).
     - `conorm` is ⊕: `"probabilistic"` a + b − a·b, or `"yager"` min(1, a + b).
     - `backend` says what computes path and gradient on CUDA: "triton" for grids of up to 1024 vertices, or
-      "torch"; "auto" is "triton" where that is installed. All else is torch's. Both give the same numbers up to rounding.
+      "torch"; "auto" is "triton" where that is installed. All else is torch's. Both give the same numbers up to
+      rounding.
 
     float16 and bfloat16 are computed and returned in float32. Differentiable to any order, in forward mode
     too; the first derivative is hand-written and fast.
@@ -81,6 +82,8 @@ class RelaxedBellmanFord(nn.Module):
             )
         if costs.dtype not in (torch.float32, torch.float64):
             costs = costs.float()
+        if len(costs) == 0:
+            return costs.clone()
         if takes_triton(self.backend, costs):
             return self._by_triton(costs)
         return self._by_torch(costs)
