@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch import nn
+from torch._dynamo.testing import CompileCounterWithBackend
 
 from newton_losses.bench.models import DigitCNN, MapCNN, convolution_by_product
 from newton_losses.errors import ArgumentError, ShapeError
@@ -213,3 +214,13 @@ def test_the_fast_network_errs_no_more_than_plain_bf16():
     plain = relative_errors(precise, model.head(features).reshape(10, 5), model, images, weights)
     for one, other in zip(fast, plain, strict=True):
         assert one <= 2 * other + 1e-3
+
+
+def test_networks_of_several_runs_share_what_was_compiled():
+    compiled = CompileCounterWithBackend("aot_eager")
+    for seed in range(3):
+        torch.manual_seed(seed)
+        network = torch.compile(MapCNN(3, "bf16"), backend=compiled, dynamic=False)
+        for batch in (4, 3):
+            network(torch.zeros(batch, 3, 24, 24)).sum().backward()
+    assert compiled.frame_count == 2

@@ -228,10 +228,15 @@ def test_a_sweep_that_is_gone_lets_its_run_save(real, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("error", "compiled", "wanted"),
-    [(None, False, (FINISHED, True)), (None, True, (FINISHED, False)), (ValueError, False, (FAILED, False))],
+    ("error", "config", "wanted"),
+    [
+        (None, SORTING, (FINISHED, True)),
+        (None, replace(SORTING, compile=True), (FINISHED, False)),
+        (None, replace(PATHS, compile=True), (FINISHED, True)),
+        (ValueError, SORTING, (FAILED, False)),
+    ],
 )
-def test_who_stays(error, compiled, wanted, tmp_path, monkeypatch, capsys):
+def test_who_stays(error, config, wanted, tmp_path, monkeypatch, capsys):
     def pretend(job, events):
         if error is not None:
             raise error
@@ -239,9 +244,9 @@ def test_who_stays(error, compiled, wanted, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(worker, "execute", pretend)
     monkeypatch.setattr(worker, "_log_to", lambda path: None)
     monkeypatch.setattr(sys, "argv", ["worker"])
-    (job,) = jobs(tmp_path, replace(SORTING, compile=compiled))
+    (job,) = jobs(tmp_path, config)
     assert worker._do(job, "log", worker.Events(sys.stdout)) == wanted
-    assert sys.argv[1:3] == ["train", "sorting"]
+    assert sys.argv[1:3] == ["train", config.task]
 
 
 def test_what_a_run_leaves_behind_is_put_back():

@@ -3,7 +3,7 @@
 It reads jobs from its standard input, a line of JSON each, and writes events to its standard output, one JSON object
 a line: `begun`, those of the run, and `ended` with the exit code that a process of this one job would have had and
 with whether the process `stays` for another. It does so only after a run that ended well and left nothing
-behind: an error, a signal or compiled code is a reason for a new process.
+behind: an error, a signal or a compiled loss is a reason for a new process.
 
 When the input ends, the sweep is over, or it is no more: then a run that is at work saves and stops.
 """
@@ -115,7 +115,15 @@ def _do(job: Job, log: str, events: Events) -> tuple[int, bool]:
     code = _execute(job, events)
     sys.stdout.flush()
     sys.stderr.flush()
-    return code, code in (FINISHED, IN_USE) and not job.configuration.get("compile")
+    return code, code in (FINISHED, IN_USE) and not _compiles_its_loss(job.configuration)
+
+
+def _compiles_its_loss(configuration: dict[str, Any]) -> bool:
+    """A run on paths compiles its network alone, and the next one takes that over as it is.
+
+    Those that sort compile their losses as well, of which there are many, and the compiler gives up after a few.
+    """
+    return bool(configuration.get("compile")) and configuration["task"] == "sorting"
 
 
 def _execute(job: Job, events: Events) -> int:

@@ -34,7 +34,8 @@ class PathsTask:
         self._held_out = {"validation": splits.val.to(config.device), "test": splits.test.to(config.device)}
         self.model = make_model(lambda p: MapCNN(self._train.size, p), config)
         # The network alone: a black box in the loss would break the graph.
-        self._forward = torch.compile(self.model) if config.compile else self.model
+        # An epoch has two sizes of batch, each with code of its own: for any size it would be slower.
+        self._forward = torch.compile(self.model, dynamic=False) if config.compile else self.model
         loss = path_loss(config, self.generators["noise"])
         current_ranks().share_noise(loss)
         self.loss_module = training_loss(loss, config).to(config.device)
