@@ -45,10 +45,11 @@ def solve_fisher_rows(
     """The same with C = Σ gᵢgᵢᵀ / `divisor`, by itself their number."""
     out = torch.empty_like(rows)
     grid, shape = _shape(rows, products=True)
+    block = AT_A_TIME // shape["SIZE"]
     with torch.cuda.device_of(rows):  # type: ignore[no-untyped-call]
         solve_fisher[grid](
             gradient, divisor, rows, out, damping, _bits(number), len(gradient), len(rows),
-            BLOCK=AT_A_TIME // shape["SIZE"], **shape,
+            BLOCK=block, BLOCKS=triton.cdiv(len(gradient), block), **shape,
         )  # fmt: skip
     return out
 
@@ -86,12 +87,12 @@ def solve(  # type: ignore[no-untyped-def]
 @_kernel
 def solve_fisher(  # type: ignore[no-untyped-def]
     gradient, divisor, rows, out, damping, number, samples, count,
-    BLOCK: tl.constexpr, M: tl.constexpr, SIZE: tl.constexpr, WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr, BLOCKS: tl.constexpr, M: tl.constexpr, SIZE: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     i = tl.arange(0, SIZE)
     square = tl.zeros([SIZE, SIZE], tl.float64)
-    for start in range(0, samples, BLOCK):
-        n = start + tl.arange(0, BLOCK)
+    for block in range(BLOCKS):
+        n = block * BLOCK + tl.arange(0, BLOCK)
         inside = (n < samples)[:, None] & (i < M)[None, :]
         g = tl.load(gradient + n[:, None] * M + i[None, :], mask=inside, other=0.0)
         square = tl.dot(tl.trans(g), g, square, out_dtype=tl.float64)
@@ -162,12 +163,13 @@ def _eliminate(  # type: ignore[no-untyped-def]
         # A NaN is the largest of all, so that it reaches every row.
         large = tl.where(column == column, tl.abs(column), float("inf"))
         large = tl.where((solved == SIZE) & (i < M), large, -1.0)
-        at = i == tl.argmax(large, 0, tie_break_left=False)[None, :]
+        at = i == tl.argmax(large, 0)[None, :]
         solved = tl.where(at, p, solved)
     # Adding −0 changes nothing at all, so that the compiler can leave it out where it knows p.
     row = tl.sum(tl.where(at, tile, -0.0), 0)
     pivot = tl.sum(tl.where(at, column, -0.0), 0)
-    if DEFINITE:
-        good = tl.where(pivot > 0, good, float("nan"))
+    # What is infinite would end as a step of zero.
+    usable = tl.abs(pivot) < float("inf")
+    good = tl.where((usable & (pivot > 0)) if DEFINITE else usable, good, float("nan"))
     row = row * (1.0 / pivot)
     return tl.where(at, row[None, :], tile - column * row[None, :]), solved, good
