@@ -20,10 +20,10 @@ def widened(tensor: Tensor) -> Tensor:
 
 
 class Mean(NamedTuple):
-    """What C = Σ gᵢgᵢᵀ / `divisor` is made of: `gradient` `(N, m)` in float64, zero where a sample is left out."""
+    """The gᵢ whose mean of gᵢgᵢᵀ is C: `gradient` `(N, m)` in float64, zero where not `kept` `(N,)`, if not all are."""
 
     gradient: Tensor
-    divisor: Tensor | int
+    kept: Tensor | None
 
 
 @dataclass(frozen=True)

@@ -48,8 +48,7 @@ def solve_small(matrix: Tensor, rows: Tensor, damping: Tensor | float, kind: Kin
         tensor = tensor + rows.new_zeros((), dtype=torch.float64)
     solved: Tensor
     if mean is not None and len(mean.gradient) <= MOST_SAMPLES:
-        divisor = mean.divisor if isinstance(mean.divisor, Tensor) else None
-        solved = small_fisher_solve(mean.gradient, divisor, rows, tensor, number)
+        solved = small_fisher_solve(mean.gradient, mean.kept, rows, tensor, number)
     else:
         solved = small_solve(matrix.double(), rows, tensor, number, kind)
     return solved
@@ -70,14 +69,14 @@ def _(matrix: Tensor, rows: Tensor, damping: Tensor | None, number: float, kind:
 
 @torch.library.custom_op("newton_losses::small_fisher_solve", mutates_args=())
 def small_fisher_solve(
-    gradient: Tensor, divisor: Tensor | None, rows: Tensor, damping: Tensor | None, number: float
+    gradient: Tensor, kept: Tensor | None, rows: Tensor, damping: Tensor | None, number: float
 ) -> Tensor:
-    """`solve_small` of kind "definite" with C = Σ gᵢgᵢᵀ / `divisor`, by itself their number; gᵢ in float64."""
+    """`solve_small` of kind "definite" with C the mean of gᵢgᵢᵀ over the `kept` samples, as in `Mean`."""
     from ._small_solve_triton import solve_fisher_rows
 
-    return solve_fisher_rows(gradient.contiguous(), divisor, rows.contiguous(), damping, number)
+    return solve_fisher_rows(gradient.contiguous(), kept, rows.contiguous(), damping, number)
 
 
 @small_fisher_solve.register_fake
-def _(gradient: Tensor, divisor: Tensor | None, rows: Tensor, damping: Tensor | None, number: float) -> Tensor:
+def _(gradient: Tensor, kept: Tensor | None, rows: Tensor, damping: Tensor | None, number: float) -> Tensor:
     return rows.new_empty(rows.shape)

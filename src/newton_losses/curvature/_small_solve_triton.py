@@ -40,15 +40,15 @@ def solve_rows(matrix: Tensor, rows: Tensor, damping: Tensor | None, number: flo
 
 
 def solve_fisher_rows(
-    gradient: Tensor, divisor: Tensor | None, rows: Tensor, damping: Tensor | None, number: float
+    gradient: Tensor, kept: Tensor | None, rows: Tensor, damping: Tensor | None, number: float
 ) -> Tensor:
-    """The same with C = Σ gᵢgᵢᵀ / `divisor`, by itself their number."""
+    """The same with C the mean of gᵢgᵢᵀ over the samples that are kept; the others have gᵢ = 0."""
     out = torch.empty_like(rows)
     grid, shape = _shape(rows, products=True)
     block = AT_A_TIME // shape["SIZE"]
     with torch.cuda.device_of(rows):  # type: ignore[no-untyped-call]
         solve_fisher[grid](
-            gradient, divisor, rows, out, damping, _bits(number), len(gradient), len(rows),
+            gradient, kept, rows, out, damping, _bits(number), len(gradient), len(rows),
             BLOCK=block, BLOCKS=triton.cdiv(len(gradient), block), **shape,
         )  # fmt: skip
     return out
@@ -86,18 +86,20 @@ def solve(  # type: ignore[no-untyped-def]
 
 @_kernel
 def solve_fisher(  # type: ignore[no-untyped-def]
-    gradient, divisor, rows, out, damping, number, samples, count,
+    gradient, kept, rows, out, damping, number, samples, count,
     BLOCK: tl.constexpr, BLOCKS: tl.constexpr, M: tl.constexpr, SIZE: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     i = tl.arange(0, SIZE)
     square = tl.zeros([SIZE, SIZE], tl.float64)
+    total = tl.zeros([BLOCK], tl.int32)
     for block in range(BLOCKS):
         n = block * BLOCK + tl.arange(0, BLOCK)
         inside = (n < samples)[:, None] & (i < M)[None, :]
         g = tl.load(gradient + n[:, None] * M + i[None, :], mask=inside, other=0.0)
         square = tl.dot(tl.trans(g), g, square, out_dtype=tl.float64)
-    total = samples if divisor is None else tl.load(divisor)
-    square = square * (1.0 / total.to(tl.float64))
+        inside = n < samples
+        total += (inside if kept is None else tl.load(kept + n, mask=inside, other=0)).to(tl.int32)
+    square = square * (1.0 / tl.maximum(tl.sum(total, 0), 1).to(tl.float64))
     _solve_sides(square, rows, out, _number(damping, number), count, True, M, SIZE, WIDTH)
 
 
