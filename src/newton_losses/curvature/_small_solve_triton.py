@@ -115,12 +115,14 @@ def _absolute(  # type: ignore[no-untyped-def]
     """|C| = C sign(C), by the iteration of `_sign.py`."""
     scale = tl.sqrt(tl.sum(tl.sum(square * square, 1), 0))
     sign = tl.where(scale > 0, square / scale, 0.0)
-    low = tl.full([], LOWEST, tl.float64)
+    # How steep a round is need not be exact, and roots and quotients in float64 would take as long as the products.
+    low = tl.full([], LOWEST, tl.float32)
     for _ in range(ROUNDS):
-        steep = tl.minimum(tl.sqrt(3.0 / (1.0 + low + low * low)), tl.full([], STEEPEST, tl.float64))
-        cube = tl.dot(tl.dot(sign, sign, out_dtype=tl.float64), sign, out_dtype=tl.float64)
-        sign = (1.5 * steep) * sign - (0.5 * steep * steep * steep) * cube
+        steep = tl.minimum(tl.sqrt(3.0 / (1.0 + low + low * low)), STEEPEST)
         low = 0.5 * steep * low * (3.0 - steep * steep * low * low)
+        factor = steep.to(tl.float64)
+        cube = tl.dot(tl.dot(sign, sign, out_dtype=tl.float64), sign, out_dtype=tl.float64)
+        sign = (1.5 * factor) * sign - (0.5 * factor * factor * factor) * cube
     absolute = tl.dot(square, sign, out_dtype=tl.float64)
     return (absolute + tl.trans(absolute)) * 0.5
 
