@@ -169,9 +169,8 @@ def _eliminate(  # type: ignore[no-untyped-def]
         large = tl.where((solved == SIZE) & (i < M), large, -1.0)
         at = i == tl.argmax(large, 0)[None, :]
         solved = tl.where(at, p, solved)
-    # Adding −0 changes nothing at all, so that the compiler can leave it out where it knows p.
-    row = tl.sum(tl.where(at, tile, -0.0), 0)
-    pivot = tl.sum(tl.where(at, column, -0.0), 0)
+    row = tl.sum(tl.where(at, tile, 0.0), 0)
+    pivot = tl.sum(tl.where(at, column, 0.0), 0)
     # What is infinite would end as a step of zero.
     usable = tl.abs(pivot) < float("inf")
     good = tl.where((usable & (pivot > 0)) if DEFINITE else usable, good, float("nan"))
