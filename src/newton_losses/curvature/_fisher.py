@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from ._forms import Dense, LowRank
+from ._forms import Dense, LowRank, Mean
 
 
 def empirical_fisher(gradient: Tensor, kept: Tensor | None = None) -> Dense | LowRank:
@@ -25,4 +25,4 @@ def empirical_fisher(gradient: Tensor, kept: Tensor | None = None) -> Dense | Lo
     if gradient.shape[0] < gradient.shape[1]:
         scale = torch.as_tensor(count, dtype=wide.dtype, device=wide.device).sqrt()
         return LowRank(wide / scale, scale)
-    return Dense(wide.mT @ wide / count, semidefinite=True)
+    return Dense(wide.mT @ wide / count, semidefinite=True, mean=Mean(wide, kept))

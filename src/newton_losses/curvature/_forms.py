@@ -4,8 +4,8 @@ Only the mathematics of the matrix lives here. Solving with it is in `_solve.py`
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,16 +19,26 @@ def widened(tensor: Tensor) -> Tensor:
     return tensor if tensor.device.type == "mps" else tensor.double()
 
 
+class Mean(NamedTuple):
+    """The gᵢ whose mean of gᵢgᵢᵀ is C: `gradient` `(N, m)` in float64, zero where not `kept` `(N,)`, if not all are."""
+
+    gradient: Tensor
+    kept: Tensor | None
+
+
 @dataclass(frozen=True)
 class Dense:
     """C, stored as an `(m, m)` symmetric tensor; `semidefinite` where no eigenvalue can be negative.
 
-    `count` is how many samples C is the mean over, where that is not all with a finite gradient.
+    `count` is how many samples C is the mean over, where that is not all with a finite gradient. Where C is
+    the mean of gᵢgᵢᵀ, `mean` may say so: a solver can then make C itself, and a compiler leaves `matrix` out where
+    nobody else looks at it.
     """
 
     matrix: Tensor
     semidefinite: bool = False
     count: Tensor | None = None
+    mean: Mean | None = field(default=None, repr=False, compare=False)
 
     def dense(self) -> Tensor:
         return self.matrix

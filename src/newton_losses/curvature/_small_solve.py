@@ -3,41 +3,80 @@
 Which form a curvature has, and what else could solve with it, is in `_solve.py`.
 """
 
+from typing import Literal
+
 import torch
 from torch import Tensor
 
 from .._optional import is_installed
+from ._forms import Mean
 
-# A matrix that a warp or four hold in their registers.
+# A matrix that a warp holds in its registers.
 LARGEST = 32
-# Asked once: a compiler does not look into a cached function.
-HAS_TRITON = is_installed("triton")
+# Every program makes the Fisher of all samples, which for more of them takes longer than a kernel of its own.
+MOST_SAMPLES = 512
+# Asked once: a compiler does not look into a cached function. The triton of earlier versions has no float64 products.
+HAS_TRITON = is_installed("triton") and torch.__version__ >= "2.10"
+
+Kind = Literal["definite", "raw", "absolute", "clip"]
 
 
-def is_small(matrix: Tensor, rows: Tensor) -> bool:
-    """Whether `small_solve` can serve: a float64 CUDA system of at most 32 unknowns that nobody differentiates."""
-    if not (HAS_TRITON and matrix.is_cuda and matrix.dtype == torch.float64 and matrix.ndim == 2):
+def is_small(matrix: Tensor, rows: Tensor, damping: Tensor | float = 0.0) -> bool:
+    """Whether `solve_small` can serve: a CUDA system of at most 32 unknowns that nobody differentiates."""
+    tensors = [tensor for tensor in (matrix, rows, damping) if isinstance(tensor, Tensor)]
+    if not (HAS_TRITON and matrix.is_cuda and rows.is_cuda and matrix.ndim == 2):
         return False
     if not (0 < len(matrix) <= LARGEST and len(rows) > 0):
         return False
-    if torch.is_grad_enabled() and (matrix.requires_grad or rows.requires_grad):
+    if not all(tensor.is_floating_point() for tensor in tensors):
+        return False
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
         return False
     # A compiler cannot look into the question about transforms, and traces them itself.
     return torch.compiler.is_compiling() or not torch._C._are_functorch_transforms_active()
 
 
-@torch.library.custom_op("newton_losses::small_solve", mutates_args=())
-def small_solve(matrix: Tensor, rows: Tensor, definite: bool) -> Tensor:
-    """`matrix`⁻¹ applied to each row of `rows`, `(K, m)` to `(K, m)`, both float64, by elimination.
+def solve_small(matrix: Tensor, rows: Tensor, damping: Tensor | float, kind: Kind, mean: Mean | None = None) -> Tensor:
+    """(C + λI)⁻¹ applied to each row, `(K, m)` to `(K, m)` in the dtype of `rows`, computed in float64.
 
-    With `definite` there is no pivoting, and a pivot that is not positive makes everything NaN; without it,
-    rows are exchanged for the largest pivot.
+    "definite" is for a C without negative eigenvalues: a pivot of C + λI that is not positive makes everything
+    NaN. The other kinds are the spectra of `damped_solve`. With the `mean` that C is, C itself is not looked at.
     """
-    from ._small_solve_triton import eliminate_rows
+    tensor, number = (None, float(damping)) if not isinstance(damping, Tensor) else (damping.reshape(()), 0.0)
+    if tensor is not None and not tensor.is_cuda:
+        # One number from the host, which becomes an argument of a kernel; a copy could not be captured.
+        tensor = tensor + rows.new_zeros((), dtype=torch.float64)
+    solved: Tensor
+    if mean is not None and len(mean.gradient) <= MOST_SAMPLES:
+        solved = small_fisher_solve(mean.gradient, mean.kept, rows, tensor, number)
+    else:
+        solved = small_solve(matrix.double(), rows, tensor, number, kind)
+    return solved
 
-    return eliminate_rows(matrix.contiguous(), rows.contiguous(), definite)
+
+@torch.library.custom_op("newton_losses::small_solve", mutates_args=())
+def small_solve(matrix: Tensor, rows: Tensor, damping: Tensor | None, number: float, kind: str) -> Tensor:
+    """`solve_small` with a float64 matrix; λ is in `damping`, or without it `number`."""
+    from ._small_solve_triton import solve_rows
+
+    return solve_rows(matrix.contiguous(), rows.contiguous(), damping, number, kind)
 
 
 @small_solve.register_fake
-def _(matrix: Tensor, rows: Tensor, definite: bool) -> Tensor:
+def _(matrix: Tensor, rows: Tensor, damping: Tensor | None, number: float, kind: str) -> Tensor:
+    return rows.new_empty(rows.shape)
+
+
+@torch.library.custom_op("newton_losses::small_fisher_solve", mutates_args=())
+def small_fisher_solve(
+    gradient: Tensor, kept: Tensor | None, rows: Tensor, damping: Tensor | None, number: float
+) -> Tensor:
+    """`solve_small` of kind "definite" with C the mean of gᵢgᵢᵀ over the `kept` samples, as in `Mean`."""
+    from ._small_solve_triton import solve_fisher_rows
+
+    return solve_fisher_rows(gradient.contiguous(), kept, rows.contiguous(), damping, number)
+
+
+@small_fisher_solve.register_fake
+def _(gradient: Tensor, kept: Tensor | None, rows: Tensor, damping: Tensor | None, number: float) -> Tensor:
     return rows.new_empty(rows.shape)

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from ..errors import ArgumentError
-from ._forms import Curvature, LowRank, Products
+from ._forms import Curvature, Dense, LowRank, Products
 from ._group import any_over, gather_numbers, gather_rows, own_rank
-from ._small_solve import is_small, small_solve
+from ._sign import matrix_sign
+from ._small_solve import Kind, is_small, solve_small
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -51,6 +52,9 @@ def damped_solve(
         if curvature.group is not None:
             return _solve_together(curvature, curvature.group, rows, damping, iterations, tolerance)
         return _conjugate_residuals(curvature, rows, damping, iterations, tolerance)
+    if isinstance(curvature, Dense) and is_small(curvature.matrix, rows, damping):
+        kind: Kind = "definite" if curvature.semidefinite else spectrum
+        return solve_small(curvature.matrix, rows, damping, kind, curvature.mean)
     dtype = _solve_dtype(rows)
     if isinstance(damping, Tensor):
         damping = damping.to(dtype)
@@ -59,7 +63,7 @@ def damped_solve(
         return _woodbury(curvature.factor.to(dtype), wide, damping).to(rows.dtype)
     matrix = curvature.matrix.to(dtype)
     if curvature.semidefinite:
-        return _cholesky(_damped(matrix, damping), wide).to(rows.dtype)
+        return _cholesky(matrix, wide, damping).to(rows.dtype)
     if spectrum == "raw":
         return _lu(_damped(matrix, damping), wide).to(rows.dtype)
     return _definite_part(matrix, spectrum, damping, wide).to(rows.dtype)
@@ -80,27 +84,21 @@ def _damped(matrix: Tensor, damping: Tensor | float) -> Tensor:
 
 def _lu(matrix: Tensor, rows: Tensor) -> Tensor:
     """For what is symmetric but perhaps indefinite: Cholesky would not do."""
-    solved: Tensor
-    if is_small(matrix, rows):
-        solved = small_solve(matrix, rows, definite=False)
-        return solved
-    solved = torch.linalg.solve_ex(matrix, rows.mT)[0]
+    solved: Tensor = torch.linalg.solve_ex(matrix, rows.mT)[0]
     return solved.mT
 
 
-def _cholesky(matrix: Tensor, rows: Tensor) -> Tensor:
-    solved: Tensor
-    if is_small(matrix, rows):
-        solved = small_solve(matrix, rows, definite=True)
-        return solved
-    factor, info = torch.linalg.cholesky_ex(matrix)
+def _cholesky(matrix: Tensor, rows: Tensor, damping: Tensor | float) -> Tensor:
+    if is_small(matrix, rows, damping):
+        return solve_small(matrix, rows, damping, "definite")
+    factor, info = torch.linalg.cholesky_ex(_damped(matrix, damping))
     solved = torch.cholesky_solve(rows.mT, factor).mT
     return torch.where(info == 0, solved, torch.nan)
 
 
 def _woodbury(factor: Tensor, rows: Tensor, damping: Tensor | float) -> Tensor:
     """(AᵀA + λI)⁻¹b = (b − Aᵀ(AAᵀ + λI)⁻¹Ab) / λ: a K×K system instead of an m×m one."""
-    inner = _cholesky(_damped(factor @ factor.mT, damping), rows @ factor.mT)
+    inner = _cholesky(factor @ factor.mT, rows @ factor.mT, damping)
     return (rows - inner @ factor) / damping
 
 
@@ -116,7 +114,7 @@ def solve_gradients(curvature: LowRank, count: int, damping: Tensor | float) -> 
     factor = curvature.factor.to(dtype)
     damping = damping.to(dtype) if isinstance(damping, Tensor) else damping
     own = torch.eye(len(factor), dtype=dtype, device=factor.device)[curvature.first : curvature.first + count]
-    inner = _cholesky(_damped(factor @ factor.mT, damping), own * curvature.scale.to(dtype))
+    inner = _cholesky(factor @ factor.mT, own * curvature.scale.to(dtype), damping)
     return inner @ factor
 
 
@@ -129,25 +127,11 @@ def _definite_part(matrix: Tensor, spectrum: Spectrum, damping: Tensor | float, 
     # On a device, torch's eigh waits to check for errors, so it could not be captured in a graph.
     absolute = _symmetric(matrix @ matrix_sign(matrix))
     definite = absolute if spectrum == "absolute" else (absolute + matrix) / 2
-    return _cholesky(_damped(definite, damping), rows)
+    return _cholesky(definite, rows, damping)
 
 
 def _symmetric(matrix: Tensor) -> Tensor:
     return (matrix + matrix.mT) / 2
-
-
-def matrix_sign(matrix: Tensor) -> Tensor:
-    """The sign of a symmetric matrix, V sign(e) Vᵀ, by products alone.
-
-    The Newton-Schulz iteration X ← (3X − X³)/2 starts with all eigenvalues in [−1, 1] and takes each
-    to its sign; small ones grow by 3/2 a round. After 60 rounds what is left below ±1 was smaller
-    than 1e-10 of the largest, so |C| = C·sign(C) has an error below that.
-    """
-    scale = torch.linalg.matrix_norm(matrix)
-    sign = torch.where(scale > 0, matrix / scale, 0.0)
-    for _ in range(60):
-        sign = 1.5 * sign - 0.5 * (sign @ sign @ sign)
-    return sign
 
 
 def _solve_together(
