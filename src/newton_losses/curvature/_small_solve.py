@@ -24,7 +24,7 @@ Kind = Literal["definite", "raw", "absolute", "clip"]
 def is_small(matrix: Tensor, rows: Tensor, damping: Tensor | float = 0.0) -> bool:
     """Whether `solve_small` can serve: a CUDA system of at most 32 unknowns that nobody differentiates."""
     tensors = [tensor for tensor in (matrix, rows, damping) if isinstance(tensor, Tensor)]
-    if not (HAS_TRITON and matrix.is_cuda and rows.is_cuda and matrix.ndim == 2):
+    if not (HAS_TRITON and matrix.device.type == rows.device.type == "cuda" and matrix.ndim == 2):
         return False
     if not (0 < len(matrix) <= LARGEST and len(rows) > 0):
         return False
