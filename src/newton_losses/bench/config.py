@@ -14,6 +14,7 @@ import torch
 
 from ..errors import ArgumentError
 from . import defaults
+from .device import device_kind
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -348,8 +349,13 @@ def resolve_device(name: str) -> str:
     """
     if name == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
-    kind = name.split(":")[0]
-    check_choice("device", kind, ("cpu", "cuda"))
-    if kind == "cuda" and not torch.cuda.is_available():
+    check_choice("device", device_kind(name), ("cpu", "cuda"))
+    number = name.partition(":")[2]
+    if ":" in name and not (name.startswith("cuda") and number.isdecimal()):
+        raise ArgumentError(f"--device {name}: a device is cpu, cuda, or cuda with a number, as in cuda:1.")
+    if name != "cpu" and not torch.cuda.is_available():
         raise ArgumentError(f"--device {name}: torch finds no CUDA device here. Use --device cpu, or auto.")
+    if number and int(number) >= (there := torch.cuda.device_count()):
+        found = "one CUDA device here, cuda:0" if there == 1 else f"{there} CUDA devices here, up to cuda:{there - 1}"
+        raise ArgumentError(f"--device {name}: torch finds {found}.")
     return name

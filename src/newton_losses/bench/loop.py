@@ -11,6 +11,7 @@ import torch
 
 from ..errors import ArgumentError
 from .config import RunConfig, check_at_least, option
+from .device import on_device
 from .files import RunError
 from .interrupts import Interrupted, StopRequests, stop_requests
 from .progress import Progress, Silent
@@ -79,7 +80,7 @@ def run_together(
     if not plans:
         return []
     precision, device = _common("precision", plans), _common("device", plans)
-    with sharing_ranks() as ranks, stop_requests() as stop, precision_flags(precision):
+    with on_device(device), sharing_ranks() as ranks, stop_requests() as stop, precision_flags(precision):
         at_once = min(at_once, len(plans)) if ranks.count == 1 else 1
         setting = _Setting(ranks, stop, make, overwrite, checkpoint_seconds, at_once)
         try:

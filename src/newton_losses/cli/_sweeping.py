@@ -29,7 +29,7 @@ Seeds = Annotated[
     str | None, option(_WHAT, "How many seeds, as in 3; or which, as in 4-7 or 0,5. Default: the paper's.")
 ]
 Root = Annotated[str | None, option(_WHAT, "Folder of the data; see `newton-losses data list`.", "--data-root")]
-Device = Annotated[str, option(_COMPUTING, "auto, cpu or cuda.")]
+Device = Annotated[str, option(_COMPUTING, "auto, cpu, cuda (all GPUs, by turns), or one of them as in cuda:1.")]
 Compile = Annotated[bool, option(_COMPUTING, "Compile with torch.compile.", "--compile/--no-compile")]
 Jobs = Annotated[int, option(_COMPUTING, "Runs at once; with --ray, runs at once on each GPU.", "--jobs", "-j")]
 Ray = Annotated[str | None, option(_COMPUTING, "Address of a Ray cluster, or auto. Needs the extra 'ray'.", "--ray")]

@@ -50,7 +50,7 @@ Seed = Annotated[int, _option(_TRAINING, "Seed of weights, batches, noise and ev
 Seeds = Annotated[str | None, _option(_TRAINING, "Several seeds, one run each, as in 0,1,2 or 0-9.")]
 AtOnce = Annotated[int, _option(_COMPUTING, "How many of the seeds train at the same time, on CUDA.")]
 Root = Annotated[str | None, _option(_DATA, "Folder of the data; see `newton-losses data list`.", "--data-root")]
-Device = Annotated[str, _option(_COMPUTING, "auto, cpu or cuda.")]
+Device = Annotated[str, _option(_COMPUTING, "auto, cpu, cuda, or one of several GPUs as in cuda:1.")]
 Precision = Annotated[
     str, _option(_COMPUTING, "Of the convolutions: float32, tf32 or bf16. Scores and losses are float32.")
 ]

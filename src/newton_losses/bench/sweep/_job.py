@@ -9,6 +9,7 @@ from typing import Any, Self
 from ..config import PathsConfig, RunConfig, SortingConfig
 from ..convex import ConvexConfig, run_convex
 from ..data import DataNotFoundError, Terrain, data_root, terrain
+from ..device import device_kind
 from ..files import RunError
 from ..loop import run
 from ..progress import Progress
@@ -88,11 +89,9 @@ def _as_begun(config: RunConfig, folder: Path) -> tuple[RunConfig, bool]:
     if not (folder / CONFIG).exists():
         return config, False
     begun = read_json(folder / CONFIG).get("configuration", {})
-    if str(begun.get("device")).split(":")[0] != config.device.split(":")[0]:
+    if device_kind(str(begun.get("device"))) != device_kind(config.device):
         return config, True
-    return replace(
-        config, **{name: begun[name] for name in ("device", "compile", "graph", "kernels") if name in begun}
-    ), False
+    return replace(config, **{name: begun[name] for name in ("compile", "graph", "kernels") if name in begun}), False
 
 
 def prepare_data(config: RunConfig) -> None:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from ...sorting import SortingLoss, element_wise_match, exact_match
 from ..config import SortingConfig
 from ..data import MNIST, Affine, Digits, LabeledImages, MultiDigit, Splits
+from ..device import device_kind
 from ..models import DigitCNN
 from ..ranks import current_ranks
 from ..seeds import stream
@@ -87,7 +88,7 @@ class SortingTask:
 
     def _figures(self, sets: MultiDigit, count: int) -> dict[str, float]:
         """Exact match: sets with all ranks right. Element-wise: items at their rank. In per cent."""
-        at_once = max(1, _PICTURES_AT_ONCE[self._config.device.split(":")[0]] // self._config.n)
+        at_once = max(1, _PICTURES_AT_ONCE[device_kind(self._config.device)] // self._config.n)
         exact = torch.zeros((), dtype=torch.float64, device=self._config.device)
         right = torch.zeros_like(exact)
         for begin in range(0, count, at_once):
