@@ -10,7 +10,7 @@ from small_runs import small_runs
 
 from newton_losses.bench import loop
 from newton_losses.bench.config import resolve_device
-from newton_losses.bench.device import on_device
+from newton_losses.bench.device import is_out_of_memory, on_device
 from newton_losses.bench.files import RunError
 from newton_losses.bench.loop import PlannedRun, run, run_together
 from newton_losses.bench.run_folder import RunFolder
@@ -136,3 +136,56 @@ def test_a_job_goes_on_on_the_device_of_today(tmp_path):
     assert _as_begun(replace(config, device="cuda:0"), tmp_path / "run") == (
         replace(config, device="cuda:0", graph=True), False
     )  # fmt: skip
+
+
+# Its memory
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."),
+        RuntimeError("CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported"),
+        RuntimeError("Triton Error [CUDA]: out of memory"),
+        RuntimeError("CUDA driver error: CUDA_ERROR_OUT_OF_MEMORY"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+        RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"),
+        RuntimeError("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED"),
+        RuntimeError("cusolver error: CUSOLVER_STATUS_ALLOC_FAILED, when calling `cusolverDnCreate(handle)`"),
+    ],
+)
+def test_a_full_device_is_recognised(error):
+    assert is_out_of_memory(error)
+
+
+@pytest.mark.skipif(not hasattr(torch, "AcceleratorError"), reason="this torch raises a RuntimeError")
+def test_a_full_device_is_recognised_in_an_error_of_its_own_type():
+    assert is_out_of_memory(torch.AcceleratorError("CUDA error: out of memory"))
+
+
+def test_the_end_of_a_capture_hides_what_ended_it():
+    """Its error says only that there was another, in whose handling it was raised."""
+    error = RuntimeError("CUDA error: operation failed due to a previous error during capture")
+    assert not is_out_of_memory(error)
+    error.__context__ = torch.OutOfMemoryError("CUDA out of memory.")
+    assert is_out_of_memory(error)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("CUDA error: an illegal memory access was encountered"),
+        RuntimeError("cuDNN error: CUDNN_STATUS_EXECUTION_FAILED"),
+        RuntimeError("out of memory verses"),
+        ValueError("CUDA error: out of memory"),
+        RunError("The disk is full."),
+    ],
+)
+def test_other_errors_are_not_a_full_device(error):
+    assert not is_out_of_memory(error)
+
+
+def test_a_sentence_of_our_own_stays_as_it_is():
+    error = RunError("Something that says what to do.")
+    error.__cause__ = torch.OutOfMemoryError()
+    assert not is_out_of_memory(error)

@@ -1,8 +1,18 @@
-"""The device of a run, beside its tensors: being on it. Which one it is, `config.resolve_device` finds."""
+"""The device of a run, beside its tensors: being on it, and telling that it is full.
+
+Which one it is, `config.resolve_device` finds.
+"""
 
 import contextlib
+import re
 
 import torch
+
+from ..errors import NewtonLossesError
+
+# Memory that torch does not hand out itself: of graphs, kernels and handles, and the libraries' own. Each library has a
+# status of its own, as in CUBLAS_STATUS_ALLOC_FAILED and CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED.
+_FULL = re.compile(r"CUDA\b.*\bout of memory|CUDA_ERROR_OUT_OF_MEMORY|\bCU[A-Z]+_(?:\w+_)?ALLOC(?:ATION)?_FAILED")
 
 
 def on_device(name: str) -> contextlib.AbstractContextManager[object]:
@@ -25,3 +35,20 @@ def device_kind(name: str) -> str:
     ('cuda', 'cpu')
     """
     return name.partition(":")[0]
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether a CUDA device had no memory left, whoever asked for it: torch, CUDA, or one of its libraries.
+
+    An error that such a one has led to counts as well: the end of a capture that was broken off raises another.
+
+    >>> is_out_of_memory(RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"))
+    True
+    """
+    # A sentence of our own says what to do already.
+    if not isinstance(error, RuntimeError) or isinstance(error, NewtonLossesError):
+        return False
+    if isinstance(error, torch.OutOfMemoryError) or _FULL.search(str(error)):
+        return True
+    earlier = error.__cause__ or error.__context__
+    return earlier is not None and is_out_of_memory(earlier)

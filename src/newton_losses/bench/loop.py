@@ -11,7 +11,7 @@ import torch
 
 from ..errors import ArgumentError
 from .config import RunConfig, check_at_least, option
-from .device import on_device
+from .device import is_out_of_memory, on_device
 from .files import RunError
 from .interrupts import Interrupted, StopRequests, stop_requests
 from .progress import Progress, Silent
@@ -85,8 +85,8 @@ def run_together(
         setting = _Setting(ranks, stop, make, overwrite, checkpoint_seconds, at_once)
         try:
             return take_turns([_steps(plan, setting) for plan in plans], at_once, device, stop)
-        except torch.OutOfMemoryError as error:
-            if at_once == 1:
+        except RuntimeError as error:
+            if at_once == 1 or not is_out_of_memory(error):
                 raise
             raise RunError(
                 f"The memory of {device} does not hold {at_once} runs at the same time. Give the same command again "
