@@ -20,6 +20,7 @@ from .run_folder import Record, RunFolder
 from .tasks import Figures, Task, make_task
 from .trainer import Trainer
 from .turns import WHEN_DONE, WHEN_NEARLY_DONE, Steps, take_turns
+from .whose import errors_of
 
 # Between evaluations: how long a crash may throw a run back, and how often a watching person gets news.
 CHECKPOINT_SECONDS = 60.0
@@ -121,7 +122,8 @@ def _steps(plan: PlannedRun, setting: _Setting) -> Steps[Record]:
     """A run from beginning to end. It gives way after a few steps, and before whatever waits for the device."""
     ranks, stop = setting.ranks, setting.stop
     progress = (plan.progress if ranks.is_first else None) or Silent()
-    with contextlib.closing(RunFolder(plan.out, plan.config, overwrite=setting.overwrite)) as folder:
+    folder = RunFolder(plan.out, plan.config, overwrite=setting.overwrite)
+    with errors_of(plan.config.seed), contextlib.closing(folder):
         if (result := _open(plan, setting, folder)) is not None:
             _tell_notes(folder, progress)
             progress.finished(result, again=True)
