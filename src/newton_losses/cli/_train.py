@@ -14,6 +14,7 @@ from ..bench.loop import PlannedRun, run_together
 from ..bench.progress import JsonLines, PlainLines, Progress, Together
 from ..bench.ranks import is_first_process, joined_ranks, noted_signals, started_by_torchrun
 from ..bench.results import summarise
+from ..bench.tasks import KeptData, make_task
 from ..errors import ArgumentError
 from ._output import choose_progress, emit, spoken_errors
 
@@ -185,7 +186,9 @@ def _train(
         ]
         with joined_ranks(base.device):
             try:
-                results = run_together(plans, at_once=number, overwrite=overwrite)
+                # A run alone gives its data back as soon as it is on the device.
+                make = KeptData().make_task if len(plans) > 1 else make_task
+                results = run_together(plans, at_once=number, make=make, overwrite=overwrite)
             finally:
                 for listener in listeners:
                     listener.close()

@@ -140,6 +140,11 @@ class Terrain(MapFiles):
         """All three splits as tensors, normalised by the mean and standard deviation of the training maps."""
         return normalized_splits(*(Terrain(root, split, size, check) for split in Splits._fields))
 
+    @staticmethod
+    def places(root: str | os.PathLike[str] | None = None, size: int = 12) -> list[Path]:
+        """The folder where its files are looked for."""
+        return [_folder(data_root(root), size)]
+
 
 def _draw_chunk(seed: int, set_number: int, first: int, count: int, size: int) -> Drawn:
     streams = Streams(seed, set_number, first, count)

@@ -1,7 +1,7 @@
 """One run of a sweep: what it is, where it goes, and doing it, in whichever process or machine."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Self
@@ -15,6 +15,7 @@ from ..loop import run
 from ..progress import Progress
 from ..results import compact, configuration_class, run_name
 from ..run_folder import CHECKPOINT, CONFIG, RESULT, WEIGHTS, Record, read_json
+from ..tasks import Task, make_task
 
 # How the process of a job can end, as exit codes.
 FINISHED, FAILED, IN_USE = 0, 1, 75
@@ -53,8 +54,11 @@ class Job:
         return (Path(self.folder) / RESULT).exists()
 
 
-def execute(job: Job, progress: Progress) -> Record:
-    """Do a job, or go on with it, and return the result. A finished one is not done again."""
+def execute(job: Job, progress: Progress, make: Callable[[Any], Task] = make_task) -> Record:
+    """Do a job, or go on with it, and return the result. A finished one is not done again.
+
+    `make(config)` makes the task of a run that is not `convex`.
+    """
     folder = Path(job.folder)
     if not job.is_finished():
         config = configuration_class(job.configuration["task"]).from_dict(job.configuration).resolved()
@@ -63,7 +67,7 @@ def execute(job: Job, progress: Progress) -> Record:
             run_convex(config, job.folder, progress=progress)
         else:
             config, anew = _as_begun(config, folder)
-            run(config, job.folder, progress=progress, overwrite=anew)
+            run(config, job.folder, progress=progress, make=make, overwrite=anew)
     if not job.keep_weights:
         tidy(job)
     return read_json(folder / RESULT)

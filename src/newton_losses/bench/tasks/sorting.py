@@ -35,7 +35,7 @@ class SortingTask:
     ) -> None:
         self._config = config
         self.generators = {name: stream(config.seed, name, config.device) for name in ("batches", "evaluation")}
-        splits = splits or _load(config)
+        splits = splits or load_digits(config)
         affine = Affine() if config.augment else None
 
         def sets(data: LabeledImages, affine: Affine | None = None) -> MultiDigit:
@@ -102,5 +102,6 @@ class SortingTask:
         }
 
 
-def _load(config: SortingConfig) -> Splits[LabeledImages]:
+def load_digits(config: SortingConfig) -> Splits[LabeledImages]:
+    """The three splits of the digits that a configuration names."""
     return MNIST.splits(config.data_root) if config.data == "mnist" else Digits.splits()
