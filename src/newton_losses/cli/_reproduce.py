@@ -79,6 +79,8 @@ def reproduce(
     """
     with spoken_errors():
         check_choice("target", target, _TARGETS, "reproduce")
+        if of is not None and target != "ls":
+            raise ArgumentError(f"reproduce {target} {of}: a second name goes with ls alone. --only chooses cells.")
         if target == "gradients":
             typer.echo(f"in {write_gradients(results / 'gradients')}")
             return

@@ -172,6 +172,10 @@ def _train(
 ) -> None:
     with noted_signals(), spoken_errors(as_json):
         base: RunConfig = make().resolved()
+        if base.seed and seeds is not None:
+            raise ArgumentError(
+                f"--seed {base.seed} and --seeds {seeds}: give one of them, as in --seeds {base.seed},{seeds}."
+            )
         configs = [base] if seeds is None else [replace(base, seed=seed) for seed in parse_seeds(seeds)]
         folders = [run_folder(config, out, several=seeds is not None) for config in configs]
         number, reason = _choose_at_once(at_once, base, len(configs))
@@ -266,11 +270,18 @@ def parse_seeds(text: str) -> list[int]:
     try:
         for part in text.split(","):
             first, _, last = part.partition("-")
-            seeds.extend(range(int(first), int(last or first) + 1))
-    except ValueError:
+            found = range(int(first), int(last or first) + 1)
+            if not found:
+                raise ArgumentError(
+                    f"--seeds {text}: a range goes from the smaller to the larger, as in {int(last)}-{int(first)}."
+                )
+            seeds.extend(found)
+    except ValueError as error:
+        if isinstance(error, ArgumentError):
+            raise
         raise ArgumentError(f"--seeds {text}: these are numbers and ranges with commas, as in 0,1,2 or 0-9.") from None
-    if not seeds or len(set(seeds)) < len(seeds):
-        raise ArgumentError(f"--seeds {text}: give at least one seed, and each only once.")
+    if len(set(seeds)) < len(seeds):
+        raise ArgumentError(f"--seeds {text}: name each only once.")
     return seeds
 
 
