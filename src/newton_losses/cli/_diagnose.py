@@ -30,7 +30,9 @@ def diagnose(
     plot: Annotated[Path | None, typer.Option(help="Write a picture to this file.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
 ) -> None:
-    """Say whether a Newton loss would help with a loss, and which. For example:
+    """Say whether a Newton loss would help with a loss, and which.
+
+    For example:
 
         newton-losses diagnose my_project.losses:ranking_loss --batch batch.pt
     """  # fmt: skip

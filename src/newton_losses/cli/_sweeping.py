@@ -27,7 +27,10 @@ def option(panel: str, text: str, *names: str) -> Any:
 
 
 Seeds = Annotated[
-    str | None, option(_WHAT, "How many seeds, as in 3; or which, as in 4-7 or 0,5. Default: the paper's.")
+    str | None,
+    option(
+        _WHAT, "How many seeds, as in 3; or which, as in 4-7 or 0,5, or 3, for the seed 3 alone. Default: the paper's."
+    ),
 ]
 Root = Annotated[str | None, option(_WHAT, "Folder of the data; see `newton-losses data list`.", "--data-root")]
 Device = Annotated[str, option(_COMPUTING, "auto, cpu, cuda (all GPUs, by turns), or one of them as in cuda:1.")]

@@ -19,7 +19,8 @@ from ..errors import ArgumentError
 from ._output import choose_progress, emit, spoken_errors
 
 train_app = typer.Typer(
-    help="Train on one of the two benchmarks. Every option that is left out has the paper's value.",
+    help="Train on one of the two benchmarks. An option that is left out has the paper's value, but for --numerics and "
+    "the generated maps.",
     no_args_is_help=True,
     rich_markup_mode="rich",
 )
@@ -38,7 +39,7 @@ Curvature = Annotated[
     str, _option(_LOSS, "none (the baseline), hessian, fisher, or the control energy.", "--curvature", "-c")
 ]
 Damping = Annotated[
-    str | None, _option(_LOSS, "λ, or auto to take it from the curvature. Default: the paper's for the algorithm.")
+    str | None, _option(_LOSS, "λ; or auto, or auto:FACTOR, to take it from the curvature. Default: the paper's.")
 ]
 RelativeDamping = Annotated[float | None, _option(_LOSS, "λ as a multiple of the curvature's own scale, instead.")]
 Spectrum = Annotated[
@@ -106,7 +107,8 @@ def sorting(
 ) -> None:
     """Ranking supervision: learn to read numbers from the order of sets of them.
 
-    The test figure is that of the evaluation with the best exact match on the validation sets. For example:
+    The test figure is that of the evaluation with the best exact match on the validation sets. Ctrl-C saves, and the
+    same command goes on. For example:
 
         newton-losses train sorting --data digits --digits 2 --steps 500 --eval-every 100 -c fisher
     """
@@ -155,7 +157,8 @@ def paths(
 ) -> None:
     """Shortest-path supervision: learn the costs of terrain from the best paths over it.
 
-    The learning rate falls tenfold after 3/5 and 4/5 of the epochs; the test figure is the last. For example:
+    The learning rate falls tenfold after 3/5 and 4/5 of the epochs; the test figure is the last. Ctrl-C saves, and the
+    same command goes on. For example:
 
         newton-losses train paths --size 6 --train-maps 200 --test-maps 50 --batch-size 20 --epochs 4
     """
