@@ -40,7 +40,7 @@ def command(*words):
         (("train", "sorting", "--device", "tpu"), "--device tpu: did you mean cpu? It is one of auto, cpu, cuda."),
         (("reproduce", "table1", "extra"), "reproduce table1 extra: a second name goes with ls alone"),
         (("reproduce", "nope"), "reproduce nope: it is one of table1"),
-        ((*SWEEP, "--seeds", "0"), "--seeds 0: it is how many. Give 1 or more; the seed 0 alone is 0,"),
+        ((*SWEEP, "--seeds", "0"), "--seeds 0: it is how many, at least one; the seed 0 alone is 0, with a comma."),
         ((*SWEEP, "--seed", "3"), "--seed: give --seeds, where 3 is how many, and 3, with a comma the seed 3 alone."),
         ((*SWEEP, "--at-once", "3"), "--at-once: give --jobs, so many processes at once."),
         ((*SWEEP, "--out", "x"), "--out: give --results, the folder of all runs."),
@@ -91,7 +91,7 @@ def test_a_report_on_an_empty_store_says_so(tmp_path, monkeypatch):
     (tmp_path / "store").mkdir()
     code, text = command("report", "--results", "store")
     assert code == 0
-    assert "store holds no finished run: every cell of the page says so." in text
+    assert "store holds no finished run, as every cell of the page will say" in text
 
 
 # The report on a loss of one's own

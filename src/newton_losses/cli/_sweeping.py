@@ -64,7 +64,7 @@ def seeds_from(text: str | None, default: int) -> list[int]:
     if text.strip().isdigit():
         count = int(text)
         if count < 1:
-            raise ArgumentError(f"--seeds {text}: it is how many. Give 1 or more; the seed 0 alone is 0, with a comma.")
+            raise ArgumentError(f"--seeds {text}: it is how many, at least one; the seed 0 alone is 0, with a comma.")
         return list(range(count))
     return parse_seeds(text.strip(","))
 

@@ -23,7 +23,7 @@ def write_report(results: Path, out: Path, tell: Callable[[str], None] = silent)
     if not results.is_dir():
         raise ArgumentError(f"--results {results}: there is no such folder. It is the one that holds run folders.")
     if not Store(results).records():
-        tell(f"{results} holds no finished run: every cell of the page says so.")
+        tell(f"{results} holds no finished run, as every cell of the page will say")
     report = compose(results, tell)
     files = {PAGE: to_html(report), TEXT: to_markdown(report)}
     for block in report.blocks:
