@@ -134,6 +134,29 @@ def test_the_wide_linear_layer_is_a_float32_one(count, size, fresh):
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("place", ["features", "weight", "slope"])
+def test_infinity_in_the_wide_linear_layer_is_not_finite_where_torch_has_it(place, fresh):
+    features = torch.randn(70, 200, generator=fresh).bfloat16().cuda()
+    tensors = {
+        "features": features,
+        "weight": torch.randn(64, 200, generator=fresh).cuda(),
+        "bias": torch.randn(64, generator=fresh).cuda(),
+        "slope": torch.randn(70, 64, generator=fresh).cuda(),
+    }
+    tensors[place][3, 5] = torch.inf
+    slope = tensors.pop("slope")
+    inputs = [tensor.requires_grad_() for tensor in tensors.values()]
+    found = wide_linear(*inputs)
+    wanted = functional.linear(inputs[0].float(), *inputs[1:])
+    gradients = torch.autograd.grad(found, inputs, slope), torch.autograd.grad(wanted, inputs, slope)
+    for one, true in zip((found, *gradients[0]), (wanted, *gradients[1]), strict=True):
+        assert torch.equal(one.isfinite(), true.isfinite())
+        # Wherever there is no infinity near, nothing has changed.
+        finite = true.isfinite()
+        torch.testing.assert_close(one[finite], true[finite], rtol=2**-7, atol=1e-3)
+
+
+@pytest.mark.gpu
 def test_the_wide_adam_is_adam(fresh):
     start = [torch.randn(64, 12544, generator=fresh), torch.randn(8, 4, 5, 5, generator=fresh), torch.randn(1)]
     start[1] = start[1].to(memory_format=torch.channels_last)

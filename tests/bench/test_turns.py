@@ -109,6 +109,7 @@ def test_the_step_of_an_interruption_is_of_a_run_that_has_begun():
     with pytest.raises(Interrupted) as caught:
         every.raise_failure()
     assert caught.value.step == 5
+    assert [other.step for other in caught.value.others] == [7, 0]
 
 
 def test_a_second_signal_ends_everyone_at_once():

@@ -7,6 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from newton_losses.bench.config import SortingConfig
+from newton_losses.bench.tasks import kept
 from newton_losses.cli import _train
 from newton_losses.cli._app import app
 
@@ -102,3 +103,10 @@ def test_events_of_runs_at_once_carry_the_seed(tmp_path, at_once_anywhere):
     for seed in (3, 5):
         mine = [event["event"] for event in events if event["seed"] == seed]
         assert mine == ["started", "evaluated", "evaluated", "finished"]
+
+
+def test_the_seeds_of_a_command_share_their_data(tmp_path, monkeypatch):
+    read, loads = kept.load_data, []
+    monkeypatch.setattr(kept, "load_data", lambda config: loads.append(config.seed) or read(config))
+    assert command(*TINY, "--seeds", "3-5", "--out", str(tmp_path / "runs"))[0] == 0
+    assert loads == [3]

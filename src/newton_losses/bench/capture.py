@@ -11,7 +11,7 @@ WARM_UP_STEPS = 3
 
 
 class CapturedStep:
-    """`function(size)` for each of the `sizes`, captured once and replayed.
+    """`function(size)` for each of the `sizes`, captured once, on the current device, and replayed.
 
     `state` are all tensors that the function changes and reads again in the next call; they and the
     `generators` are as before when capturing is done, so that the warm-up leaves no trace in the results.
@@ -60,19 +60,19 @@ class _Undo:
 
 
 def _own_stream() -> torch.cuda.Stream:
-    """The stream at hand, or this process's one for runs alone where that is the default one, which takes no capture.
+    """The stream at hand; where that is the default one, which takes no capture, the device's one for runs alone.
 
     Never the stream that torch captures on by itself: cuBLAS has its scratch memory by stream, so that all graphs
     captured on one write into the same, and graphs of several runs are replayed at the same time. And not a new one
     each time: that memory is kept, and a process may do many runs.
     """
     here = torch.cuda.current_stream()
-    return _stream_of_runs_alone() if here == torch.cuda.default_stream() else here
+    return _stream_of_runs_alone(here.device) if here == torch.cuda.default_stream() else here
 
 
 @cache
-def _stream_of_runs_alone() -> torch.cuda.Stream:
-    return torch.cuda.Stream()  # type: ignore[no-untyped-call]
+def _stream_of_runs_alone(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
 def _warm_up(function: Callable[[int], None], size: int, undo: _Undo, stream: torch.cuda.Stream) -> None:

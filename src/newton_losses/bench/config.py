@@ -14,6 +14,10 @@ import torch
 
 from ..errors import ArgumentError
 from . import defaults
+from .device import device_kind
+
+# Larger numbers do not fit into 64 bits.
+_MOST_DIGITS = 18
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,8 +58,8 @@ class RunConfig:
             check_choice("spectrum", self.spectrum, defaults.SPECTRA)
         check_choice("precision", self.precision, defaults.PRECISIONS)
         self._check_curvature()
-        for name in ("batch_size", "eval_every"):
-            check_at_least(name, getattr(self, name), 1)
+        for name, least in (("batch_size", 1), ("eval_every", 1), ("seed", 0)):
+            check_at_least(name, getattr(self, name), least)
         for name in ("learning_rate", "clip_norm", "relative_damping"):
             check_positive(name, getattr(self, name))
         damping = read_damping(self.damping)
@@ -142,6 +146,8 @@ class SortingConfig(RunConfig):
         check_at_least("n", self.n, 2)
         for name in ("digits", "steps", "validation_sets", "test_sets"):
             check_at_least(name, getattr(self, name), 1)
+        if self.digits > _MOST_DIGITS:
+            raise ArgumentError(f"--digits {self.digits}: it has to be at most {_MOST_DIGITS}.")
         check_positive("temperature", self.temperature)
         check_positive("steepness", self.steepness)
         if self.algorithm in defaults.TEMPERATURE:
@@ -265,8 +271,8 @@ def check_choice(name: str, value: str, choices: Iterable[str], words: str | Non
         return
     wanted = str(value).lower().replace("_", "-")
     near = difflib.get_close_matches(wanted, choices, n=1, cutoff=0.5)
-    guess = f"did you mean {near[0]}? " if near else ""
-    raise ArgumentError(f"{words or option(name)} {value}: {guess}It is one of {', '.join(choices)}.")
+    guess = f"did you mean {near[0]}? It" if near else "it"
+    raise ArgumentError(f"{words or option(name)} {value}: {guess} is one of {', '.join(choices)}.")
 
 
 def check_setting(kind: type[RunConfig], name: str) -> None:
@@ -348,8 +354,13 @@ def resolve_device(name: str) -> str:
     """
     if name == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
-    kind = name.split(":")[0]
-    check_choice("device", kind, ("cpu", "cuda"))
-    if kind == "cuda" and not torch.cuda.is_available():
+    check_choice("device", device_kind(name), ("auto", "cpu", "cuda"))
+    number = name.partition(":")[2]
+    if ":" in name and not (name.startswith("cuda") and number.isdecimal()):
+        raise ArgumentError(f"--device {name}: a device is cpu, cuda, or cuda with a number, as in cuda:1.")
+    if name != "cpu" and not torch.cuda.is_available():
         raise ArgumentError(f"--device {name}: torch finds no CUDA device here. Use --device cpu, or auto.")
+    if number and int(number) >= (there := torch.cuda.device_count()):
+        found = "one CUDA device here, cuda:0" if there == 1 else f"{there} CUDA devices here, up to cuda:{there - 1}"
+        raise ArgumentError(f"--device {name}: torch finds {found}.")
     return name

@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import os
+import tempfile
 from pathlib import Path
 
 from ..errors import NewtonLossesError
@@ -49,12 +50,25 @@ def sync_folder(folder: Path) -> None:
             os.close(descriptor)
 
 
+def check_writable(folder: Path) -> None:
+    """Make a folder where there is none, and refuse one that files cannot be put into."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise write_error(folder, error) from error
+
+
 def write_error(path: Path, error: OSError) -> RunError:
     """What to tell a person whose disk said no."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         hint = "The disk or your quota is full. Free some space and give the same command again"
     elif error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-        hint = "The folder cannot be written. Change its permissions, or choose another one with --out"
+        hint = "The folder cannot be written. Change its permissions, or choose another (--out, of a sweep --results)"
+    elif error.errno in (errno.EEXIST, errno.ENOTDIR):
+        blocking = next((place for place in (path, *path.parents) if place.is_file()), path)
+        hint = f"{blocking} is a file. Choose another folder and give the same command again"
     else:
         hint = "Look into the cause and give the same command again"
     return RunError(

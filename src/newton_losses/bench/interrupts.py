@@ -8,7 +8,12 @@ from types import FrameType
 
 
 class Interrupted(Exception):
-    """A run was asked to stop; its checkpoint of this step is on the disk."""
+    """A run was asked to stop; its checkpoint of this step is on the disk.
+
+    `others` are those of the runs that were under way in the same process.
+    """
+
+    others: "tuple[Interrupted, ...]" = ()
 
     def __init__(self, step: int, signal_number: int) -> None:
         super().__init__(f"stopped after step {step}")

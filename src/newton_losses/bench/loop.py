@@ -11,6 +11,7 @@ import torch
 
 from ..errors import ArgumentError
 from .config import RunConfig, check_at_least, option
+from .device import is_out_of_memory, on_device
 from .files import RunError
 from .interrupts import Interrupted, StopRequests, stop_requests
 from .progress import Progress, Silent
@@ -19,6 +20,7 @@ from .run_folder import Record, RunFolder
 from .tasks import Figures, Task, make_task
 from .trainer import Trainer
 from .turns import WHEN_DONE, WHEN_NEARLY_DONE, Steps, take_turns
+from .whose import errors_of
 
 # Between evaluations: how long a crash may throw a run back, and how often a watching person gets news.
 CHECKPOINT_SECONDS = 60.0
@@ -79,13 +81,13 @@ def run_together(
     if not plans:
         return []
     precision, device = _common("precision", plans), _common("device", plans)
-    with sharing_ranks() as ranks, stop_requests() as stop, precision_flags(precision):
+    with on_device(device), sharing_ranks() as ranks, stop_requests() as stop, precision_flags(precision):
         at_once = min(at_once, len(plans)) if ranks.count == 1 else 1
         setting = _Setting(ranks, stop, make, overwrite, checkpoint_seconds, at_once)
         try:
             return take_turns([_steps(plan, setting) for plan in plans], at_once, device, stop)
-        except torch.OutOfMemoryError as error:
-            if at_once == 1:
+        except RuntimeError as error:
+            if at_once == 1 or not is_out_of_memory(error):
                 raise
             raise RunError(
                 f"The memory of {device} does not hold {at_once} runs at the same time. Give the same command again "
@@ -120,7 +122,8 @@ def _steps(plan: PlannedRun, setting: _Setting) -> Steps[Record]:
     """A run from beginning to end. It gives way after a few steps, and before whatever waits for the device."""
     ranks, stop = setting.ranks, setting.stop
     progress = (plan.progress if ranks.is_first else None) or Silent()
-    with contextlib.closing(RunFolder(plan.out, plan.config, overwrite=setting.overwrite)) as folder:
+    folder = RunFolder(plan.out, plan.config, overwrite=setting.overwrite)
+    with errors_of(plan.config.seed), contextlib.closing(folder):
         if (result := _open(plan, setting, folder)) is not None:
             _tell_notes(folder, progress)
             progress.finished(result, again=True)

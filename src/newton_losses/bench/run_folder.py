@@ -24,6 +24,7 @@ import torch
 
 from .checkpoint import BadCheckpoint, read_checkpoint, write_checkpoint
 from .config import RunConfig, option
+from .device import device_kind
 from .environment import environment
 from .files import RunError, append_line, sync_folder, write_atomically, write_error
 from .sealed import file_sum, read_json, sealed
@@ -199,7 +200,9 @@ class RunFolder:
         if not isinstance(stored, dict):
             raise RunError(f"{file}: its configuration is no JSON object. Restore it, or use another folder.")
         names = [name for name in {**stored, **wanted} if stored.get(name) != wanted.get(name)]
-        # The same data may lie elsewhere today.
+        # The same data may lie elsewhere today, and the same kind of device have another number.
+        if device_kind(str(stored.get("device"))) == device_kind(self.config.device):
+            names = [name for name in names if name != "device"]
         names = [name for name in names if name != "data_root"]
         if names and not any((self.path / name).exists() for name in (CHECKPOINT, PREVIOUS, EVALUATIONS, RESULT)):
             # A run that never got anywhere, as with a forgotten data set: nothing to protect.

@@ -165,7 +165,9 @@ class _Turns(Generic[Result]):
         interruptions = [failure for failure in self._failures if isinstance(failure, Interrupted)]
         if interruptions:
             # One that was just about to begin says 0, which is no news where others have steps behind them.
-            raise min(interruptions, key=lambda interruption: interruption.step or math.inf)
+            first, *others = sorted(interruptions, key=lambda interruption: interruption.step or math.inf)
+            first.others = tuple(others)
+            raise first
 
     def close(self) -> None:
         for lane in self._lanes:

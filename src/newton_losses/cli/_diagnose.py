@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from ..diagnose import Report
 from ..diagnose import diagnose as make_report
 from ..errors import ArgumentError
 from ._output import spoken_errors
@@ -29,7 +30,9 @@ def diagnose(
     plot: Annotated[Path | None, typer.Option(help="Write a picture to this file.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
 ) -> None:
-    """Say whether a Newton loss would help with a loss, and which. For example:
+    """Say whether a Newton loss would help with a loss, and which.
+
+    For example:
 
         newton-losses diagnose my_project.losses:ranking_loss --batch batch.pt
     """  # fmt: skip
@@ -39,8 +42,17 @@ def diagnose(
         y, *targets = _arguments(batch)
         report = make_report(function, y, *targets, reduction=_checked(reduction))
         if plot is not None:
-            report.plot(plot)
+            _draw(report, plot)
         typer.echo(json.dumps(report.to_dict()) if as_json else str(report))
+
+
+def _draw(report: Report, plot: Path) -> None:
+    try:
+        report.plot(plot)
+    except OSError as error:
+        raise ArgumentError(f"--plot {plot}: could not be written ({error.strerror or error}).") from error
+    except ValueError as error:  # matplotlib goes by the name, and says which it knows
+        raise ArgumentError(f"--plot {plot}: {error}.") from error
 
 
 def _checked(reduction: str | None) -> Any:
@@ -55,7 +67,13 @@ def _arguments(batch: str) -> tuple[Any, ...]:
 
         if not Path(batch).is_file():
             raise ArgumentError(f"--batch {batch}: there is no such file. A name in a module is written module:name.")
-        found = torch.load(batch, weights_only=True)
+        try:
+            found = torch.load(batch, weights_only=True)
+        except Exception as error:  # pickle, zip and torch have many ways to fail at what they did not write
+            raise ArgumentError(
+                f"--batch {batch}: torch.load cannot read it ({type(error).__name__}). It has to be a file that "
+                "torch.save wrote a tuple of tensors to; a name in a module is written module:name."
+            ) from error
     else:
         found = _named(batch, "batch")
         found = found() if callable(found) else found
@@ -99,5 +117,10 @@ def _from_file(path: Path) -> Any:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
-    spec.loader.exec_module(module)
+    try:
+        spec.loader.exec_module(module)
+    except SyntaxError as error:
+        raise ArgumentError(f"{path}: line {error.lineno} is no Python ({error.msg}).") from error
+    except ModuleNotFoundError as error:
+        raise ArgumentError(f"{path}: {error}. Is it installed, or in this folder?") from error
     return module

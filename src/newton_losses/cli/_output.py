@@ -13,6 +13,7 @@ import typer
 from ..bench.interrupts import Interrupted
 from ..bench.progress import PlainLines, Progress
 from ..bench.ranks import EndedElsewhere, is_first_process, started_by_torchrun
+from ..bench.whose import seed_of
 from ..errors import ArgumentError, NewtonLossesError
 
 FAILED = 2
@@ -27,7 +28,7 @@ def spoken_errors(as_json: bool = False) -> Iterator[None]:
     except NewtonLossesError as error:
         # Of several ranks, one says what is wrong with the settings that all have, or what it alone has met.
         if is_first_process() or not isinstance(error, ArgumentError | EndedElsewhere):
-            _complain("error", str(error), as_json)
+            _complain("error", "\n".join([str(error), *getattr(error, "__notes__", [])]), as_json, seed_of(error))
         raise typer.Exit(FAILED) from None
     except ModuleNotFoundError as error:
         # Only what the extra brings is imported this late; anything else missing is a bug and keeps its traceback.
@@ -37,12 +38,14 @@ def spoken_errors(as_json: bool = False) -> Iterator[None]:
         _complain("error", f"this needs the package {error.name}, which the extra 'bench' brings: {install}", as_json)
         raise typer.Exit(FAILED) from None
     except Interrupted as stop:
-        told = f"stopped after step {stop.step}; everything is saved. The same command goes on from there:"
-        if is_first_process():
-            _complain("interrupted", f"{told}\n  {_command()}", as_json, step=stop.step)
+        # A person reads the steps of all in the notes of their runs; a program wants an end for each.
+        for one in (stop, *stop.others) if as_json else (stop,):
+            told = f"stopped after step {one.step}; everything is saved. The same command goes on from there:"
+            if is_first_process():
+                _complain("interrupted", f"{told}\n  {_command()}", as_json, seed_of(one), step=one.step)
         raise typer.Exit(stop.exit_code) from None
-    except KeyboardInterrupt:
-        _complain("interrupted", "stopped; the last checkpoint is intact.", as_json)
+    except KeyboardInterrupt as stop:
+        _complain("interrupted", "stopped; the last checkpoint is intact.", as_json, seed_of(stop))
         raise typer.Exit(130) from None
 
 
@@ -55,9 +58,9 @@ def _command() -> str:
     return shlex.join([*start, *sys.argv[1:]])
 
 
-def _complain(event: str, text: str, as_json: bool, **fields: Any) -> None:
+def _complain(event: str, text: str, as_json: bool, seed: int | None = None, **fields: Any) -> None:
     if as_json:
-        emit({"event": event, "message": text, **fields})
+        emit({"event": event, "message": text, **({} if seed is None else {"seed": seed}), **fields})
     else:
         typer.echo(text if event == "interrupted" else f"error: {text}", err=True)
 

@@ -41,7 +41,14 @@ def reproduce(
     steps: Annotated[int | None, option(_WHAT, "Another number of steps than the paper's, for sorting.")] = None,
     epochs: Annotated[int | None, option(_WHAT, "Another number of epochs than the paper's, for paths.")] = None,
     numerics: Annotated[str, option(_WHAT, "Of sorting: reference (as the paper), stable, or both.")] = "both",
-    controls: Annotated[bool, option(_WHAT, "The two controls too, for sorting.", "--controls/--no-controls")] = True,
+    controls: Annotated[
+        bool,
+        option(
+            _WHAT,
+            "The two controls of sorting too: a clipped gradient norm, and a division by the energy of the gradients.",
+            "--controls/--no-controls",
+        ),
+    ] = True,
     only: Annotated[
         str | None,
         option(
@@ -50,7 +57,13 @@ def reproduce(
             "'soft*-n5-*'. Several with commas; `reproduce ls` has the names.",
         ),
     ] = None,
-    data: Annotated[str | None, option(_WHAT, "Other data: warcraft for table2 and table3, or digits.")] = None,
+    data: Annotated[
+        str | None,
+        option(
+            _WHAT,
+            "Other data than mnist for sorting, which can be digits, and terrain for paths, which can be warcraft.",
+        ),
+    ] = None,
     data_root: Root = None,
     settings: Annotated[
         list[str] | None, option(_WHAT, "Any other setting for all cells, as in batch_size=50.", "--set")
@@ -66,8 +79,9 @@ def reproduce(
 ) -> None:
     """Run, or go on with, a table of the paper, and print ours beside it.
 
-    Runs that the store has are not done again, and those that were stopped go on. All cells of the first seed come
-    first. Shorter runs than the paper's are kept apart in every table. For example:
+    Runs that the store has are not done again; Ctrl-C saves, and the same command goes on. All cells of the first seed
+    come first. Shorter runs than the paper's are kept apart in every table. gradients draws pictures, and trains
+    nothing; cvxpy needs the extra 'cvxpy'; ls lists the cells and what the store has of them. For example:
 
         newton-losses reproduce table1 --steps 10000 --seeds 3 --jobs 4 --precision bf16
 
@@ -79,6 +93,8 @@ def reproduce(
     """
     with spoken_errors():
         check_choice("target", target, _TARGETS, "reproduce")
+        if of is not None and target != "ls":
+            raise ArgumentError(f"reproduce {target} {of}: a second name goes with ls alone. --only chooses cells.")
         if target == "gradients":
             typer.echo(f"in {write_gradients(results / 'gradients')}")
             return

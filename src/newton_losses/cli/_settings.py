@@ -13,11 +13,22 @@ _SPELLINGS = {"samples": "num_samples", "a": "algorithm", "c": "curvature"}
 # Settings of a run that a table or a grid sets itself: what is given here would be overruled without a word.
 _OWN = "each run chooses it for its device. `newton-losses train` takes it."
 _CHOSEN_ELSEWHERE = {
-    "seed": "give --seeds, as in --seeds 3 or --seeds 4-7.",
+    "seed": "give --seeds, where 3 is how many, and 3, with a comma the seed 3 alone.",
     "device": "give --device.",
     "drops": "it follows from the epochs.",
     "graph": _OWN,
     "kernels": _OWN,
+}
+# Options of `train` that are no settings of a run.
+_RESULTS = "give --results, the folder of all runs."
+_OF_ONE_RUN = "`newton-losses train` has it; many runs at once are told of in lines, and lie in --results."
+_NO_SETTINGS = {
+    "at_once": "give --jobs, so many processes at once.",
+    "out": _RESULTS,
+    "o": _RESULTS,
+    "overwrite": "a finished run stays; give another folder with --results, or remove the run's folder.",
+    "json": _OF_ONE_RUN,
+    "tensorboard": _OF_ONE_RUN,
 }
 # Settings that only some curvatures have.
 _WITH_CURVATURE = ("fisher", "hessian", "energy")
@@ -58,11 +69,13 @@ def parse_grid(kind: type[RunConfig], words: list[str]) -> dict[str, list[Any]]:
             raise ArgumentError(f"{word}: a setting is given as --name value, or --name value,value for several.")
         name, sign, text = word.lstrip("-").partition("=")
         name = _name(name)
+        _check_free(name, word.partition("=")[0])
         check_setting(kind, name)
-        _check_free(name, word)
         text = text if sign else next(rest, "")
         if not text:
-            raise ArgumentError(f"{word}: which values? Give one, or several with commas between them.")
+            switch = f"Write {option(name)} true, or {option(name)} false,true for both."
+            several = "Give one, or several with commas between them."
+            raise ArgumentError(f"{word}: which values? {switch if hints[name] is bool else several}")
         grid[name] = [_value(name, part.strip(), hints[name]) for part in text.split(",")]
     return grid
 
@@ -99,8 +112,9 @@ def applicable(points: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list
 
 
 def _check_free(name: str, word: str) -> None:
-    if name in _CHOSEN_ELSEWHERE:
-        raise ArgumentError(f"{word}: {_CHOSEN_ELSEWHERE[name]}")
+    for reasons in (_CHOSEN_ELSEWHERE, _NO_SETTINGS):
+        if name in reasons:
+            raise ArgumentError(f"{word}: {reasons[name]}")
 
 
 def _name(word: str) -> str:

@@ -19,7 +19,7 @@ sweep_app = typer.Typer(
     rich_markup_mode="rich",
 )
 _FREE = {"allow_extra_args": True, "ignore_unknown_options": True}
-_SEEDS = option("What to run", "How many seeds, as in 3; or which, as in 4-7 or 0,5.")
+_SEEDS = option("What to run", "How many seeds, as in 3; or which, as in 4-7 or 0,5, or 3, for the seed 3 alone.")
 Count = Annotated[str, _SEEDS]
 
 
@@ -35,11 +35,13 @@ def sorting(
     keep_weights: Keep = False,
     dry_run: Dry = False,
 ) -> None:
-    """Every combination on the sorting benchmark. For example:
+    """Every combination on the sorting benchmark, and a table of them, best first.
+
+    Settings are the options of `newton-losses train sorting`, each with one value or several; a switch has its value
+    too, as in --compile true. --algorithm has to be given. Runs that the store has are not done again; Ctrl-C saves,
+    and the same command goes on. For example:
 
         newton-losses sweep sorting --algorithm softsort --curvature fisher --damping 0.1,1,10 --seeds 3
-
-    Any option of `newton-losses train sorting` can be given, with one value or several.
     """
     computing = Computing(results, device, jobs, ray, keep_weights)
     _sweep(SortingConfig, context.args, {"data_root": data_root}, seeds, computing, dry_run)
@@ -57,11 +59,13 @@ def paths(
     keep_weights: Keep = False,
     dry_run: Dry = False,
 ) -> None:
-    """Every combination on the shortest-path benchmark. For example:
+    """Every combination on the shortest-path benchmark, and a table of them, best first.
+
+    Settings are the options of `newton-losses train paths`, each with one value or several; a switch has its value too,
+    as in --compile true. --algorithm has to be given. Runs that the store has are not done again; Ctrl-C saves, and the
+    same command goes on. For example:
 
         newton-losses sweep paths --algorithm smoothed-loss --samples 3,10 --curvature none,fisher --epochs 5 --jobs 2
-
-    Any option of `newton-losses train paths` can be given, with one value or several.
     """
     computing = Computing(results, device, jobs, ray, keep_weights)
     _sweep(PathsConfig, context.args, {"data_root": data_root}, seeds, computing, dry_run)

@@ -12,6 +12,7 @@ import typer
 
 from ..bench.config import RunConfig, resolve_device
 from ..bench.data import MNIST, Warcraft
+from ..bench.files import check_writable
 from ..bench.ranks import started_by_torchrun
 from ..bench.results import Store
 from ..bench.sweep import Bars, Job, Lines, SweepResult, run_sweep, train_command
@@ -26,10 +27,13 @@ def option(panel: str, text: str, *names: str) -> Any:
 
 
 Seeds = Annotated[
-    str | None, option(_WHAT, "How many seeds, as in 3; or which, as in 4-7 or 0,5. Default: the paper's.")
+    str | None,
+    option(
+        _WHAT, "How many seeds, as in 3; or which, as in 4-7 or 0,5, or 3, for the seed 3 alone. Default: the paper's."
+    ),
 ]
 Root = Annotated[str | None, option(_WHAT, "Folder of the data; see `newton-losses data list`.", "--data-root")]
-Device = Annotated[str, option(_COMPUTING, "auto, cpu or cuda.")]
+Device = Annotated[str, option(_COMPUTING, "auto, cpu, cuda (all GPUs, by turns), or one of them as in cuda:1.")]
 Compile = Annotated[bool, option(_COMPUTING, "Compile with torch.compile.", "--compile/--no-compile")]
 Jobs = Annotated[int, option(_COMPUTING, "Runs at once; with --ray, runs at once on each GPU.", "--jobs", "-j")]
 Ray = Annotated[str | None, option(_COMPUTING, "Address of a Ray cluster, or auto. Needs the extra 'ray'.", "--ray")]
@@ -60,7 +64,7 @@ def seeds_from(text: str | None, default: int) -> list[int]:
     if text.strip().isdigit():
         count = int(text)
         if count < 1:
-            raise ArgumentError("--seeds 0: give at least one.")
+            raise ArgumentError(f"--seeds {text}: it is how many, at least one; the seed 0 alone is 0, with a comma.")
         return list(range(count))
     return parse_seeds(text.strip(","))
 
@@ -84,6 +88,7 @@ def run_all(labelled: Iterable[tuple[str, RunConfig]], computing: Computing) -> 
 
         pool = RayPool(computing.ray, computing.results, computing.jobs, computing.device)
     store = Store(computing.results)
+    check_writable(store.path)
     jobs = [Job.of(label, config, store.path, computing.device, computing.keep_weights) for label, config in runs]
     listener = Bars() if sys.stdout.isatty() else Lines()
     result = run_sweep(jobs, store, listener, slots=computing.jobs, pool=pool)
@@ -119,8 +124,9 @@ def _say_how_it_ended(result: SweepResult) -> None:
         if failure.log:
             typer.echo(f"all that it said: {failure.log}", err=True)
     if result.failures:
-        others = "the others are done" if result.stopped_by is None else "others are not done yet"
-        typer.echo(f"\n{len(result.failures)} of {result.total} runs failed; {others}.", err=True)
+        others = "; the others are done" if result.stopped_by is None else "; others are not done yet"
+        others = "" if len(result.failures) == result.total else others
+        typer.echo(f"\n{len(result.failures)} of {result.total} runs failed{others}.", err=True)
     done = result.finished_before + result.finished
     if not result.failures and result.exit_code == 1:
         typer.echo(f"only {done} of {result.total} runs are done; the same command does the others.", err=True)

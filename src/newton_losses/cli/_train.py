@@ -14,11 +14,13 @@ from ..bench.loop import PlannedRun, run_together
 from ..bench.progress import JsonLines, PlainLines, Progress, Together
 from ..bench.ranks import is_first_process, joined_ranks, noted_signals, started_by_torchrun
 from ..bench.results import summarise
+from ..bench.tasks import KeptData, make_task
 from ..errors import ArgumentError
 from ._output import choose_progress, emit, spoken_errors
 
 train_app = typer.Typer(
-    help="Train on one of the two benchmarks. Every option that is left out has the paper's value.",
+    help="Train on one of the two benchmarks. An option that is left out has the paper's value, but for --numerics and "
+    "the generated maps.",
     no_args_is_help=True,
     rich_markup_mode="rich",
 )
@@ -37,7 +39,7 @@ Curvature = Annotated[
     str, _option(_LOSS, "none (the baseline), hessian, fisher, or the control energy.", "--curvature", "-c")
 ]
 Damping = Annotated[
-    str | None, _option(_LOSS, "λ, or auto to take it from the curvature. Default: the paper's for the algorithm.")
+    str | None, _option(_LOSS, "λ; or auto, or auto:FACTOR, to take it from the curvature. Default: the paper's.")
 ]
 RelativeDamping = Annotated[float | None, _option(_LOSS, "λ as a multiple of the curvature's own scale, instead.")]
 Spectrum = Annotated[
@@ -50,7 +52,7 @@ Seed = Annotated[int, _option(_TRAINING, "Seed of weights, batches, noise and ev
 Seeds = Annotated[str | None, _option(_TRAINING, "Several seeds, one run each, as in 0,1,2 or 0-9.")]
 AtOnce = Annotated[int, _option(_COMPUTING, "How many of the seeds train at the same time, on CUDA.")]
 Root = Annotated[str | None, _option(_DATA, "Folder of the data; see `newton-losses data list`.", "--data-root")]
-Device = Annotated[str, _option(_COMPUTING, "auto, cpu or cuda.")]
+Device = Annotated[str, _option(_COMPUTING, "auto, cpu, cuda, or one of several GPUs as in cuda:1.")]
 Precision = Annotated[
     str, _option(_COMPUTING, "Of the convolutions: float32, tf32 or bf16. Scores and losses are float32.")
 ]
@@ -105,7 +107,8 @@ def sorting(
 ) -> None:
     """Ranking supervision: learn to read numbers from the order of sets of them.
 
-    The test figure is that of the evaluation with the best exact match on the validation sets. For example:
+    The test figure is that of the evaluation with the best exact match on the validation sets. Ctrl-C saves, and the
+    same command goes on. For example:
 
         newton-losses train sorting --data digits --digits 2 --steps 500 --eval-every 100 -c fisher
     """
@@ -154,7 +157,8 @@ def paths(
 ) -> None:
     """Shortest-path supervision: learn the costs of terrain from the best paths over it.
 
-    The learning rate falls tenfold after 3/5 and 4/5 of the epochs; the test figure is the last. For example:
+    The learning rate falls tenfold after 3/5 and 4/5 of the epochs; the test figure is the last. Ctrl-C saves, and the
+    same command goes on. For example:
 
         newton-losses train paths --size 6 --train-maps 200 --test-maps 50 --batch-size 20 --epochs 4
     """
@@ -171,6 +175,10 @@ def _train(
 ) -> None:
     with noted_signals(), spoken_errors(as_json):
         base: RunConfig = make().resolved()
+        if base.seed and seeds is not None:
+            raise ArgumentError(
+                f"--seed {base.seed} and --seeds {seeds}: give one of them, as in --seeds {base.seed},{seeds}."
+            )
         configs = [base] if seeds is None else [replace(base, seed=seed) for seed in parse_seeds(seeds)]
         folders = [run_folder(config, out, several=seeds is not None) for config in configs]
         number, reason = _choose_at_once(at_once, base, len(configs))
@@ -185,7 +193,9 @@ def _train(
         ]
         with joined_ranks(base.device):
             try:
-                results = run_together(plans, at_once=number, overwrite=overwrite)
+                # A run alone gives its data back as soon as it is on the device.
+                make = KeptData().make_task if len(plans) > 1 else make_task
+                results = run_together(plans, at_once=number, make=make, overwrite=overwrite)
             finally:
                 for listener in listeners:
                     listener.close()
@@ -263,11 +273,18 @@ def parse_seeds(text: str) -> list[int]:
     try:
         for part in text.split(","):
             first, _, last = part.partition("-")
-            seeds.extend(range(int(first), int(last or first) + 1))
-    except ValueError:
+            found = range(int(first), int(last or first) + 1)
+            if not found:
+                raise ArgumentError(
+                    f"--seeds {text}: a range goes from the smaller to the larger, as in {int(last)}-{int(first)}."
+                )
+            seeds.extend(found)
+    except ValueError as error:
+        if isinstance(error, ArgumentError):
+            raise
         raise ArgumentError(f"--seeds {text}: these are numbers and ranges with commas, as in 0,1,2 or 0-9.") from None
-    if not seeds or len(set(seeds)) < len(seeds):
-        raise ArgumentError(f"--seeds {text}: give at least one seed, and each only once.")
+    if len(set(seeds)) < len(seeds):
+        raise ArgumentError(f"--seeds {text}: name each only once.")
     return seeds
 
 

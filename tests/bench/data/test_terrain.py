@@ -282,3 +282,23 @@ def test_the_facts_name_every_file(tmp_path):
     facts = json.loads((folder / "terrain.json").read_text())
     assert set(facts["md5"]) == {path.name for path in folder.glob("*.npy")}
     assert len(facts["md5"]) == 9
+
+
+@pytest.mark.parametrize("name", ["val_maps.npy", "terrain.json"])
+def test_a_damaged_set_is_drawn_anew_as_its_error_says(tmp_path, name):
+    folder = terrain.make(tmp_path, size=3, counts=(2, 1, 1))
+    whole = (folder / "val_maps.npy").read_bytes()
+    (folder / name).write_bytes(b"{")
+    with pytest.raises(DataError, match=r"damaged.*newton-losses data make terrain --size 3 --overwrite"):
+        Terrain.splits(tmp_path, size=3)
+    terrain.make(tmp_path, size=3, counts=(2, 1, 1), overwrite=True)
+    assert (folder / "val_maps.npy").read_bytes() == whole
+    assert [len(part) for part in Terrain.splits(tmp_path, size=3)] == [2, 1, 1]
+
+
+def test_a_file_in_the_place_of_the_data_is_told(tmp_path):
+    (tmp_path / "letter").write_text("hello")
+    with pytest.raises(DataNotFoundError, match="no finished set"):
+        Terrain(tmp_path / "letter")
+    with pytest.raises(DataError, match=r"letter.*could not be written \(Not a directory\)"):
+        terrain.make(tmp_path / "letter", size=3, counts=(2, 1, 1))

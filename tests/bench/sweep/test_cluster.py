@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -69,3 +70,9 @@ def test_what_a_run_raises_comes_back_as_text(tmp_path):
     job = Job.of("one", SMALL.resolved(), tmp_path, "cpu")
     broken = {**job.to_dict(), "configuration": {**job.configuration, "algorithm": "softsrot"}}
     assert "did you mean softsort" in cluster.do_on_node(broken, str(tmp_path), "token")["error"]
+
+
+def test_a_device_with_a_number_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", types.ModuleType("ray"))
+    with pytest.raises(ArgumentError, match="--device cuda:1: Ray gives each run a GPU"):
+        cluster.RayPool("auto", tmp_path, device="cuda:1")

@@ -22,6 +22,7 @@ from newton_losses.bench.sweep import Job, Lines, run_sweep, worker
 from newton_losses.bench.sweep import _local as local
 from newton_losses.bench.sweep._fresh import FreshProcess
 from newton_losses.bench.sweep._job import FAILED, FINISHED, execute
+from newton_losses.bench.tasks import KeptData
 
 SORTING = SortingConfig(
     algorithm="softsort", curvature="fisher", data="digits", digits=1, n=3, steps=6, eval_every=2, batch_size=8,
@@ -79,7 +80,7 @@ def compare_with_fresh_processes(tmp_path: Path, configs: list[RunConfig], alone
 
 def test_a_run_after_others_is_what_it_is_in_a_fresh_process(tmp_path):
     bf16 = replace(SORTING, precision="bf16", numerics="reference", augment=True, seed=1)
-    compare_with_fresh_processes(tmp_path, [bf16, PATHS, SORTING], alone=[2])
+    compare_with_fresh_processes(tmp_path, [PATHS, bf16, SORTING], alone=[2])
 
 
 @pytest.mark.slow
@@ -237,7 +238,7 @@ def test_a_sweep_that_is_gone_lets_its_run_save(real, tmp_path):
     ],
 )
 def test_who_stays(error, config, wanted, tmp_path, monkeypatch, capsys):
-    def pretend(job, events):
+    def pretend(job, events, make):
         if error is not None:
             raise error
 
@@ -245,7 +246,7 @@ def test_who_stays(error, config, wanted, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(worker, "_log_to", lambda path: None)
     monkeypatch.setattr(sys, "argv", ["worker"])
     (job,) = jobs(tmp_path, config)
-    assert worker._do(job, "log", worker.Events(sys.stdout)) == wanted
+    assert worker._do(job, "log", worker.Events(sys.stdout), KeptData()) == wanted
     assert sys.argv[1:3] == ["train", config.task]
 
 

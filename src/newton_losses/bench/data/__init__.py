@@ -11,6 +11,7 @@ from ._files import DataError as DataError
 from ._files import DataNotFoundError as DataNotFoundError
 from ._files import Splits as Splits
 from ._files import data_root as data_root
+from ._files import stamps as stamps
 from ._images import LabeledImages as LabeledImages
 from ._mnist import MNIST as MNIST
 from ._multi_digit import DigitBatch as DigitBatch

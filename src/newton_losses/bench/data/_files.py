@@ -9,7 +9,7 @@ import os
 import secrets
 import shutil
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Generic, NamedTuple, TypeVar
@@ -107,6 +107,22 @@ def file_md5(path: Path) -> str:
     with path.open("rb") as file:
         # These sums find damage, not malice; the flag lets them work where md5 is barred as a safeguard.
         return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
+
+
+def stamps(places: Iterable[Path]) -> tuple[tuple[str | int, ...], ...]:
+    """What differs when a file was changed or replaced: of each that is there, its place, size, times and number.
+
+    A folder stands for the files in it. Hidden ones do not count: they are notes of our own.
+    """
+    found = []
+    for place in places:
+        files = sorted(place.iterdir()) if place.is_dir() else [place]
+        for file in files:
+            with suppress(FileNotFoundError):
+                facts = file.stat()
+                if not file.name.startswith("."):
+                    found.append((str(file), facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns, facts.st_ino))
+    return tuple(found)
 
 
 def verify_files(folder: Path, sums: Mapping[str, str], advice: str, again: bool = False) -> None:

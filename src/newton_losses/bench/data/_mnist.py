@@ -85,13 +85,23 @@ class MNIST(LabeledImages):
             train.part(0, _TRAINING_IMAGES), train.part(_TRAINING_IMAGES, len(train)), test.part(0, len(test))
         )
 
+    @staticmethod
+    def places(root: str | os.PathLike[str] | None = None) -> list[Path]:
+        """Where its files are looked for: a folder, and two files."""
+        base = data_root(root)
+        return [base / "MNIST" / "raw", *_npz_names(base)]
+
 
 def _idx_files(base: Path, part: str, suffix: str) -> list[Path]:
     return [base / "MNIST" / "raw" / f"{part}-{name}-ubyte{suffix}" for name in ("images-idx3", "labels-idx1")]
 
 
 def _npz_files(base: Path) -> list[Path]:
-    return [path for path in (base / "MNIST" / "mnist.npz", base / "mnist.npz") if path.exists()]
+    return [path for path in _npz_names(base) if path.exists()]
+
+
+def _npz_names(base: Path) -> tuple[Path, Path]:
+    return base / "MNIST" / "mnist.npz", base / "mnist.npz"
 
 
 def _is_there(base: Path, part: str) -> bool:

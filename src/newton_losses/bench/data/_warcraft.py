@@ -43,13 +43,15 @@ class Warcraft(MapFiles):
         """All three splits as tensors, normalised by the mean and standard deviation of the training maps."""
         return normalized_splits(*(Warcraft(root, split, check) for split in Splits._fields))
 
+    @staticmethod
+    def places(root: str | os.PathLike[str] | None = None) -> list[Path]:
+        """The folders where its files are looked for."""
+        base = data_root(root)
+        return [base / ARCHIVE / "12x12", base / "Warcraft" / "12x12", base / "Warcraft" / ARCHIVE / "12x12"]
+
 
 def _folder(root: Path) -> Path:
-    candidates = [
-        root / ARCHIVE / "12x12",
-        root / "Warcraft" / "12x12",
-        root / "Warcraft" / ARCHIVE / "12x12",
-    ]
+    candidates = Warcraft.places(root)
     for folder in candidates:
         if folder.is_dir():
             return folder

@@ -7,8 +7,8 @@ arithmetic is on integers, so that a seed gives the same bytes on every machine.
 
 import json
 import os
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -79,9 +79,9 @@ def make(
 ) -> Path:
     """Write the three splits to `root/terrain/<size>x<size>/` and return that folder.
 
-    A set that is already there with the same settings is left as it is; one with other settings is only
-    replaced with `overwrite`. `progress(done, total)` is called after every few maps. An interrupted call
-    leaves everything as it was: the set appears, or takes the place of the old one, once all of it is there.
+    A set that is already there with the same settings is left as it is, and one with other settings refused; with
+    `overwrite` it is replaced, whatever it is. `progress(done, total)` is called after every few maps. An interrupted
+    call leaves everything as it was: the set appears, or takes the place of the old one, once all of it is there.
     """
     if len(counts) != 3:
         raise ArgumentError(f"terrain.make: counts={tuple(counts)} has to be three numbers, train, val and test.")
@@ -89,13 +89,14 @@ def make(
         _check_numbers(count, size, seed)
     folder = _folder(data_root(root), size)
     settings = {"version": VERSION, "size": size, "counts": list(counts), "seed": seed}
-    there = _facts(folder)
+    # What is to be replaced anyway may be damaged, and is often why.
+    there = None if overwrite else _facts(folder)
     if there is not None and there["settings"] == settings:
         return folder
-    if there is not None and not overwrite:
+    if there is not None:
         raise ArgumentError(
             f"terrain.make: {folder} already holds a set with other settings, {there['settings']}; asked for "
-            f"{settings}. Choose another root, or replace it with overwrite=True."
+            f"{settings}. Choose another root, or replace it with overwrite=True (--overwrite)."
         )
     done = 0
 
@@ -105,7 +106,7 @@ def make(
         if progress is not None:
             progress(done, sum(counts))
 
-    with atomic_folder(folder) as temporary:
+    with _spoken(folder), atomic_folder(folder) as temporary:
         for split, count in zip(Splits._fields, counts, strict=True):
             _write_split(temporary, split, count, size, seed, advance)
         sums = {path.name: file_md5(path) for path in sorted(temporary.iterdir())}
@@ -128,17 +129,21 @@ class Terrain(MapFiles):
         check: bool = True,
     ) -> None:
         folder = _folder(data_root(root), size)
-        advice = f"Draw the maps with newton_losses.bench.data.terrain.make(size={size})."
         facts = _facts(folder)
         if facts is None:
-            raise DataNotFoundError(f"There is no finished set of look-alike maps in {folder}. {advice}")
+            raise DataNotFoundError(f"There is no finished set of look-alike maps in {folder}. {_advice(size)}")
         self.settings: dict[str, object] = facts["settings"]
-        super().__init__(folder, split, size, facts["md5"], advice, check)
+        super().__init__(folder, split, size, facts["md5"], _advice(size, damaged=True), check)
 
     @staticmethod
     def splits(root: str | os.PathLike[str] | None = None, size: int = 12, check: bool = True) -> Splits[PathMaps]:
         """All three splits as tensors, normalised by the mean and standard deviation of the training maps."""
         return normalized_splits(*(Terrain(root, split, size, check) for split in Splits._fields))
+
+    @staticmethod
+    def places(root: str | os.PathLike[str] | None = None, size: int = 12) -> list[Path]:
+        """The folder where its files are looked for."""
+        return [_folder(data_root(root), size)]
 
 
 def _draw_chunk(seed: int, set_number: int, first: int, count: int, size: int) -> Drawn:
@@ -179,10 +184,30 @@ def _facts(folder: Path) -> dict[str, Any] | None:
     try:
         facts = json.loads(path.read_text())
         return {"settings": dict(facts["settings"]), "md5": dict(facts["md5"])}
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     except (ValueError, TypeError, KeyError) as error:
-        raise DataError(f"{path} is damaged ({error!r}). Remove it and draw the maps again.") from error
+        size = int(folder.name.partition("x")[0])
+        raise DataError(f"{path} is damaged ({error!r}). {_advice(size, damaged=True)}") from error
+
+
+def _advice(size: int, damaged: bool = False) -> str:
+    option, argument = (" --overwrite", ", overwrite=True") if damaged else ("", "")
+    return (
+        f"Draw the maps with `newton-losses data make terrain --size {size}{option}` "
+        f"(newton_losses.bench.data.terrain.make(size={size}{argument}) in Python)."
+    )
+
+
+@contextmanager
+def _spoken(folder: Path) -> Iterator[None]:
+    """A folder that cannot be written is an error of the data, with its name."""
+    try:
+        yield
+    except DataError:
+        raise
+    except OSError as error:
+        raise DataError(f"{folder}: could not be written ({error.strerror or error}). Choose another root.") from error
 
 
 def _check_numbers(count: int, size: int, seed: int) -> None:

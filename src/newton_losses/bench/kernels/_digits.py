@@ -36,7 +36,10 @@ def digit_features(pictures: Tensor, weight_1: Tensor, bias_1: Tensor, weight_2:
 
 
 def wide_linear(features: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """A float32 linear layer, `(N, K)` bf16 → `(N, M)`; products and sums are float32's. M is a power of 2."""
+    """A float32 linear layer, `(N, K)` bf16 → `(N, M)`; products and sums are float32's. M is a power of 2.
+
+    What is not finite in torch's product is not finite here, but may be NaN instead of ±inf.
+    """
     output: Tensor = _WideLinear.apply(features, weight, bias)  # type: ignore[no-untyped-call]
     return output
 

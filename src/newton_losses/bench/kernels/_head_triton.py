@@ -3,6 +3,11 @@
 Matrix units multiply bf16. A float32 number is the sum of three bf16 ones exactly (8 + 8 + 8 bits), so that
 three products with a bf16 matrix, added up in float32, are the float32 product; a gradient that
 will be rounded to bf16 needs only the three largest of the nine products of two such sums.
+
+What is not finite stays so, at the same places as in torch's product, but it may be NaN where torch has ±inf: an
+infinite weight or gradient leaves inf − inf behind in the sum of three, and an infinite feature meets parts of both
+signs. To mend the former would cost a comparison and a choice an element, and the latter would still be there. A
+number beyond bf16's largest, 3.39e38, counts as infinite.
 """
 
 from collections.abc import Callable
@@ -49,7 +54,7 @@ def linear_gradients(gradient: Tensor, features: Tensor, weight: Tensor) -> tupl
 
 @_jit
 def in_three(x):  # type: ignore[no-untyped-def]
-    """Three bf16 numbers that add up to a float32 one."""
+    """Three bf16 numbers that add up to a float32 one. Of ±inf they are ±inf, NaN and NaN, which add up to NaN."""
     large = x.to(tl.bfloat16)
     rest = x - large.to(tl.float32)
     middle = rest.to(tl.bfloat16)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from ...errors import ArgumentError
 from ..files import write_atomically, write_error
+from ..results import Store
 from ._blocks import Figure
 from ._chart import standalone
 from ._compose import compose, silent
@@ -21,6 +22,8 @@ def write_report(results: Path, out: Path, tell: Callable[[str], None] = silent)
     """
     if not results.is_dir():
         raise ArgumentError(f"--results {results}: there is no such folder. It is the one that holds run folders.")
+    if not Store(results).records():
+        tell(f"{results} holds no finished run, as every cell of the page will say")
     report = compose(results, tell)
     files = {PAGE: to_html(report), TEXT: to_markdown(report)}
     for block in report.blocks:

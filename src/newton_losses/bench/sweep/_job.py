@@ -1,7 +1,7 @@
 """One run of a sweep: what it is, where it goes, and doing it, in whichever process or machine."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Self
@@ -9,11 +9,13 @@ from typing import Any, Self
 from ..config import PathsConfig, RunConfig, SortingConfig
 from ..convex import ConvexConfig, run_convex
 from ..data import DataNotFoundError, Terrain, data_root, terrain
+from ..device import device_kind
 from ..files import RunError
 from ..loop import run
 from ..progress import Progress
 from ..results import compact, configuration_class, run_name
 from ..run_folder import CHECKPOINT, CONFIG, RESULT, WEIGHTS, Record, read_json
+from ..tasks import Task, make_task
 
 # How the process of a job can end, as exit codes.
 FINISHED, FAILED, IN_USE = 0, 1, 75
@@ -52,8 +54,11 @@ class Job:
         return (Path(self.folder) / RESULT).exists()
 
 
-def execute(job: Job, progress: Progress) -> Record:
-    """Do a job, or go on with it, and return the result. A finished one is not done again."""
+def execute(job: Job, progress: Progress, make: Callable[[Any], Task] = make_task) -> Record:
+    """Do a job, or go on with it, and return the result. A finished one is not done again.
+
+    `make(config)` makes the task of a run that is not `convex`.
+    """
     folder = Path(job.folder)
     if not job.is_finished():
         config = configuration_class(job.configuration["task"]).from_dict(job.configuration).resolved()
@@ -62,7 +67,7 @@ def execute(job: Job, progress: Progress) -> Record:
             run_convex(config, job.folder, progress=progress)
         else:
             config, anew = _as_begun(config, folder)
-            run(config, job.folder, progress=progress, overwrite=anew)
+            run(config, job.folder, progress=progress, make=make, overwrite=anew)
     if not job.keep_weights:
         tidy(job)
     return read_json(folder / RESULT)
@@ -88,11 +93,9 @@ def _as_begun(config: RunConfig, folder: Path) -> tuple[RunConfig, bool]:
     if not (folder / CONFIG).exists():
         return config, False
     begun = read_json(folder / CONFIG).get("configuration", {})
-    if str(begun.get("device")).split(":")[0] != config.device.split(":")[0]:
+    if device_kind(str(begun.get("device"))) != device_kind(config.device):
         return config, True
-    return replace(
-        config, **{name: begun[name] for name in ("device", "compile", "graph", "kernels") if name in begun}
-    ), False
+    return replace(config, **{name: begun[name] for name in ("compile", "graph", "kernels") if name in begun}), False
 
 
 def prepare_data(config: RunConfig) -> None:

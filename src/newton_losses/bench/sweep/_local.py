@@ -157,7 +157,7 @@ class LocalPool:
             if self._stopping.is_set():
                 return None
             if slot not in self._workers:
-                self._workers[slot] = WorkerProcess(self._command, self._environment(slot), log)
+                self._workers[slot] = WorkerProcess(self._command, self._environment(job, slot), log)
             self._workers[slot].hand_over(job, self._log(job).resolve())
             return self._workers[slot]
 
@@ -169,13 +169,15 @@ class LocalPool:
         with self._lock:
             del self._workers[slot]
 
-    def _environment(self, slot: int) -> dict[str, str]:
+    def _environment(self, job: Job, slot: int) -> dict[str, str]:
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         if self._slots > 1:
             # Processes that all use all cores only stand in each other's way.
             environment.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // self._slots)))
         devices = torch.cuda.device_count()
-        if devices > 1 and "CUDA_VISIBLE_DEVICES" not in os.environ:
+        # A device with a number is counted among all that are there, and somebody's choice.
+        is_chosen = ":" in job.configuration.get("device", "")
+        if devices > 1 and not is_chosen and "CUDA_VISIBLE_DEVICES" not in os.environ:
             environment["CUDA_VISIBLE_DEVICES"] = str(slot % devices)
         return environment
 

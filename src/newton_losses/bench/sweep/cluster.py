@@ -46,6 +46,8 @@ class RayPool:
             self._ray = importlib.import_module("ray")
         except ModuleNotFoundError:
             raise ArgumentError("--ray needs the package ray: pip install 'newton-losses[ray]'") from None
+        if ":" in device:
+            raise ArgumentError(f"--device {device}: Ray gives each run a GPU. Give --device cuda, or leave it out.")
         self._path = path
         self._token = uuid.uuid4().hex
         self._stopping = threading.Event()

@@ -3,7 +3,8 @@
 It reads jobs from its standard input, a line of JSON each, and writes events to its standard output, one JSON object
 a line: `begun`, those of the run, and `ended` with the exit code that a process of this one job would have had and
 with whether the process `stays` for another. It does so only after a run that ended well and left nothing
-behind: an error, a signal or a compiled loss is a reason for a new process.
+behind: an error, a signal or a compiled loss is a reason for a new process. What stays with it is the data of its last
+run, in case that the next one has the same.
 
 When the input ends, the sweep is over, or it is no more: then a run that is at work saves and stops.
 """
@@ -23,6 +24,7 @@ from ...errors import NewtonLossesError
 from ..interrupts import Interrupted
 from ..progress import JsonLines
 from ..run_folder import RunInUse
+from ..tasks import KeptData
 from ._command import train_command
 from ._fresh import FreshProcess
 from ._job import FAILED, FINISHED, IN_USE, Job, execute
@@ -90,11 +92,11 @@ def main() -> int:
     stream = _event_stream()
     # The sweep asks for a stop with it, and a shell's background jobs are born ignoring it.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    fresh, jobs = FreshProcess(), Jobs()
+    fresh, jobs, data = FreshProcess(), Jobs(), KeptData()
     try:
         while (job := jobs.next()) is not None:
             log = job.pop("log")
-            code, stays = _do(Job(**job), log, Events(stream))
+            code, stays = _do(Job(**job), log, Events(stream), data)
             if stays:
                 fresh.restore()
             jobs.done()
@@ -106,13 +108,13 @@ def main() -> int:
     return FINISHED
 
 
-def _do(job: Job, log: str, events: Events) -> tuple[int, bool]:
+def _do(job: Job, log: str, events: Events, data: KeptData) -> tuple[int, bool]:
     """Do a job; how it ended, and whether the process may do another."""
     events.begun()
     _log_to(log)
     # The run folder tells the command that makes the same run alone.
     sys.argv[1:] = train_command(job.configuration)
-    code = _execute(job, events)
+    code = _execute(job, events, data)
     sys.stdout.flush()
     sys.stderr.flush()
     return code, code in (FINISHED, IN_USE) and not _compiles_its_loss(job.configuration)
@@ -126,9 +128,9 @@ def _compiles_its_loss(configuration: dict[str, Any]) -> bool:
     return bool(configuration.get("compile")) and configuration["task"] == "sorting"
 
 
-def _execute(job: Job, events: Events) -> int:
+def _execute(job: Job, events: Events, data: KeptData) -> int:
     try:
-        execute(job, events)
+        execute(job, events, data.make_task)
     except RunInUse:
         return IN_USE
     except Interrupted as stop:

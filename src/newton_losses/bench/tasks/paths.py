@@ -11,6 +11,7 @@ from ...perturbed import FenchelYoungLoss
 from ...smoothing import SmoothedAlgorithm, SmoothedLoss
 from ..config import PathsConfig
 from ..data import PathMaps, Splits, Terrain, Warcraft, terrain
+from ..device import device_kind
 from ..models import MapCNN
 from ..ranks import current_ranks
 from ..seeds import stream
@@ -86,7 +87,7 @@ class PathsTask:
         """Perfect match: the path is the label's. Cost match: it is as good as the label's. In per cent."""
         perfect = torch.zeros((), dtype=torch.int64, device=self._config.device)
         as_good = torch.zeros_like(perfect)
-        at_once = _MAPS_AT_ONCE[self._config.device.split(":")[0]]
+        at_once = _MAPS_AT_ONCE[device_kind(self._config.device)]
         for begin in range(0, len(maps), at_once):
             indices = torch.arange(begin, min(begin + at_once, len(maps)), device=self._config.device)
             batch = maps.batch(indices)

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from ...sorting import SortingLoss, element_wise_match, exact_match
 from ..config import SortingConfig
 from ..data import MNIST, Affine, Digits, LabeledImages, MultiDigit, Splits
+from ..device import device_kind
 from ..models import DigitCNN
 from ..ranks import current_ranks
 from ..seeds import stream
@@ -34,7 +35,7 @@ class SortingTask:
     ) -> None:
         self._config = config
         self.generators = {name: stream(config.seed, name, config.device) for name in ("batches", "evaluation")}
-        splits = splits or _load(config)
+        splits = splits or load_digits(config)
         affine = Affine() if config.augment else None
 
         def sets(data: LabeledImages, affine: Affine | None = None) -> MultiDigit:
@@ -87,7 +88,7 @@ class SortingTask:
 
     def _figures(self, sets: MultiDigit, count: int) -> dict[str, float]:
         """Exact match: sets with all ranks right. Element-wise: items at their rank. In per cent."""
-        at_once = max(1, _PICTURES_AT_ONCE[self._config.device.split(":")[0]] // self._config.n)
+        at_once = max(1, _PICTURES_AT_ONCE[device_kind(self._config.device)] // self._config.n)
         exact = torch.zeros((), dtype=torch.float64, device=self._config.device)
         right = torch.zeros_like(exact)
         for begin in range(0, count, at_once):
@@ -101,5 +102,6 @@ class SortingTask:
         }
 
 
-def _load(config: SortingConfig) -> Splits[LabeledImages]:
+def load_digits(config: SortingConfig) -> Splits[LabeledImages]:
+    """The three splits of the digits that a configuration names."""
     return MNIST.splits(config.data_root) if config.data == "mnist" else Digits.splits()

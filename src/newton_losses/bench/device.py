@@ -1,0 +1,54 @@
+"""The device of a run, beside its tensors: being on it, and telling that it is full.
+
+Which one it is, `config.resolve_device` finds.
+"""
+
+import contextlib
+import re
+
+import torch
+
+from ..errors import NewtonLossesError
+
+# Memory that torch does not hand out itself: of graphs, kernels and handles, and the libraries' own. Each library has a
+# status of its own, as in CUBLAS_STATUS_ALLOC_FAILED and CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED.
+_FULL = re.compile(r"CUDA\b.*\bout of memory|CUDA_ERROR_OUT_OF_MEMORY|\bCU[A-Z]+_(?:\w+_)?ALLOC(?:ATION)?_FAILED")
+
+
+def on_device(name: str) -> contextlib.AbstractContextManager[object]:
+    """A context in which `name` is the device of everything that is not told one; nothing on a CPU.
+
+    Graphs, streams, events and the handles of libraries belong to torch's current CUDA device, wherever the tensors
+    lie. The loop enters this once around all of its runs: nothing beneath it has to name a device for these.
+
+    >>> with on_device("cpu"):
+    ...     torch.zeros(()).device
+    device(type='cpu')
+    """
+    return torch.cuda.device(name) if device_kind(name) == "cuda" else contextlib.nullcontext()
+
+
+def device_kind(name: str) -> str:
+    """A device without its number.
+
+    >>> device_kind("cuda:1"), device_kind("cpu")
+    ('cuda', 'cpu')
+    """
+    return name.partition(":")[0]
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether a CUDA device had no memory left, whoever asked for it: torch, CUDA, or one of its libraries.
+
+    An error that such a one has led to counts as well: the end of a capture that was broken off raises another.
+
+    >>> is_out_of_memory(RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"))
+    True
+    """
+    # A sentence of our own says what to do already.
+    if not isinstance(error, RuntimeError) or isinstance(error, NewtonLossesError):
+        return False
+    if isinstance(error, torch.OutOfMemoryError) or _FULL.search(str(error)):
+        return True
+    earlier = error.__cause__ or error.__context__
+    return earlier is not None and is_out_of_memory(earlier)

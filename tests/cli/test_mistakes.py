@@ -1,0 +1,129 @@
+"""Mistakes at the command line: one sentence that says what to do instead, and nothing is left behind."""
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from newton_losses.cli._app import app
+
+TINY = ("--data", "digits", "--digits", "1", "--steps", "2", "--eval-every", "2", "--batch-size", "4", "--device=cpu")
+SWEEP = ("sweep", "sorting", "--algorithm", "softsort", "--n", "3", "--validation-sets", "5", "--test-sets", "5", *TINY)
+
+
+@pytest.fixture(autouse=True)
+def in_an_empty_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def command(*words):
+    """The exit code and what was printed, in one line."""
+    done = CliRunner().invoke(app, list(words), prog_name="newton-losses", terminal_width=200)
+    if done.exception is not None and not isinstance(done.exception, SystemExit):
+        raise done.exception
+    return done.exit_code, " ".join(done.output.split())
+
+
+@pytest.mark.parametrize(
+    ("words", "answer"),
+    [
+        (("train", "sorting", *TINY, "--seed", "-1"), "--seed -1: it has to be at least 0."),
+        (("train", "sorting", *TINY, "--digits", "30"), "--digits 30: it has to be at most 18."),
+        (
+            ("train", "sorting", *TINY, "--seed", "3", "--seeds", "0,1"),
+            "--seed 3 and --seeds 0,1: give one of them, as in --seeds 3,0,1.",
+        ),
+        (
+            ("train", "sorting", *TINY, "--seeds", "3-1"),
+            "--seeds 3-1: a range goes from the smaller to the larger, as in 1-3.",
+        ),
+        (("train", "sorting", *TINY, "--seeds", "2,2"), "--seeds 2,2: name each only once."),
+        (("train", "sorting", "--device", "tpu"), "--device tpu: did you mean cpu? It is one of auto, cpu, cuda."),
+        (("reproduce", "table1", "extra"), "reproduce table1 extra: a second name goes with ls alone"),
+        (("reproduce", "nope"), "reproduce nope: it is one of table1"),
+        ((*SWEEP, "--seeds", "0"), "--seeds 0: it is how many, at least one; the seed 0 alone is 0, with a comma."),
+        ((*SWEEP, "--seed", "3"), "--seed: give --seeds, where 3 is how many, and 3, with a comma the seed 3 alone."),
+        ((*SWEEP, "--at-once", "3"), "--at-once: give --jobs, so many processes at once."),
+        ((*SWEEP, "--out", "x"), "--out: give --results, the folder of all runs."),
+        ((*SWEEP, "-o", "x"), "-o: give --results, the folder of all runs."),
+        ((*SWEEP, "--overwrite"), "--overwrite: a finished run stays; give another folder with --results"),
+        ((*SWEEP, "--json"), "--json: `newton-losses train` has it"),
+        ((*SWEEP, "--augment"), "--augment: which values? Write --augment true, or --augment false,true for both."),
+        ((*SWEEP, "--damping"), "--damping: which values? Give one, or several with commas between them."),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_answered(words, answer, tmp_path):
+    code, text = command(*words)
+    assert code == 2
+    assert text.startswith(f"error: {answer}")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("words", [("train", "sorting", *TINY, "--out"), (*SWEEP, "--results")])
+def test_a_file_in_the_place_of_the_folder(words, tmp_path):
+    (tmp_path / "letter").write_text("hello")
+    code, text = command(*words, "letter")
+    assert code == 2
+    assert text.startswith("error: letter: could not be written (")
+    assert "is a file. Choose another folder" in text
+    assert (tmp_path / "letter").read_text() == "hello"
+
+
+def test_a_store_that_cannot_be_written_is_told_once(tmp_path, monkeypatch):
+    """Not by each of its runs, twice."""
+    (tmp_path / "letter").write_text("hello")
+    code, text = command(*SWEEP, "--seeds", "5", "--results", "letter/store")
+    assert code == 2
+    assert text.startswith("error: letter/store: could not be written (Not a directory).")
+    assert text.count("could not be written") == 1
+
+
+def test_when_all_runs_fail_there_are_no_others(monkeypatch):
+    code, text = command(*SWEEP, "--data", "mnist", "--data-root", "nowhere", "--results", "store")
+    assert code == 2  # found before the first run
+    monkeypatch.setattr("newton_losses.cli._sweeping._check_needs", lambda configs: None)
+    code, text = command(*SWEEP, "--data", "mnist", "--data-root", "nowhere", "--results", "store")
+    assert code == 1
+    assert "1 of 1 runs failed. " in text + " "
+    assert "the others are done" not in text
+
+
+def test_a_report_on_an_empty_store_says_so(tmp_path, monkeypatch):
+    (tmp_path / "store").mkdir()
+    code, text = command("report", "--results", "store")
+    assert code == 0
+    assert "store holds no finished run, as every cell of the page will say" in text
+
+
+# The report on a loss of one's own
+
+LOSS = """
+import torch
+def loss(y, t): return ((y - t) ** 2).sum(1)
+def batch(): return torch.ones(4, 3), torch.zeros(4, 3)
+"""
+
+
+@pytest.fixture
+def files(tmp_path):
+    (tmp_path / "own.py").write_text(LOSS)
+    (tmp_path / "broken.py").write_text("def loss(:")
+    (tmp_path / "lost.py").write_text("import no_such_module_anywhere")
+    (tmp_path / "bad.pt").write_text("garbage")
+    torch.save((torch.ones(4, 3), torch.zeros(4, 3)), tmp_path / "good.pt")
+
+
+@pytest.mark.parametrize(
+    ("words", "answer"),
+    [
+        (("broken.py:loss", "-b", "good.pt"), "broken.py: line 1 is no Python (invalid syntax)."),
+        (("lost.py:loss", "-b", "good.pt"), "lost.py: No module named 'no_such_module_anywhere'. Is it"),
+        (("own.py:loss", "-b", "bad.pt"), "--batch bad.pt: torch.load cannot read it"),
+        (("own.py:loss", "-b", "own.py"), "--batch own.py: torch.load cannot read it"),
+        (("own.py:loss", "-b", "good.pt", "--plot", "no/where.png"), "--plot no/where.png: could not be written"),
+        (("own.py:loss", "-b", "good.pt", "--plot", "x.xyz"), "--plot x.xyz: Format 'xyz' is not supported"),
+    ],
+)  # fmt: skip
+def test_a_diagnosis_that_cannot_begin(words, answer, files):
+    code, text = command("diagnose", *words)
+    assert code == 2
+    assert text.startswith(f"error: {answer}")
