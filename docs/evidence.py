@@ -1,12 +1,14 @@
 """Writes docs/evidence.md from what is in results/: `python docs/evidence.py`. No number is typed by hand."""
 
 import json
+import math
 import statistics
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from newton_losses.bench.results import RunRecord, Store, summarise
+from newton_losses.bench.presets import Cell, Group, cells, group
+from newton_losses.bench.results import RunRecord, Store, Summary, p_value
 
 ROOT = Path(__file__).parent.parent
 INTRODUCTION = """# Evidence
@@ -23,37 +25,54 @@ The page, `site/index.html`, needs no network; `site/report.md` is the same as M
 """
 
 
-SORTING_ARMS = {
-    "plain": ("reference", "none", None),
-    "Fisher": ("reference", "fisher", None),
-    "Hessian": ("reference", "hessian", None),
-    "clipped": ("reference", "none", 1.0),
-    "energy": ("reference", "energy", None),
-    "plain, stable": ("stable", "none", None),
-    "Fisher, stable": ("stable", "fisher", None),
-    "Hessian, stable": ("stable", "hessian", None),
-}
-SORTING_LOSSES = {
+LOSSES = {
     "neuralsort": "NeuralSort",
     "softsort": "SoftSort",
     "logistic": "logistic network",
     "cauchy": "Cauchy network",
-}
-PATH_LOSSES = {
     "bellman-ford": "relaxed Bellman-Ford",
     "smoothed-loss": "smoothing of the loss",
     "smoothed-algorithm": "smoothing of the algorithm",
     "fenchel-young": "Fenchel-Young",
 }
+ARMS = {"baseline": "plain", "fisher": "Fisher", "hessian": "Hessian"}
+SORTING_ARMS = {
+    "plain": "baseline",
+    "Fisher": "fisher",
+    "Hessian": "hessian",
+    "clipped": "clip",
+    "energy": "energy",
+    "plain, stable": "baseline-stable",
+    "Fisher, stable": "fisher-stable",
+    "Hessian, stable": "hessian-stable",
+}
+METRICS = {"sorting": "exact_match", "paths": "perfect_match"}
+LENGTHS = {"sorting": 10_000, "paths": 50}
+Found = dict[str, Group]
+
+
+def found(wanted: Iterable[Cell], records: Iterable[RunRecord]) -> Found:
+    """The runs of each cell that has some, by its key: on a GPU in bf16, 10,000 steps or 50 epochs of terrain."""
+    return {
+        one.cell.key: one
+        for one in group(wanted, records)
+        if one.protocol["precision"] == "bf16" and one.protocol.length == LENGTHS[one.cell.task]
+    }
+
+
+def written(group: Group | None) -> str:
+    return f"{_summary(group)} ({len(group.records)})" if group else ""
+
+
+def _summary(group: Group) -> Summary:
+    summary = group.summary(METRICS[group.cell.task])
+    assert summary is not None
+    return summary
 
 
 def sorting(records: list[RunRecord]) -> str:
     """Table 1 at 10,000 steps: all arms of a loss in a row."""
-    runs = [
-        r
-        for r in records
-        if r.task == "sorting" and r.steps == 10_000 and isinstance(r.configuration["damping"], float | None)
-    ]
+    runs = found(cells("table1"), records)
     lines = [
         "## Ranking supervision, 10,000 steps",
         "",
@@ -65,35 +84,31 @@ def sorting(records: list[RunRecord]) -> str:
         "| | " + " | ".join(SORTING_ARMS) + " |",
         "|---|" + "---|" * len(SORTING_ARMS),
     ]
-    for algorithm, name in SORTING_LOSSES.items():
-        cells = []
-        for numerics, curvature, clip in SORTING_ARMS.values():
-            wanted = {"algorithm": algorithm, "numerics": numerics, "curvature": curvature, "clip_norm": clip, "n": 5}
-            cells.append(_cell(runs, wanted, "exact_match"))
-        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    for column in dict.fromkeys(cell.column for cell in cells("table1", only="n5")):
+        row = [written(runs.get(f"{column}-{arm}")) for arm in SORTING_ARMS.values()]
+        lines.append(f"| {LOSSES[column.removesuffix('-n5')]} | " + " | ".join(row) + " |")
     command = "newton-losses reproduce table1 --only n5 --steps 10000 --seeds 3 --precision bf16 --device cuda"
     return "\n".join([*lines, "", f"    {command}", ""])
 
 
 def paths(records: list[RunRecord]) -> str:
     """Tables 2 and 3 on terrain."""
-    runs = [r for r in records if r.task == "paths" and r.configuration["precision"] == "bf16" and r.steps == 7150]
+    wanted = (*cells("table2"), *cells("table3"))
+    runs = found(wanted, records)
     lines = [
         "## Shortest-path supervision, on look-alike maps",
         "",
         "Terrain, 12×12, 50 epochs, the paper's λ; maps with exactly the best path in per cent, as above. These maps "
         "are not the paper's: compare the arms, not the levels.",
         "",
-        "| | samples | plain | Fisher | Hessian |",
+        "| | samples | " + " | ".join(ARMS.values()) + " |",
         "|---|---|---|---|---|",
     ]
-    settings = sorted({_setting(run) for run in runs}, key=lambda s: (list(PATH_LOSSES).index(s[0]), s[1:]))
-    for setting in settings:
-        algorithm, loop, norm, samples = setting
-        name = ", ".join(filter(None, (PATH_LOSSES[algorithm], loop, norm)))
-        same = [run for run in runs if _setting(run) == setting]
-        cells = [_cell(same, {"curvature": arm}, "perfect_match") for arm in ("none", "fisher", "hessian")]
-        lines.append(f"| {name} | {samples or ''} | " + " | ".join(cells) + " |")
+    for column, cell in {cell.column: cell for cell in wanted}.items():
+        settings = cell.config
+        name = ", ".join(filter(None, (LOSSES[cell.algorithm], settings.get("loop"), settings.get("norm"))))
+        row = [written(runs.get(f"{column}-{arm}")) for arm in ARMS]
+        lines.append(f"| {name} | {settings.get('num_samples', '')} | " + " | ".join(row) + " |")
     commands = [
         f"    newton-losses reproduce {table} --seeds 3 --precision bf16 --device cuda"
         for table in ("table2", "table3")
@@ -101,14 +116,49 @@ def paths(records: list[RunRecord]) -> str:
     return "\n".join([*lines, "", *commands, ""])
 
 
-def _setting(run: RunRecord) -> tuple[str, str, str, int]:
-    settings = run.configuration
-    return run.algorithm, settings["loop"] or "", settings["norm"] or "", settings["num_samples"] or 0
+def damping(records: list[RunRecord]) -> str:
+    """What `damping="auto"` does, beside the paper's λ and the plain loss of the same cell."""
+    wanted = [
+        *cells("table1", only="*-n5-*-stable"),
+        *cells("table2"),
+        *cells("table3"),
+    ]
+    papers = found(wanted, records)
+    curved = [cell for cell in wanted if cell.variant != "baseline"]
+    automatic = found([cell.changed({"damping": "auto", "spectrum": None}) for cell in curved], records)
+    lines = [
+        "## Damping without tuning",
+        "",
+        '`damping="auto"` against the λ that the paper found by hand for each cell: sorting with stable numerics and '
+        "paths as in the two tables above. The last column is the probability of so large an advantage of the paper's "
+        "λ if there were none (one-sided t-test).",
+        "",
+        '| | | plain | paper\'s λ | with it | "auto" | p |',
+        "|---|---|---|---|---|---|---|",
+    ]
+    for cell in curved:
+        own = automatic.get(cell.key)
+        if own is None:
+            continue
+        plain, tuned = (papers.get(cell.key.replace(cell.variant, arm)) for arm in ("baseline", cell.variant))
+        p = p_value(_summary(own), _summary(tuned)) if tuned else math.nan
+        row = [_name(cell), ARMS[cell.variant], written(plain), f"{cell.make(device='cpu').damping:g}", written(tuned)]
+        lines.append("| " + " | ".join([*row, written(own), "" if math.isnan(p) else f"{p:.2f}"]) + " |")
+    commands = [
+        "newton-losses sweep sorting --algorithm neuralsort,softsort,logistic,cauchy --curvature hessian,fisher "
+        "--damping auto --steps 10000 --seeds 3 --precision bf16 --device cuda",
+        "newton-losses sweep paths --algorithm bellman-ford,fenchel-young,smoothed-loss,smoothed-algorithm "
+        "--curvature fisher --damping auto --seeds 3 --precision bf16 --device cuda",
+        "newton-losses sweep paths --algorithm fenchel-young,smoothed-loss --curvature hessian --damping auto "
+        "--seeds 3 --precision bf16 --device cuda",
+    ]
+    return "\n".join([*lines, "", *(f"    {command}" for command in commands), ""])
 
 
-def _cell(runs: Iterable[RunRecord], wanted: dict[str, Any], figure: str) -> str:
-    values = [r.test[figure] for r in runs if all(r.configuration[name] == value for name, value in wanted.items())]
-    return f"{summarise(values)} ({len(values)})" if values else ""
+def _name(cell: Cell) -> str:
+    settings = cell.config
+    samples = f"{settings['num_samples']} samples" if "num_samples" in settings else None
+    return ", ".join(filter(None, (LOSSES[cell.algorithm], settings.get("loop"), settings.get("norm"), samples)))
 
 
 def convex_layers(path: Path) -> str:
@@ -173,6 +223,7 @@ def page() -> str:
         INTRODUCTION,
         sorting(records),
         paths(records),
+        damping(records),
         convex_layers(folder / "relu.json"),
         exact_layers(sorted(folder.glob("relu-*.json"))),
     ]
