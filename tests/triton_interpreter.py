@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from newton_losses._optional import is_installed
+from newton_losses._optional import obstacle
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = "cpu" if INTERPRETED else "cuda"
@@ -16,7 +16,7 @@ on_cuda_alone = pytest.mark.skipif(INTERPRETED, reason="needs a CUDA device")
 
 def run_interpreted(file: str) -> None:
     """The tests of this file that are marked `gpu`, but for the slow ones."""
-    if INTERPRETED or not is_installed("triton"):
+    if INTERPRETED or obstacle("triton"):
         pytest.skip("is in it already" if INTERPRETED else "needs triton")
     command = [sys.executable, "-m", "pytest", file, "-m", "gpu and not slow", "-q", "-p", "no:cacheprovider"]
     environment = {**os.environ, "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}

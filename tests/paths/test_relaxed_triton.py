@@ -304,7 +304,7 @@ def test_what_auto_is_on_cuda():
 
 
 def test_without_a_device_of_its_own_it_steps_aside(monkeypatch):
-    monkeypatch.setattr(_relaxed_operator, "is_installed", lambda package: True)
+    monkeypatch.setattr(_relaxed_operator, "obstacle", lambda package: None)
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     assert not _relaxed_operator.takes_triton("triton", torch.zeros(2, 3, 3))
     assert not _relaxed_operator.takes_triton("triton", torch.zeros(2, 3, 3, device="meta"))
@@ -315,6 +315,6 @@ def test_without_a_device_of_its_own_it_steps_aside(monkeypatch):
 def test_errors_teach(monkeypatch):
     with pytest.raises(ArgumentError, match="backend='fast' is not known"):
         RelaxedBellmanFord(backend="fast")
-    monkeypatch.setattr(_relaxed_operator, "is_installed", lambda package: False)
+    monkeypatch.setattr(_relaxed_operator, "obstacle", lambda package: f"is not installed: pip install {package}")
     with pytest.raises(ArgumentError, match="pip install triton"):
         RelaxedBellmanFord(backend="triton")

@@ -261,7 +261,7 @@ def test_arguments_are_explained():
 
 
 def test_without_numba_torch_takes_over(monkeypatch):
-    monkeypatch.setattr(_operator, "is_installed", lambda package: False)
+    monkeypatch.setattr(_operator, "obstacle", lambda package: f"is not installed: pip install {package}")
     assert _operator.choose("auto", torch.device("cpu")) == "torch"
     assert _operator.choose("auto", torch.device("cuda")) == "torch"
     with pytest.raises(ArgumentError, match="pip install numba"):

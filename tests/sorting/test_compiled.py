@@ -126,7 +126,7 @@ def test_it_is_taken_by_itself_and_steps_aside(monkeypatch):
     torch.testing.assert_close(torch.func.vmap(torch.func.grad(loss))(scores, values), expected)
     compiled = torch.compile(lambda s: loss.expand(s, values, curvature=None).gradient, backend="eager", fullgraph=True)
     torch.testing.assert_close(compiled(scores), expected)
-    monkeypatch.setattr(_operator, "is_installed", lambda package: False)
+    monkeypatch.setattr(_operator, "obstacle", lambda package: f"is not installed: pip install {package}")
     torch.testing.assert_close(loss.expand(scores, values, curvature=None).gradient, expected)
     assert len(calls) == 3
 
@@ -147,7 +147,7 @@ def test_the_operator_keeps_torchs_contracts():
 def test_errors_teach(monkeypatch):
     with pytest.raises(ArgumentError, match="'auto', 'numba', 'triton', 'torch'"):
         SortingNetwork(4, backend="cuda")
-    monkeypatch.setattr(_operator, "is_installed", lambda package: False)
+    monkeypatch.setattr(_operator, "obstacle", lambda package: f"is not installed: pip install {package}")
     with pytest.raises(ArgumentError, match="pip install"):
         SortingNetwork(4, backend="numba")
 

@@ -230,7 +230,7 @@ def test_the_hessian_is_the_same_at_every_call():
 
 
 def test_without_a_device_of_its_own_it_steps_aside(monkeypatch):
-    monkeypatch.setattr(_operator, "is_installed", lambda package: True)
+    monkeypatch.setattr(_operator, "obstacle", lambda package: None)
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     assert _operator.chosen_kernel("triton", torch.zeros(2, 3)) is None
     assert _operator.chosen_kernel("triton", torch.zeros(2, 3, device="meta")) is None
@@ -244,6 +244,6 @@ def test_it_is_the_choice_on_cuda():
 
 
 def test_errors_teach(monkeypatch):
-    monkeypatch.setattr(_operator, "is_installed", lambda package: False)
+    monkeypatch.setattr(_operator, "obstacle", lambda package: f"is not installed: pip install {package}")
     with pytest.raises(ArgumentError, match="pip install triton"):
         SortingNetwork(4, backend="triton")

@@ -8,15 +8,15 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from .._optional import is_installed
+from .._optional import obstacle
 from ._forms import Mean
 
 # A matrix that a warp holds in its registers.
 LARGEST = 32
 # Every program makes the Fisher of all samples, which for more of them takes longer than a kernel of its own.
 MOST_SAMPLES = 512
-# Asked once: a compiler does not look into a cached function. The triton of earlier versions has no float64 products.
-HAS_TRITON = is_installed("triton") and torch.__version__ >= "2.10"
+# Asked once: a compiler does not look into a cached function.
+HAS_TRITON = obstacle("triton") is None
 
 Kind = Literal["definite", "raw", "absolute", "clip"]
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._optional import is_installed
+from .._optional import obstacle
 from ..errors import ArgumentError
 
 Solved = tuple[Tensor, Tensor, Tensor, Tensor]
@@ -19,7 +19,7 @@ def choose(backend: str, device: torch.device) -> str:
     """The back end that runs: the one asked for if it can, or the fastest that is there for the device."""
     native = {"cpu": "numba", "cuda": "triton"}.get(device.type)
     if backend == "auto":
-        return native if native is not None and is_installed(native) else "torch"
+        return native if native is not None and obstacle(native) is None else "torch"
     if backend == "torch":
         return backend
     if backend not in ("numba", "triton"):
@@ -31,10 +31,9 @@ def choose(backend: str, device: torch.device) -> str:
             f"shortest_path: backend {backend!r} cannot run on costs on {device.type!r}. Leave "
             "backend='auto' to get the fastest that can."
         )
-    if not is_installed(backend):
+    if reason := obstacle(backend):
         raise ArgumentError(
-            f"shortest_path: backend {backend!r} is not installed: pip install {backend}. The back end "
-            "'torch' needs nothing and gives the same paths."
+            f"shortest_path: backend {backend!r} {reason}. The back end 'torch' needs nothing and gives the same paths."
         )
     return backend
 

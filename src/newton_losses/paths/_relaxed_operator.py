@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from .._arguments import one_of
-from .._optional import is_installed
+from .._optional import obstacle
 from .._transforms import sees_operators
 from ..errors import ArgumentError
 
 Backend = Literal["auto", "triton", "torch"]
 
-# What "auto" is on a device, where it is installed; on all others it is torch.
+# What "auto" is on a device, where it can be used; on all others it is torch.
 AUTOMATIC: dict[str, Backend] = {"cuda": "triton"}
 # Beyond this a grid does not fit into a program.
 LARGEST_TRITON = 32 * 32
@@ -25,10 +25,10 @@ LARGEST_TRITON = 32 * 32
 def check_backend(backend: str) -> Backend:
     """`backend`, if it is one and installed."""
     chosen: Backend = one_of(backend, ("auto", "triton", "torch"), "backend", "RelaxedBellmanFord")
-    if chosen == "triton" and not is_installed(chosen):
+    if chosen == "triton" and (reason := obstacle(chosen)):
         raise ArgumentError(
-            "RelaxedBellmanFord: backend 'triton' is not installed: pip install triton. The back end 'torch' "
-            "needs nothing and gives the same paths."
+            f"RelaxedBellmanFord: backend 'triton' {reason}. The back end 'torch' needs nothing and gives the "
+            "same paths."
         )
     return chosen
 
@@ -43,7 +43,7 @@ def takes_triton(backend: Backend, costs: Tensor) -> bool:
         return False
     device = costs.device.type
     chosen = AUTOMATIC.get(device, "torch") if backend == "auto" else backend
-    if chosen != "triton" or not is_installed("triton") or costs.shape[1] * costs.shape[2] > LARGEST_TRITON:
+    if chosen != "triton" or obstacle("triton") or costs.shape[1] * costs.shape[2] > LARGEST_TRITON:
         return False
     return device == "cuda" or (device == "cpu" and _is_interpreted())
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from .._arguments import one_of
-from .._optional import is_installed
+from .._optional import obstacle
 from .._transforms import sees_operators
 from ..errors import ArgumentError
 
@@ -38,11 +38,10 @@ _compiling = threading.Lock()
 def check_backend(backend: str) -> Backend:
     """`backend`, if it is one and installed."""
     chosen: Backend = one_of(backend, ("auto", "numba", "triton", "torch"), "backend", "SortingNetwork")
-    if chosen in ("numba", "triton") and not is_installed(chosen):
-        package = "newton-losses[numba]" if chosen == "numba" else chosen
+    if chosen in ("numba", "triton") and (reason := obstacle(chosen)):
         raise ArgumentError(
-            f"SortingNetwork: backend {chosen!r} is not installed: pip install {package}. The back end "
-            "'torch' needs nothing and gives the same losses."
+            f"SortingNetwork: backend {chosen!r} {reason}. The back end 'torch' needs nothing and gives the "
+            "same losses."
         )
     return chosen
 
@@ -57,7 +56,7 @@ def chosen_kernel(backend: Backend, scores: Tensor) -> Kernel | None:
         return None
     device = scores.device.type
     kernel = AUTOMATIC.get(device) if backend == "auto" else backend
-    if kernel is None or kernel == "torch" or not is_installed(kernel):
+    if kernel is None or kernel == "torch" or obstacle(kernel):
         return None
     if kernel == "triton" and scores.shape[-1] > LARGEST_TRITON:
         return None

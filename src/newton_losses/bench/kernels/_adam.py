@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..._optional import is_installed
+from ..._optional import obstacle
 
 # From so many numbers a tensor on it pays to launch a kernel for every tensor.
 LARGE = 2**18
@@ -18,7 +18,7 @@ LARGE = 2**18
 def make_adam(parameters: list[nn.Parameter], rate: Tensor | float, captured: bool) -> torch.optim.Adam:
     """torch's fused Adam, or `WideAdam` where that is faster. A rate in a tensor can change between replays."""
     largest = max((parameter.numel() for parameter in parameters), default=0)
-    if captured and largest >= LARGE and is_installed("triton"):
+    if captured and largest >= LARGE and obstacle("triton") is None:
         return WideAdam(parameters, lr=rate, fused=True, capturable=True)
     return torch.optim.Adam(parameters, lr=rate, fused=True, capturable=captured)
 

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from ..._optional import is_installed
+from ..._optional import obstacle
 
 
 def has_digit_kernels(image_size: tuple[int, int], count: int) -> bool:
@@ -19,7 +19,7 @@ def has_digit_kernels(image_size: tuple[int, int], count: int) -> bool:
     height, width = image_size
     # The kernels count the numbers behind the second convolution, 64 a place, in 32 bits.
     fits = count * (height // 2) * (width // 2) * 64 < 2**31
-    return height % 4 == 0 and width % 4 == 0 and fits and is_installed("triton")
+    return height % 4 == 0 and width % 4 == 0 and fits and obstacle("triton") is None
 
 
 def digit_features(pictures: Tensor, weight_1: Tensor, bias_1: Tensor, weight_2: Tensor, bias_2: Tensor) -> Tensor:
