@@ -83,6 +83,8 @@ def trainers(
     make: type[SortingTask] | type[PathsTask], configs: dict[str, RunConfig], data: object
 ) -> dict[str, Trainer]:
     """A trainer an arm; the data is handed over instead of being read from files."""
+    # A compiler keeps eight versions of a function, and what comes after those it silently leaves as it is.
+    torch.compiler.reset()
     return {name: Trainer(make(config, data), config) for name, config in configs.items()}  # type: ignore[arg-type]
 
 

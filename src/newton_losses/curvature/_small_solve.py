@@ -24,7 +24,7 @@ Kind = Literal["definite", "raw", "absolute", "clip"]
 def is_small(matrix: Tensor, rows: Tensor, damping: Tensor | float = 0.0) -> bool:
     """Whether `solve_small` can serve: a CUDA system of at most 32 unknowns that nobody differentiates."""
     tensors = [tensor for tensor in (matrix, rows, damping) if isinstance(tensor, Tensor)]
-    if not (HAS_TRITON and matrix.device.type == rows.device.type == "cuda" and matrix.ndim == 2):
+    if not (HAS_TRITON and rows.device.type == "cuda" and rows.device == matrix.device and matrix.ndim == 2):
         return False
     if not (0 < len(matrix) <= LARGEST and len(rows) > 0):
         return False
@@ -33,7 +33,12 @@ def is_small(matrix: Tensor, rows: Tensor, damping: Tensor | float = 0.0) -> boo
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
         return False
     # A compiler cannot look into the question about transforms, and traces them itself.
-    return torch.compiler.is_compiling() or not torch._C._are_functorch_transforms_active()
+    return torch.compiler.is_compiling() or not _is_differentiated_otherwise()
+
+
+def _is_differentiated_otherwise() -> bool:
+    """Whether a transform of torch.func or forward mode is under way, which `requires_grad` does not show."""
+    return torch._C._are_functorch_transforms_active() or torch.autograd.forward_ad._current_level >= 0
 
 
 def solve_small(matrix: Tensor, rows: Tensor, damping: Tensor | float, kind: Kind, mean: Mean | None = None) -> Tensor:
@@ -43,7 +48,7 @@ def solve_small(matrix: Tensor, rows: Tensor, damping: Tensor | float, kind: Kin
     NaN. The other kinds are the spectra of `damped_solve`. With the `mean` that C is, C itself is not looked at.
     """
     tensor, number = (None, float(damping)) if not isinstance(damping, Tensor) else (damping.reshape(()), 0.0)
-    if tensor is not None and not tensor.is_cuda:
+    if tensor is not None and tensor.device != rows.device:
         # One number from the host, which becomes an argument of a kernel; a copy could not be captured.
         tensor = tensor + rows.new_zeros((), dtype=torch.float64)
     solved: Tensor
@@ -74,6 +79,7 @@ def small_fisher_solve(
     """`solve_small` of kind "definite" with C the mean of gᵢgᵢᵀ over the `kept` samples, as in `Mean`."""
     from ._small_solve_triton import solve_fisher_rows
 
+    kept = None if kept is None else kept.contiguous()
     return solve_fisher_rows(gradient.contiguous(), kept, rows.contiguous(), damping, number)
 
 

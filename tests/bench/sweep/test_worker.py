@@ -250,6 +250,19 @@ def test_who_stays(error, config, wanted, tmp_path, monkeypatch, capsys):
     assert sys.argv[1:3] == ["train", config.task]
 
 
+def test_compiled_code_is_kept_for_networks_of_the_same_shape(monkeypatch):
+    resets = []
+    monkeypatch.setattr(torch.compiler, "reset", lambda: resets.append(1))
+    fresh, compiled = FreshProcess(), replace(PATHS, compile=True)
+    same = (compiled, replace(compiled, seed=1, num_samples=5), PATHS, replace(PATHS, batch_size=3), compiled)
+    for config in same:
+        fresh.make_room(config.resolved().to_dict())
+    assert resets == []
+    fresh.make_room(replace(compiled, batch_size=3).resolved().to_dict())
+    fresh.make_room(compiled.resolved().to_dict())
+    assert len(resets) == 2
+
+
 def test_what_a_run_leaves_behind_is_put_back():
     fresh = FreshProcess()
     before = torch.backends.cudnn.benchmark, torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32

@@ -25,6 +25,20 @@ class FreshProcess:
         self._generator = torch.get_rng_state()
         self._threads = torch.get_num_threads()
         self._dtype = torch.get_default_dtype()
+        self._compiled: list[Any] | None = None
+
+    def make_room(self, configuration: dict[str, Any]) -> None:
+        """Before a compiled run: forget the code for networks of other shapes than this one's.
+
+        Of the same shape it is of use. Of others it would add up: the compiler keeps some versions of a function, and
+        what comes after those it leaves as it is.
+        """
+        if not configuration.get("compile"):
+            return
+        shape = [configuration.get(name) for name in ("task", "size", "train_maps", "batch_size", "precision")]
+        if self._compiled not in (None, shape):
+            torch.compiler.reset()
+        self._compiled = shape
 
     def restore(self) -> None:
         """Make the process as it was, as far as a run can tell."""

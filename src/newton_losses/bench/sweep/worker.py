@@ -96,6 +96,7 @@ def main() -> int:
     try:
         while (job := jobs.next()) is not None:
             log = job.pop("log")
+            fresh.make_room(job["configuration"])
             code, stays = _do(Job(**job), log, Events(stream), data)
             if stays:
                 fresh.restore()
@@ -121,7 +122,7 @@ def _do(job: Job, log: str, events: Events, data: KeptData) -> tuple[int, bool]:
 
 
 def _compiles_its_loss(configuration: dict[str, Any]) -> bool:
-    """A run on paths compiles its network alone, and the next one takes that over as it is.
+    """A run on paths compiles its network alone, and the next one of the same shape takes that over as it is.
 
     Those that sort compile their losses as well, of which there are many, and the compiler gives up after a few.
     """
