@@ -131,7 +131,7 @@ def damping(records: list[RunRecord]) -> str:
         "",
         '`damping="auto"` against the λ that the paper found by hand for each cell: sorting with stable numerics and '
         'paths as in the two tables above. With a Hessian "auto" also takes the eigenvalues by their absolute values, '
-        "which the paper leaves as they are. A λ without bounds is the plain loss, so that this is the other λ to beat. "
+        "which the paper leaves as they are. A λ without bounds is the plain loss: the other λ to beat. "
         'The last column is the probability of so large an advantage over "auto" of the better of these two if there '
         "were none (one-sided t-test).",
         "",

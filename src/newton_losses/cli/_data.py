@@ -106,7 +106,7 @@ def make(
     train: Annotated[int, typer.Option(help="Maps for training.")] = 10_000,
     test: Annotated[int, typer.Option(help="Maps for validation, and as many for testing.")] = 1_000,
     seed: Annotated[int, typer.Option(help="Seed of the generator.")] = 0,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a set with other settings.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the set that is there.")] = False,
 ) -> None:
     """Draw the maps of the look-alike set and keep them as files."""
     with spoken_errors():

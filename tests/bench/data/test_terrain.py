@@ -3,15 +3,18 @@
 import hashlib
 import heapq
 import json
+import shlex
 
 import numpy as np
 import pytest
 import torch
+from typer.testing import CliRunner
 
 from newton_losses.bench.data import DataError, DataNotFoundError, Terrain, terrain
 from newton_losses.bench.data._terrain import _corners, _textures
 from newton_losses.bench.data._terrain._distances import optimal_vertices, skipped_by_some
 from newton_losses.bench.data._terrain._streams import Streams
+from newton_losses.cli._app import app
 from newton_losses.errors import ArgumentError
 
 
@@ -213,7 +216,7 @@ def test_an_interrupted_make_leaves_no_set_and_no_half_files(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         terrain.make(tmp_path, size=3, counts=(40, 1, 1), progress=interrupt)
     assert list((tmp_path / "terrain").iterdir()) == []
-    with pytest.raises(DataNotFoundError, match=r"terrain\.make\(size=3\)"):
+    with pytest.raises(DataNotFoundError, match=r"data make terrain --size 3 .*terrain\.make"):
         Terrain(tmp_path, size=3)
 
 
@@ -286,14 +289,18 @@ def test_the_facts_name_every_file(tmp_path):
 
 @pytest.mark.parametrize("name", ["val_maps.npy", "terrain.json"])
 def test_a_damaged_set_is_drawn_anew_as_its_error_says(tmp_path, name):
-    folder = terrain.make(tmp_path, size=3, counts=(2, 1, 1))
+    root = tmp_path / "my data"
+    folder = terrain.make(root, size=3, counts=(2, 1, 1), seed=7)
     whole = (folder / "val_maps.npy").read_bytes()
     (folder / name).write_bytes(b"{")
-    with pytest.raises(DataError, match=r"damaged.*newton-losses data make terrain --size 3 --overwrite"):
-        Terrain.splits(tmp_path, size=3)
-    terrain.make(tmp_path, size=3, counts=(2, 1, 1), overwrite=True)
+    with pytest.raises(DataError, match="damaged") as error:
+        Terrain.splits(root, size=3)
+    command = shlex.split(str(error.value).partition("`newton-losses ")[2].partition("`")[0])
+    if name == "terrain.json":  # which knew the numbers
+        command += ["--train", "2", "--test", "1", "--seed", "7"]
+    assert CliRunner().invoke(app, command).exit_code == 0
     assert (folder / "val_maps.npy").read_bytes() == whole
-    assert [len(part) for part in Terrain.splits(tmp_path, size=3)] == [2, 1, 1]
+    assert [len(part) for part in Terrain.splits(root, size=3)] == [2, 1, 1]
 
 
 def test_a_file_in_the_place_of_the_data_is_told(tmp_path):

@@ -116,7 +116,10 @@ def stamps(places: Iterable[Path]) -> tuple[tuple[str | int, ...], ...]:
     """
     found = []
     for place in places:
-        files = sorted(place.iterdir()) if place.is_dir() else [place]
+        files = [place]
+        # Another process may put a new folder or file in the place of one at any time.
+        with suppress(FileNotFoundError, NotADirectoryError):
+            files = sorted(place.iterdir())
         for file in files:
             with suppress(FileNotFoundError):
                 facts = file.stat()

@@ -7,6 +7,7 @@ arithmetic is on integers, so that a seed gives the same bytes on every machine.
 
 import json
 import os
+import shlex
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -131,9 +132,9 @@ class Terrain(MapFiles):
         folder = _folder(data_root(root), size)
         facts = _facts(folder)
         if facts is None:
-            raise DataNotFoundError(f"There is no finished set of look-alike maps in {folder}. {_advice(size)}")
+            raise DataNotFoundError(f"There is no finished set of look-alike maps in {folder}. {_advice(folder, size)}")
         self.settings: dict[str, object] = facts["settings"]
-        super().__init__(folder, split, size, facts["md5"], _advice(size, damaged=True), check)
+        super().__init__(folder, split, size, facts["md5"], _advice(folder, size, facts["settings"]), check)
 
     @staticmethod
     def splits(root: str | os.PathLike[str] | None = None, size: int = 12, check: bool = True) -> Splits[PathMaps]:
@@ -188,15 +189,18 @@ def _facts(folder: Path) -> dict[str, Any] | None:
         return None
     except (ValueError, TypeError, KeyError) as error:
         size = int(folder.name.partition("x")[0])
-        raise DataError(f"{path} is damaged ({error!r}). {_advice(size, damaged=True)}") from error
+        raise DataError(f"{path} is damaged ({error!r}). {_advice(folder, size, {})}") from error
 
 
-def _advice(size: int, damaged: bool = False) -> str:
-    option, argument = (" --overwrite", ", overwrite=True") if damaged else ("", "")
-    return (
-        f"Draw the maps with `newton-losses data make terrain --size {size}{option}` "
-        f"(newton_losses.bench.data.terrain.make(size={size}{argument}) in Python)."
-    )
+def _advice(folder: Path, size: int, damaged: dict[str, Any] | None = None) -> str:
+    """How to draw a set that is not there, or again one that is `damaged`, of these settings where they are known."""
+    root = folder.parents[1]
+    options = [f"--size {size}"] + ([f"--root {shlex.quote(str(root))}"] if root != data_root() else [])
+    if damaged:
+        train, test, _ = damaged["counts"]
+        options += [f"--train {train}", f"--test {test}", f"--seed {damaged['seed']}"]
+    options += ["--overwrite"] if damaged is not None else []
+    return f"Draw the maps with `newton-losses data make terrain {' '.join(options)}`, in Python with terrain.make."
 
 
 @contextmanager
