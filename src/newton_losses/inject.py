@@ -35,7 +35,7 @@ LossScale = float | Tensor | GradScaler
 
 def inject_fisher(
     y: Tensor,
-    damping: Damping = 0.1,
+    damping: Damping = "auto",
     *,
     reduction: Reduction = "mean",
     loss_scale: LossScale = 1.0,
@@ -89,7 +89,7 @@ class InjectFisher(nn.Module):
 
     def __init__(
         self,
-        damping: Damping = 0.1,
+        damping: Damping = "auto",
         *,
         reduction: Reduction = "mean",
         loss_scale: LossScale = 1.0,

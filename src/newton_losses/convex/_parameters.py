@@ -15,7 +15,7 @@ from ..inject import inject_fisher
 
 
 def repeat_with_fisher(
-    parameters: Sequence[Tensor], count: int, damping: Damping = 0.1, *, reduction: Reduction = "mean"
+    parameters: Sequence[Tensor], count: int, damping: Damping = "auto", *, reduction: Reduction = "mean"
 ) -> tuple[Tensor, ...]:
     """Each parameter `(...)` as `(count, ...)`, one copy a sample, with Newton gradients on the way back.
 
