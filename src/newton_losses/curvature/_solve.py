@@ -213,4 +213,3 @@ def _conjugate_residuals(
         direction = residual + turn * direction
         product_direction = product_residual + turn * product_direction
     return solution
-
