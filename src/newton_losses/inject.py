@@ -54,7 +54,7 @@ def inject_fisher(
     F is quadratic in the gradient, so it has to know any factor that the loss is multiplied with before
     `backward()`: `loss_scale` is that factor (1/k when k batches are accumulated), or the `GradScaler`
     that scales the loss. What leaves is scaled with it as what arrived was; "auto" would take a factor that it is not
-    told of for the loss's own, and leave it out. Samples with a non-finite gradient get zero and the others theirs as if
+    told of for the loss's own, and drop it. Samples with a non-finite gradient get zero and the others theirs as if
     they were not there; behind a `GradScaler` they stay non-finite, because it looks for them to skip the step and
     lower the scale.
 

@@ -169,8 +169,8 @@ def test_the_default_damping_is_recommended_unless_another_leads_lower() -> None
     ordinary = diagnose(steep_ranks, scores, ranks)
     assert ordinary.recommendation.is_default
     assert "(the default damping: λ" in str(ordinary)
-    along = draw(30, 2, seed=0) * torch.tensor([30.0, 1.0])
-    valley = diagnose(lambda y: y.square() @ torch.tensor([1.0, 1e3], dtype=y.dtype), along)
+    along = draw(30, 2, seed=0) * torch.tensor([5.0, 1.0])
+    valley = diagnose(lambda y: y.square() @ torch.tensor([1.0, 30.0], dtype=y.dtype), along)
     assert valley.recommendation.damping.factor < 1
     assert "damping=nl.NormalizedDamping(0.0" in str(valley.recommendation)
     assert "(not the default damping, which does worse here: λ" in str(valley)
