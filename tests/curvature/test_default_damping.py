@@ -112,6 +112,16 @@ def test_zero_gradients_make_no_step(name: str, dtype: torch.dtype, path: str) -
     assert torch.equal(gradient_by(path, FLAT[name], y, y.clone()), torch.zeros(4, 3, dtype=dtype))
 
 
+@pytest.mark.parametrize("options", [{}, {"curvature": "fisher"}, {"matrix_free": True}], ids=str)
+@pytest.mark.parametrize("name", FLAT)
+def test_zero_gradients_are_not_counted_as_left_out(name: str, options: dict[str, object]) -> None:
+    y = torch.ones(4, 3)
+    assert newton_target(FLAT[name], y, y.clone(), **options).kept.all()
+    inject = InjectFisher()
+    FLAT[name](inject(y.clone().requires_grad_()), y).mean().backward()
+    assert int(inject.skipped) == 0
+
+
 @pytest.mark.parametrize("shape", [(7, 3), (3, 7)])
 @pytest.mark.parametrize("path", ["hessian", "products"])
 def test_without_curvature_it_is_the_normalised_gradient(path: str, shape: tuple[int, int]) -> None:

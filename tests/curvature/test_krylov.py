@@ -68,7 +68,14 @@ def test_rows_that_do_not_fit_into_memory_go_one_after_another(monkeypatch: pyte
     matrix, rows = indefinite(8), rows_of(5, 8)
     wanted = damped_solve(products(matrix), rows, 0.3, "absolute")
     monkeypatch.setattr("newton_losses.curvature._krylov.BASIS_ELEMENTS", 130)  # two rows of 8 × 8
-    assert_close(damped_solve(products(matrix), rows, 0.3, "absolute"), wanted, 1e-13)
+    asked = []
+
+    def product(rows: Tensor) -> Tensor:
+        asked.append(len(rows))
+        return rows @ matrix
+
+    assert_close(damped_solve(Products(product, 8, matrix), rows, 0.3, "absolute"), wanted, 1e-13)
+    assert set(asked) == {2, 1}
 
 
 def test_each_row_has_its_own_damping() -> None:
