@@ -140,8 +140,9 @@ class NewtonLoss(nn.Module):
 
         ∂/∂yᵢ = (C/λ + I)⁻¹ ∇ℓᵢ / (ρN),   C = (1/N) Σ ∇²ℓᵢ  ("hessian")  or  (1/N) Σ ∇ℓᵢ∇ℓᵢᵀ  ("fisher")
 
-    with λ the root mean square of C's eigenvalues and ρ that of all entries of the gradients: nothing changes when
-    the loss is multiplied with a constant. With a number as `damping` it is the paper's, (C + λI)⁻¹∇ℓᵢ/N.
+    with λ the root mean square of C's eigenvalues, which enter by their absolute values, and ρ that of all entries of
+    the gradients: nothing changes when the loss is multiplied with a constant. With a number as `damping` it is the
+    paper's, (C + λI)⁻¹∇ℓᵢ/N.
 
     Call `backward()` as usual. The outputs may have any shape `(N, ...)` and any floating dtype;
     everything is computed in float32 at least. Parameters inside `loss` itself get no gradient.
