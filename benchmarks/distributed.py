@@ -50,8 +50,8 @@ def measure(rank: int, ranks: int, store: str, rounds: int, curvature: str) -> N
     expansion = nl.expand(distance, model(images).detach(), wanted, curvature=curvature)
     taken = _rounds(
         {
-            "shared": step_with(nl.NewtonLoss(distance, curvature)),
-            "local": step_with(nl.NewtonLoss(distance, curvature, process_group=None)),
+            "shared": step_with(nl.NewtonLoss(distance, curvature, 0.1)),
+            "local": step_with(nl.NewtonLoss(distance, curvature, 0.1, process_group=None)),
             "exchange": lambda: share_curvature(expansion, curvature, group),
         },
         rounds,

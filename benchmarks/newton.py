@@ -33,7 +33,7 @@ def training_step(rounds: int) -> None:
     torch.manual_seed(0)
     model, images, target = network(), torch.rand(100, 1, 28, 28), torch.randn(100, 10)
     optimizer = torch.optim.Adam(model.parameters())
-    newton = {kind: nl.NewtonLoss(wavy, kind) for kind in ("fisher", "hessian")}
+    newton = {kind: nl.NewtonLoss(wavy, kind, 0.1) for kind in ("fisher", "hessian")}
     losses = {
         "baseline": lambda y: wavy(y, target).mean(),
         "fisher": lambda y: newton["fisher"](y, target),

@@ -56,8 +56,8 @@ def main() -> None:
     ranking = nl.sorting.SortingLoss("softsort", temperature=0.1)
     losses = {
         "as it is": ranking,
-        "Fisher": nl.NewtonLoss(ranking, "fisher", nl.RelativeDamping()),
-        "Hessian": nl.NewtonLoss(ranking, "hessian", nl.RelativeDamping(), spectrum="absolute"),
+        "Fisher": nl.NewtonLoss(ranking, "fisher"),
+        "Hessian": nl.NewtonLoss(ranking, "hessian"),
     }
     print(f"Kendall's τ on 133 test patients after {arguments.steps} steps")
     print("seed  " + "  ".join(f"{name:>9s}" for name in losses))

@@ -24,7 +24,7 @@ class RankDigits(lightning.LightningModule):
         super().__init__()
         self.model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 1))
         ranking = nl.sorting.SortingLoss("cauchy", steepness=10.0, ties="mask")
-        self.loss = nl.NewtonLoss(ranking, curvature="fisher", damping=nl.RelativeDamping())
+        self.loss = nl.NewtonLoss(ranking, curvature="fisher")
 
     def training_step(self, batch: list[Tensor], index: int) -> Tensor:
         images, digits = batch

@@ -60,7 +60,7 @@ def main() -> None:
     arguments = parser.parse_args()
     losses = {
         "baseline": Baseline(),
-        "Newton loss": nl.NewtonLoss(rank_loss, curvature="fisher", damping=nl.RelativeDamping()),
+        "Newton loss": nl.NewtonLoss(rank_loss, curvature="fisher"),
     }
     print(f"{arguments.steps} steps each; share of ranks right on 4,000 new sets")
     print("seed  " + "  ".join(f"{name:>12s}" for name in losses))

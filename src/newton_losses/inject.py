@@ -35,7 +35,7 @@ LossScale = float | Tensor | GradScaler
 
 def inject_fisher(
     y: Tensor,
-    damping: Damping = 0.1,
+    damping: Damping = "auto",
     *,
     reduction: Reduction = "mean",
     loss_scale: LossScale = 1.0,
@@ -46,17 +46,17 @@ def inject_fisher(
     Let gᵢ be what arrives for sample i of `y`, `(N, ...)`. Behind a loss that is a mean over the batch,
     gᵢ = ∇ℓᵢ/N; behind a sum, gᵢ = ∇ℓᵢ. What leaves is
 
-        (F + λI)⁻¹ gᵢ,   F = (1/N) Σ ∇ℓᵢ∇ℓᵢᵀ
+        (F/λ + I)⁻¹ gᵢ/ρ,   F = (1/N) Σ ∇ℓᵢ∇ℓᵢᵀ
+
+    with λ the root mean square of F's eigenvalues and ρ that of all entries of the ∇ℓᵢ (`NormalizedDamping`): no
+    constant factor of the loss changes it. With a number as `damping` it is the paper's, (F + λI)⁻¹gᵢ.
 
     F is quadratic in the gradient, so it has to know any factor that the loss is multiplied with before
     `backward()`: `loss_scale` is that factor (1/k when k batches are accumulated), or the `GradScaler`
-    that scales the loss. What leaves is scaled as what arrived. Samples with a non-finite gradient get
-    zero and the others theirs as if they were not there; behind a `GradScaler` they stay non-finite,
-    because it looks for them to skip the step and lower the scale.
-
-    With `damping="auto"`, λ comes from F itself and the gradient is divided by its own size over the batch
-    (`NormalizedDamping`): no constant factor of the loss changes what leaves, but for `loss_scale`, which it
-    is still scaled with.
+    that scales the loss. What leaves is scaled with it as what arrived was; "auto" would take a factor that it is not
+    told of for the loss's own, and drop it. Samples with a non-finite gradient get zero and the others theirs as if
+    they were not there; behind a `GradScaler` they stay non-finite, because it looks for them to skip the step and
+    lower the scale.
 
     Where `torch.distributed` is initialised, F is that of all ranks' samples, and what leaves is such
     that its average over the ranks, which DDP and FSDP take, is that of one process with the whole batch.
@@ -76,7 +76,7 @@ def inject_fisher(
 
 
 class InjectFisher(nn.Module):
-    """`inject_fisher` as a module, for the end of a model: `nn.Sequential(network, InjectFisher(0.1))`.
+    """`inject_fisher` as a module, for the end of a model: `nn.Sequential(network, InjectFisher())`.
 
     In evaluation nothing flows back, so nothing changes. The buffer `skipped` counts the samples whose
     gradient was not finite, on the device.
@@ -89,7 +89,7 @@ class InjectFisher(nn.Module):
 
     def __init__(
         self,
-        damping: Damping = 0.1,
+        damping: Damping = "auto",
         *,
         reduction: Reduction = "mean",
         loss_scale: LossScale = 1.0,

@@ -53,7 +53,7 @@ class NewtonOptions(TypedDict, total=False):
 class NewtonTarget(Expansion):
     """An expansion, and what one damped Newton step from it gives.
 
-    - `target` has the shape of the outputs: zᵢ* = ȳᵢ − (C + λI)⁻¹∇ℓᵢ.
+    - `target` has the shape of the outputs: zᵢ* = ȳᵢ − stepᵢ.
     - `step` is `(N, m)`: (C + λI)⁻¹∇ℓᵢ, with "auto" times λ/ρ; zero for samples that were left out.
     - `kept` is `(N,)` boolean: whether a sample's value, gradient and step are finite.
     - `count` is the N that means are taken over: the samples with finite value and gradient, at least 1.
@@ -73,7 +73,7 @@ def newton_target(
     y: Tensor,
     *targets: Any,
     curvature: CurvatureKind = "hessian",
-    damping: Damping = 0.1,
+    damping: Damping = "auto",
     spectrum: Spectrum | None = None,
     reduction: Reduction | None = None,
     matrix_free: bool | None = None,
@@ -83,6 +83,7 @@ def newton_target(
 
         zᵢ* = ȳᵢ − (C + λI)⁻¹ ∇ℓᵢ(ȳᵢ),   C = (1/N) Σ ∇²ℓᵢ  or  (1/N) Σ ∇ℓᵢ∇ℓᵢᵀ
 
+    for a `damping` λ. Without one, that of "auto", the step is (C/λ + I)⁻¹∇ℓᵢ/ρ with λ and ρ from the batch.
     Nothing in it carries a graph. A sample whose value or gradient is not finite keeps z* = ȳ and takes
     no part in C. Where processes share the batch, C is that of all of it and each has to make this call.
     The arguments are those of `NewtonLoss`.
@@ -137,7 +138,11 @@ class NewtonLoss(nn.Module):
     the samples, or their sum where `loss` is reduced by a sum, so that logs and schedules keep their
     meaning. Its *gradient* is that of ½‖z* − y‖², reduced in the same way:
 
-        ∂/∂yᵢ = (C + λI)⁻¹ ∇ℓᵢ / N,   C = (1/N) Σ ∇²ℓᵢ  ("hessian")  or  (1/N) Σ ∇ℓᵢ∇ℓᵢᵀ  ("fisher")
+        ∂/∂yᵢ = (C/λ + I)⁻¹ ∇ℓᵢ / (ρN),   C = (1/N) Σ ∇²ℓᵢ  ("hessian")  or  (1/N) Σ ∇ℓᵢ∇ℓᵢᵀ  ("fisher")
+
+    with λ the root mean square of C's eigenvalues, which enter by their absolute values, and ρ that of all entries of
+    the gradients: nothing changes when the loss is multiplied with a constant. With a number as `damping` it is the
+    paper's, (C + λI)⁻¹∇ℓᵢ/N.
 
     Call `backward()` as usual. The outputs may have any shape `(N, ...)` and any floating dtype;
     everything is computed in float32 at least. Parameters inside `loss` itself get no gradient.
@@ -146,15 +151,17 @@ class NewtonLoss(nn.Module):
         loss: a callable `loss(y, *targets)` that returns one value per sample `(N,)` or a scalar, or an
             object that brings its own `expand`.
         curvature: "hessian" (the mean Hessian) or "fisher" (the empirical Fisher, first derivatives only).
-        damping: λ > 0, a number, a scalar tensor or a rule such as `RelativeDamping`. "auto" stands for
-            `NormalizedDamping()`: λ from the curvature itself and the step in units of the gradient, so that
-            nothing changes when the loss is multiplied with a constant.
+        damping: "auto" stands for `NormalizedDamping()`: λ from the curvature itself and the step in units of the
+            gradient, for Adam and others that bring a length of their own. A number λ > 0, or a scalar tensor, is the
+            paper's method as it stands, to reproduce it or where there is time to search for λ; a rule such as
+            `RelativeDamping` keeps Newton's own length, for plain gradient descent.
         spectrum: what becomes of negative eigenvalues of the Hessian: "raw" leaves them (the paper),
-            "absolute" takes their absolute value, "clip" sets them to zero. By itself "raw"; with "auto", "absolute"
-            where the Hessian is stored.
+            "absolute" takes their absolute value, "clip" sets them to zero. By itself "absolute" with "auto", else
+            "raw".
         reduction: how a scalar `loss` was reduced, "mean" or "sum"; by itself it is the loss's own
             attribute `reduction`, else "mean".
-        matrix_free: solve with Hessian products instead of a stored Hessian; by itself, where it is large.
+        matrix_free: solve with Hessian products instead of a stored Hessian; by itself, where it is large. λ is then
+            an estimate from 8 products, and "absolute" holds within 50 dimensions around each gradient.
         value: "loss", or "quadratic" for the value ½‖z* − y‖² itself.
         check: on the first call, make sure that the loss depends on the outputs and does not mix the
             samples of the batch.
@@ -185,7 +192,7 @@ class NewtonLoss(nn.Module):
         self,
         loss: Loss | Expandable,
         curvature: CurvatureKind = "hessian",
-        damping: Damping = 0.1,
+        damping: Damping = "auto",
         *,
         spectrum: Spectrum | None = None,
         reduction: Reduction | None = None,

@@ -46,6 +46,7 @@ def test_a_recommendation_can_be_used() -> None:
     chosen = diagnose(steep_ranks, scores, ranks).recommendation
     assert chosen is not None
     assert isinstance(chosen.damping, NormalizedDamping)
+    assert chosen.is_default == ("damping" not in str(chosen))
     import newton_losses as nl
 
     newton = eval(str(chosen), {"nl": nl, "loss": steep_ranks})
@@ -116,3 +117,60 @@ def test_the_clock_decides_nothing_but_how_much_is_looked_at(monkeypatch: pytest
     slow = diagnose(steep_ranks, y, ranks)
     assert (slow.verdict, slow.recommendation) == (quick.verdict, quick.recommendation)
     assert slow.spectra.samples <= quick.spectra.samples
+
+
+NOTHING_FINITE = {
+    "values": (lambda y, target: (y * torch.nan).sum(1), "The loss is not finite"),
+    "infinite values": (lambda y, target: (y / 0).square().sum(1), "The loss is not finite"),
+    "their mean": (lambda y, target: (y - target * torch.nan).mean(), "The loss is not finite"),
+    "gradients": (lambda y, target: y.sum(1) + (y - y).abs().sqrt().sum(1), "The gradient is not finite"),
+    "noisy values": (lambda y, target: (y * torch.nan + torch.randn_like(y)).sum(1), "The loss is not finite"),
+}
+
+
+@pytest.mark.parametrize("name", NOTHING_FINITE)
+def test_a_loss_that_is_never_finite_is_told_so_and_nothing_else(name: str, tmp_path) -> None:
+    loss, words = NOTHING_FINITE[name]
+    report = diagnose(loss, draw(20, 3, seed=0), draw(20, 3, seed=1))
+    assert report.verdict == "fix"
+    assert len(report.reasons) == 1
+    assert report.reasons[0].startswith(words)
+    assert report.recommendation is report.derivatives is report.spectra is report.descent is None
+    assert "nan" not in str(report)
+    assert "right" not in str(report)
+    json.dumps(report.to_dict(), allow_nan=False)
+    report.plot(tmp_path / "report.png")
+
+
+def test_outputs_that_are_not_finite_are_not_the_loss_to_blame() -> None:
+    report = diagnose(squares, torch.full((20, 3), torch.nan), draw(20, 3, seed=1))
+    assert report.verdict == "fix"
+    assert "outputs" in report.reasons[0]
+    assert "network" in report.reasons[0]
+
+
+def test_finite_in_float64_alone_is_broken_numerics() -> None:
+    report = diagnose(lambda y: (1e30 * y).square().sum(1) * 1e-60, draw(20, 3, seed=0))
+    assert report.verdict == "fix"
+    assert report.reasons[0].startswith("The numerics are broken")
+
+
+def test_samples_without_a_value_make_no_derivative_wrong() -> None:
+    """The gradient of a sample that torch.where makes NaN is zero, and finite."""
+    y = draw(40, 3, seed=0)
+    report = diagnose(lambda y: torch.where(y[:, 0] > 0, torch.nan, y.pow(4).sum(1)), y)
+    assert report.reasons[0].endswith("look for a logarithm or a division at zero.")
+    assert report.derivatives.first == report.derivatives.second == "right"
+
+
+def test_the_default_damping_is_recommended_unless_another_leads_lower() -> None:
+    """In a narrow valley a factor of 1 leaves half of the gradient across it, and 0.01 ends at the bottom."""
+    scores, ranks = draw(30, 5, seed=0), draw(30, 5, seed=1).argsort(1).argsort(1).float()
+    ordinary = diagnose(steep_ranks, scores, ranks)
+    assert ordinary.recommendation.is_default
+    assert "(the default damping: λ" in str(ordinary)
+    along = draw(30, 2, seed=0) * torch.tensor([5.0, 1.0])
+    valley = diagnose(lambda y: y.square() @ torch.tensor([1.0, 30.0], dtype=y.dtype), along)
+    assert valley.recommendation.damping.factor < 1
+    assert "damping=nl.NormalizedDamping(0.0" in str(valley.recommendation)
+    assert "(not the default damping, which does worse here: λ" in str(valley)

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from newton_losses import ArgumentError, Expansion, ShapeError, expand
 from newton_losses.curvature import Dense, LowRank, Products
 from newton_losses.diagnose import diagnose
+from newton_losses.diagnose._derivatives import judged
 from newton_losses.diagnose._gradients import measure_gradients
 from newton_losses.diagnose._noise import Noise, _ratio
 from newton_losses.diagnose._spectrum import eigenvalues
@@ -190,3 +191,7 @@ def test_large_outputs_are_not_decomposed() -> None:
     assert report.derivatives.second == "expensive"
     assert report.spectra.convex
     assert report.spectra.fisher.rank == 4
+
+
+def test_what_could_not_be_compared_is_not_called_right() -> None:
+    assert [judged(error) for error in (0.0, 0.5, float("nan"))] == ["right", "wrong", "unchecked"]

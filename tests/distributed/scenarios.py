@@ -123,12 +123,14 @@ class Scenario:
 
 
 def _catalogue() -> list[Scenario]:
-    found = []
+    found, fixed = [], {"damping": 0.1}
     for deal in DEALS:
         for kind in ("hessian", "fisher"):
             found.append(Scenario(f"{kind}-{deal}", deal=deal, options={"curvature": kind, "damping": 2.0}))
-            found.append(Scenario(f"own-{kind}-{deal}", OwnExpansion(), deal=deal, options={"curvature": kind}))
-        found.append(Scenario(f"woodbury-{deal}", size=600, deal=deal, options={"curvature": "fisher"}))
+            found.append(
+                Scenario(f"own-{kind}-{deal}", OwnExpansion(), deal=deal, options={"curvature": kind, **fixed})
+            )
+        found.append(Scenario(f"woodbury-{deal}", size=600, deal=deal, options={"curvature": "fisher", **fixed}))
         found.append(Scenario(f"inject-{deal}", fourth, deal=deal, inject={"damping": 0.7}))
         found.append(Scenario(f"inject-woodbury-{deal}", fourth, size=600, deal=deal, inject={"damping": 1e3}))
         found.append(Scenario(f"inject-sum-{deal}", fourth, deal=deal, inject={"damping": 0.7}, reduction="sum"))
@@ -137,27 +139,30 @@ def _catalogue() -> list[Scenario]:
         found.append(Scenario(f"matrix-free-{deal}", deal=deal, options=free, tolerance=1e-8))
     fisher, free = {"curvature": "fisher"}, {"damping": RelativeDamping(4.0), "matrix_free": True}
     found += [
-        Scenario("fisher-more-gradients-than-outputs", size=600, times=120, options=fisher),
+        Scenario("fisher-more-gradients-than-outputs", size=600, times=120, options={**fixed, **fisher}),
         Scenario("own-woodbury", OwnExpansion(), size=600, deal="empty", options={"damping": 1e3, **fisher}),
         # alone it is stored, and the iterative solver stops at a residual of 1e-6 of the gradient
         Scenario("hessian-by-products", fourth, size=20, products_above=10, options={"damping": 9.0}, tolerance=1e-5),
-        Scenario("hessian-stored-by-wish", log_sum_exp, size=20, products_above=10, options={"matrix_free": False}),
+        Scenario("hessian-stored", log_sum_exp, size=20, products_above=10, options={"matrix_free": False, **fixed}),
         Scenario("ranks-that-choose-differently", options={"damping": 2.0}, unstored_on_rank_0=True),
         Scenario("sum", options={"damping": 2.0, "reduction": "sum"}, loss=Case(ripples, (1,)).reduced("sum")),
         Scenario("scalar-mean", options={"damping": 2.0}, loss=Case(ripples, (1,)).reduced("mean")),
-        Scenario("absolute", options={"spectrum": "absolute"}),
+        Scenario("absolute", options={"spectrum": "absolute", **fixed}),
         Scenario("relative", options={"damping": RelativeDamping(2.0)}),
         Scenario("relative-woodbury", size=600, options={"damping": RelativeDamping(2.0), **fisher}),
         Scenario("relative-matrix-free", options=free, tolerance=1e-8),
         *(Scenario(f"auto-{deal}", deal=deal, options={"damping": "auto"}) for deal in ("unequal", "empty", "bad")),
         Scenario("auto-fisher", options={"damping": "auto", **fisher}),
+        *(Scenario(f"default-{deal}", deal=deal) for deal in ("unequal", "bad")),
+        Scenario("default-products", deal="empty", options={"matrix_free": True}, tolerance=1e-8),
+        Scenario("default-inject", fourth, deal="unequal", inject={}),
         Scenario("auto-woodbury", size=600, options={"damping": "auto", **fisher}),
         Scenario("auto-inject", fourth, deal="empty", inject={"damping": "auto"}),
         Scenario("quadratic", options={"damping": 2.0, "value": "quadratic"}),
         Scenario("inject-scaled", fourth, inject={"damping": 0.7, "loss_scale": 65536.0}),
-        Scenario("bad-second-derivative", steep, flat_sample=True),
+        Scenario("bad-second-derivative", steep, flat_sample=True, options=fixed),
         Scenario("float32", dtype=torch.float32, options={"damping": 2.0}, tolerance=1e-5),
-        Scenario("float32-fisher", dtype=torch.float32, options={"curvature": "fisher"}, tolerance=1e-5),
+        Scenario("float32-fisher", dtype=torch.float32, options={**fixed, **fisher}, tolerance=1e-5),
         Scenario("no-outputs", size=0),
     ]  # fmt: skip
     return found

@@ -15,7 +15,7 @@ from ..inject import inject_fisher
 
 
 def repeat_with_fisher(
-    parameters: Sequence[Tensor], count: int, damping: Damping = 0.1, *, reduction: Reduction = "mean"
+    parameters: Sequence[Tensor], count: int, damping: Damping = "auto", *, reduction: Reduction = "mean"
 ) -> tuple[Tensor, ...]:
     """Each parameter `(...)` as `(count, ...)`, one copy a sample, with Newton gradients on the way back.
 
@@ -24,7 +24,8 @@ def repeat_with_fisher(
 
         (1/N) Σᵢ (F + λI)⁻¹ gᵢ,   F = (1/N) Σᵢ gᵢgᵢᵀ
 
-    for a loss that is a mean over the batch; behind a sum (`reduction="sum"`) the first 1/N is left out.
+    for a loss that is a mean over the batch; behind a sum (`reduction="sum"`) the first 1/N is left out. Without a
+    `damping` λ, that of "auto", (F/λ + I)⁻¹gᵢ/ρ takes its place, as in `inject_fisher`.
 
     >>> weight, bias = torch.ones(2, 3, requires_grad=True), torch.zeros(2, requires_grad=True)
     >>> weights, biases = repeat_with_fisher((weight, bias), count=5, damping=0.1)

@@ -75,12 +75,12 @@ def second_order(total: Total, flat: Tensor, loss: object) -> Derivatives:
 def second_products(total: Total, flat: Tensor, loss: object) -> tuple[Derivatives, SecondProduct]:
     """Values, gradients, and a function for products with the per-sample Hessians, none of them stored."""
 
-    def forward() -> tuple[Derivatives, SecondProduct]:
+    def forward() -> "tuple[Derivatives, SecondProduct]":  # in quotes for the compiler
         probe = torch.zeros(1, flat.shape[1], dtype=flat.dtype, device=flat.device)
         value, gradient, _ = forward_products(total, flat, probe)
         return Derivatives(value, gradient), lambda vectors: forward_products(total, flat, vectors)[2]
 
-    def reverse() -> tuple[Derivatives, SecondProduct]:
+    def reverse() -> "tuple[Derivatives, SecondProduct]":
         value, gradient, product = _reverse_graph(total, flat, loss)
         return Derivatives(value, gradient), product
 

@@ -65,9 +65,10 @@ class RelativeDamping:
 
 @dataclass(frozen=True)
 class NormalizedDamping:
-    """λ = factor · r as in `RelativeDamping`, and the step normalised by the batch's gradient. "auto" is this one.
+    """λ = factor · r as in `RelativeDamping`, and the step normalised by the batch's gradient.
 
-    With ρ² the mean square of the entries of the gradients, (1/(N·m)) Σ ‖∇ℓᵢ‖², the step becomes
+    The default of the library: "auto" is this rule with factor 1. With ρ² the mean square of the entries of the
+    gradients, (1/(N·m)) Σ ‖∇ℓᵢ‖², the step becomes
 
         (λ/ρ) (C + λI)⁻¹ ∇ℓᵢ = (C/λ + I)⁻¹ ∇ℓᵢ/ρ
 
@@ -78,9 +79,11 @@ class NormalizedDamping:
     length: the step does not get shorter close to a minimum, which Adam would have undone anyway, while plain
     gradient descent needs a learning rate that falls.
 
-    Unless told otherwise, negative eigenvalues of a stored Hessian then lose their sign (spectrum
-    "absolute"), so that C/λ + I only ever shortens. With a `group`, ρ is that of all its ranks' samples;
-    `NewtonLoss` and `inject_fisher` see to that.
+    Unless told otherwise, negative eigenvalues of the Hessian then lose their sign (spectrum "absolute"), so that
+    C/λ + I only ever shortens: no step is longer than the normalised gradient. Where all gradients are zero there is
+    no step; where all are rounding, it is one of full length. With a single output |C|/λ is 1, and the step half the
+    normalised gradient, whatever the curvature. With a `group`, ρ is that of all its ranks' samples; `NewtonLoss` and
+    `inject_fisher` see to that.
 
     >>> expansion = Expansion(torch.zeros(1), torch.tensor([[3.0, 4.0]]), torch.eye(2))
     >>> damping, length = NormalizedDamping(2.0)(expansion)

@@ -72,7 +72,8 @@ class LowRank:
 
     def mean_square(self) -> Tensor:
         """The mean square of the m eigenvalues, from the small Gram matrix: it has the same non-zero ones."""
-        return widened(self.factor @ self.factor.mT).square().sum() / self.factor.shape[-1]
+        wide = widened(self.factor)
+        return (wide @ wide.mT).square().sum() / wide.shape[-1]
 
 
 @dataclass(frozen=True)

@@ -83,12 +83,15 @@ def gather_rows(group: "ProcessGroup", rows: Tensor, sizes: Sequence[int]) -> li
     return [part[:size] for part, size in zip(parts, sizes, strict=True)]
 
 
+def inside_vmap() -> bool:
+    """Whether a `torch.func.vmap` is active, inside of which no tensor has one value."""
+    levels = torch._C._functorch.get_interpreter_stack() or []
+    return any(level.key() == torch._C._functorch.TransformType.Vmap for level in levels)
+
+
 def _refuse_vmap() -> None:
     """A collective cannot be vectorised; torch's own error would not say what to do."""
-    if torch.compiler.is_compiling():
-        return
-    levels = torch._C._functorch.get_interpreter_stack() or []
-    if any(level.key() == torch._C._functorch.TransformType.Vmap for level in levels):
+    if not torch.compiler.is_compiling() and inside_vmap():
         raise ArgumentError(
             "Under torch.func.vmap the curvature cannot be shared with other ranks. Give process_group=None "
             "for that of this process's samples."

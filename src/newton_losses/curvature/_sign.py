@@ -14,7 +14,7 @@ STEEPEST = 1.65
 
 
 def matrix_sign(matrix: Tensor) -> Tensor:
-    """The sign of a symmetric matrix, V sign(e) Vᵀ.
+    """The sign of a symmetric matrix, or of each in a batch, V sign(e) Vᵀ.
 
     The Newton-Schulz iteration X ← (3X − X³)/2 starts with all eigenvalues in [−1, 1] and takes each to its sign, but
     small ones grow by 3/2 a round only. Here X is first multiplied with
@@ -29,7 +29,7 @@ def matrix_sign(matrix: Tensor) -> Tensor:
     tensor([[0., 1.],
             [1., 0.]], dtype=torch.float64)
     """
-    scale = torch.linalg.matrix_norm(matrix)
+    scale = torch.linalg.matrix_norm(matrix, keepdim=True)
     sign = torch.where(scale > 0, matrix / scale, 0.0)
     low = LOWEST
     for _ in range(ROUNDS):

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from ..errors import ArgumentError
 from ._forms import Curvature, Dense, LowRank, Products
-from ._group import any_over, gather_numbers, gather_rows, own_rank
+from ._group import gather_numbers, gather_rows, own_rank
+from ._krylov import any_of, may_look, solve_in_krylov_space
 from ._sign import matrix_sign
 from ._small_solve import Kind, is_small, solve_small
 
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
 Spectrum = Literal["raw", "absolute", "clip"]
 SPECTRA = ("raw", "absolute", "clip")
+# The largest space in which eigenvalues are told apart where only products are known: its basis is stored.
+KRYLOV_STEPS = 50
 
 
 def damped_solve(
@@ -36,7 +39,7 @@ def damped_solve(
 
     `spectrum` says what becomes of the negative eigenvalues of an indefinite C: they stay ("raw"),
     lose their sign ("absolute") or become zero ("clip"). `iterations` and `tolerance` are those of the
-    iterative solver that serves `Products`; a tolerance is relative to the row's norm.
+    iterative solvers that serve `Products`; a tolerance is relative to the row's norm.
 
     >>> from newton_losses.curvature import Dense
     >>> damped_solve(Dense(torch.tensor([[3.0, 0.0], [0.0, -3.0]])), torch.ones(1, 2), 1.0, "absolute")
@@ -44,14 +47,9 @@ def damped_solve(
     """
     check_spectrum(spectrum)
     if isinstance(curvature, Products):
-        if spectrum != "raw":
-            raise ArgumentError(
-                f"spectrum={spectrum!r} needs the eigenvalues of the curvature, and this one is given by "
-                "products only. Use spectrum='raw', or matrix_free=False where the matrix fits into memory."
-            )
         if curvature.group is not None:
-            return _solve_together(curvature, curvature.group, rows, damping, iterations, tolerance)
-        return _conjugate_residuals(curvature, rows, damping, iterations, tolerance)
+            return _solve_together(curvature, curvature.group, rows, damping, spectrum, iterations, tolerance)
+        return _solve_products(curvature, rows, damping, spectrum, iterations, tolerance)
     if isinstance(curvature, Dense) and is_small(curvature.matrix, rows, damping):
         kind: Kind = "definite" if curvature.semidefinite else spectrum
         return solve_small(curvature.matrix, rows, damping, kind, curvature.mean)
@@ -93,7 +91,7 @@ def _cholesky(matrix: Tensor, rows: Tensor, damping: Tensor | float) -> Tensor:
         return solve_small(matrix, rows, damping, "definite")
     factor, info = torch.linalg.cholesky_ex(_damped(matrix, damping))
     solved = torch.cholesky_solve(rows.mT, factor).mT
-    return torch.where(info == 0, solved, torch.nan)
+    return torch.where(info[..., None, None] == 0, solved, torch.nan)
 
 
 def _woodbury(factor: Tensor, rows: Tensor, damping: Tensor | float) -> Tensor:
@@ -119,11 +117,12 @@ def solve_gradients(curvature: LowRank, count: int, damping: Tensor | float) -> 
 
 
 def _definite_part(matrix: Tensor, spectrum: Spectrum, damping: Tensor | float, rows: Tensor) -> Tensor:
+    """For one matrix and its rows, or for a batch of both with a λ each, `(K, 1, 1)`."""
     if matrix.device.type == "cpu":
         values, vectors = torch.linalg.eigh(torch.where(torch.isfinite(matrix), matrix, 0.0))
         values = values.abs() if spectrum == "absolute" else values.clamp(min=0)
-        solved = ((rows @ vectors) / (values + damping)) @ vectors.mT
-        return torch.where(torch.isfinite(matrix).all(), solved, torch.nan)
+        solved = ((rows @ vectors) / (values[..., None, :] + damping)) @ vectors.mT
+        return torch.where(torch.isfinite(matrix).all(-1).all(-1)[..., None, None], solved, torch.nan)
     # On a device, torch's eigh waits to check for errors, so it could not be captured in a graph.
     absolute = _symmetric(matrix @ matrix_sign(matrix))
     definite = absolute if spectrum == "absolute" else (absolute + matrix) / 2
@@ -135,18 +134,47 @@ def _symmetric(matrix: Tensor) -> Tensor:
 
 
 def _solve_together(
-    curvature: Products, group: "ProcessGroup", rows: Tensor, damping: Tensor | float, iterations: int, tolerance: float
+    curvature: Products,
+    group: "ProcessGroup",
+    rows: Tensor,
+    damping: Tensor | float,
+    spectrum: Spectrum,
+    iterations: int,
+    tolerance: float,
 ) -> Tensor:
     """Every rank solves for the rows of all, since each product needs all ranks at the same rows.
 
     A row travels with its own damping, which a rule may have made different from rank to rank.
     """
-    column = torch.as_tensor(damping, dtype=rows.dtype, device=rows.device).expand(len(rows), 1)
+    column = _column(damping, rows)
     sizes = [size for (size,) in gather_numbers(group, torch.tensor([len(rows)], device=rows.device))]
     gathered = torch.cat(gather_rows(group, torch.cat([rows, column], dim=1), sizes))
-    solved = _conjugate_residuals(curvature, gathered[:, :-1], gathered[:, -1:], iterations, tolerance)
+    solved = _solve_products(curvature, gathered[:, :-1], gathered[:, -1:], spectrum, iterations, tolerance)
     own: Tensor = torch.split(solved, sizes)[own_rank(group)]
     return own
+
+
+def _column(damping: Tensor | float, rows: Tensor) -> Tensor:
+    """λ once a row, `(K, 1)`; added and not copied, since a copy of a number to a device could not be captured."""
+    return rows.new_zeros(len(rows), 1) + damping
+
+
+def _solve_products(
+    curvature: Products,
+    rows: Tensor,
+    damping: Tensor | float,
+    spectrum: Spectrum,
+    iterations: int,
+    tolerance: float,
+) -> Tensor:
+    if spectrum == "raw":
+        return _conjugate_residuals(curvature, rows, damping, iterations, tolerance)
+
+    def solve(matrix: Tensor, right: Tensor, own: Tensor) -> Tensor:
+        return _definite_part(matrix, spectrum, own, right)
+
+    steps = min(iterations, KRYLOV_STEPS)
+    return solve_in_krylov_space(curvature, rows, _column(damping, rows), solve, steps, tolerance)
 
 
 def _conjugate_residuals(
@@ -165,6 +193,7 @@ def _conjugate_residuals(
     def dot(left: Tensor, right: Tensor) -> Tensor:
         return (left * right).sum(1, keepdim=True)
 
+    looks = may_look(rows)
     solution, residual = torch.zeros_like(rows), rows
     goal = tolerance**2 * dot(rows, rows)
     direction = residual
@@ -172,7 +201,7 @@ def _conjugate_residuals(
     curve = dot(residual, product_residual)
     for _ in range(min(iterations, 4 * rows.shape[1])):
         active = dot(residual, residual) > goal
-        if rows.device.type == "cpu" and not torch.compiler.is_compiling() and not _any(active, curvature.group):
+        if looks and not any_of(active, curvature.group):
             break
         length = torch.where(active, curve / dot(product_direction, product_direction), 0.0)
         solution = solution + length * direction
@@ -184,7 +213,3 @@ def _conjugate_residuals(
         direction = residual + turn * direction
         product_direction = product_residual + turn * product_direction
     return solution
-
-
-def _any(flags: Tensor, group: "ProcessGroup | None") -> bool:
-    return bool(flags.any()) if group is None else any_over(group, flags.any())

@@ -10,7 +10,7 @@ from ._call import full_precision
 from ._damping import DampingRule, NormalizedDamping, apply_rule
 from ._expand import finite
 from ._expansion import Expansion
-from ._forms import LowRank, Products, as_curvature
+from ._forms import LowRank, as_curvature
 from ._solve import Spectrum, check_spectrum, damped_solve, solve_gradients
 
 
@@ -38,9 +38,7 @@ def newton_step(expansion: Expansion, damping: float | Tensor | DampingRule, spe
         raise ArgumentError("A Newton step needs an expansion with a curvature.")
     curvature = as_curvature(expansion.curvature)
     if spectrum is None:
-        # Of products only, the eigenvalues are not known.
-        stored = not isinstance(curvature, Products)
-        spectrum = "absolute" if stored and isinstance(damping, NormalizedDamping) else "raw"
+        spectrum = "absolute" if isinstance(damping, NormalizedDamping) else "raw"
     check_spectrum(spectrum)
     usable = finite(expansion)
     gradient = torch.where(usable[:, None], expansion.gradient, 0.0)

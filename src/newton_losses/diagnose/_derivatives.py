@@ -3,6 +3,7 @@
 A custom backward with a wrong factor, or one that cuts the graph, raises nothing: training just goes wrong.
 """
 
+import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from ..curvature import Expandable, resolve_reduction
+from ..curvature import Expandable, finite, resolve_reduction
 from ..curvature._autodiff import custom_operators, forward_products, names_of
 from ..curvature._call import make_total
 from ..curvature._forms import Curvature
@@ -32,9 +33,9 @@ class Derivatives:
     """What is known of both orders.
 
     `first` and `second` are "right", "wrong", "missing", "expensive" (one sample's Hessian would take
-    seconds) or "unchecked" (no float64, or noise); the errors are relative to finite differences. `forward` says
-    whether forward mode works, `None` for a loss that brings its own expansion, and `operator` what stops it.
-    `obstacle` says why there is no second derivative.
+    seconds) or "unchecked" (no float64, noise, or nothing finite); the errors are relative to finite differences.
+    `forward` says whether forward mode works, `None` for a loss that brings its own expansion, and `operator` what
+    stops it. `obstacle` says why there is no second derivative.
     """
 
     first: State = "unchecked"
@@ -77,8 +78,10 @@ def hessian_error(probe: Probe, curvature: Curvature) -> float:
 
 
 def _bend_error(probe: Probe, direction: Tensor, predicted: Tensor, move: float) -> Tensor:
-    up, down = probe.gradient(probe.flat + move * direction), probe.gradient(probe.flat - move * direction)
-    kept = torch.isfinite(up).all(1) & torch.isfinite(down).all(1)
+    above, below = (probe.expand(probe.flat + sign * move * direction, None) for sign in (1, -1))
+    # A sample without a value can have a gradient, as of torch.where; the mean Hessian is without it.
+    kept = finite(above) & finite(below)
+    up, down = above.gradient, below.gradient
     observed = (up - down)[kept].mean(0) / (2 * move)
     rounding = 8 * torch.finfo(up.dtype).eps * up[kept].norm(dim=1).mean() / move
     return _excess((observed - predicted).norm(), rounding, observed.norm().maximum(predicted.norm()))
@@ -124,6 +127,9 @@ def forward_mode(probe: Probe) -> tuple[bool | None, str | None]:
 
 
 def judged(error: float) -> State:
+    """Where nothing finite could be compared, nothing was checked."""
+    if math.isnan(error):
+        return "unchecked"
     return "wrong" if error > TOLERANCE else "right"
 
 

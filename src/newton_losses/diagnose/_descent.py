@@ -119,7 +119,7 @@ def follow(probe: Probe, rows: Tensor, plan: Plan, name: str) -> Line:
 
 def _candidate(probe: Probe, kind: CurvatureKind, expansion: Expansion, plan: Plan, factor: float) -> Candidate:
     rule = NormalizedDamping(factor)
-    if kind == "hessian":  # products cannot tell the sign of eigenvalues
+    if kind == "hessian":  # of products, the scale and the signs of the eigenvalues would be estimates
         expansion = replace(expansion, curvature=_dense(expansion))
     step = newton_step(expansion, rule)
     line = follow(probe, step.rows, plan, f"{kind}, factor {factor:g}")

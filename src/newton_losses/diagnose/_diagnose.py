@@ -11,14 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..curvature import CurvatureKind, Expandable, Expansion, Loss, Reduction, check_loss, flatten_outputs
+from ..curvature import CurvatureKind, Expandable, Expansion, Loss, Reduction, check_loss, finite, flatten_outputs
 from ..curvature._call import name_of
 from ..curvature._forms import as_curvature
 from ..errors import ArgumentError, DerivativeError, SeparabilityError
 from ._cost import Cost, affordable, first_order_cost, seconds, timed
 from ._derivatives import DIRECTIONS, Derivatives, forward_mode, gradient_error, hessian_error, judged, why_missing
 from ._descent import BRIEF, THOROUGH, Descent, measure_descent
-from ._gradients import measure_gradients
+from ._gradients import measure_gradients, nothing_finite
 from ._noise import NOISE, measure_noise
 from ._precision import measure_precision
 from ._probe import Probe, can_be_called, thinned, undisturbed
@@ -86,10 +86,15 @@ def _affordable(probe: Probe) -> Probe:
 
 
 def _measure(probe: Probe, blank: Report) -> Report:
-    first, cost, noise = probe.here, first_order_cost(probe, GRADIENT_BUDGET), measure_noise(probe)
+    first = probe.here
+    gradients = measure_gradients(first.value, first.gradient)
+    if not gradients.norms and not _finite_in_float64(probe):
+        # Nothing that could be measured would mean anything.
+        return replace(blank, reasons=(nothing_finite(probe.flat, first.value),), gradients=gradients)
+    cost, noise = first_order_cost(probe, GRADIENT_BUDGET), measure_noise(probe)
     facts = Facts(
         reference_numerics=getattr(probe.loss, "numerics", None) == "reference",
-        gradients=measure_gradients(first.value, first.gradient),
+        gradients=gradients,
         noise=None if noise is None else noise[0],
     )
     if noise is None:
@@ -102,6 +107,14 @@ def _measure(probe: Probe, blank: Report) -> Report:
         precision=facts.precision, derivatives=facts.derivatives, noise=facts.noise, spectra=facts.spectra,
         descent=facts.descent, cost=cost,
     )  # fmt: skip
+
+
+def _finite_in_float64(probe: Probe) -> bool:
+    """Whether a wider range gives any sample a finite loss and gradient: then it is the numerics that are broken."""
+    try:
+        return bool(finite(probe.to(torch.float64).here).any())
+    except (RuntimeError, TypeError, NotImplementedError):
+        return False
 
 
 def _exact(probe: Probe, facts: Facts, cost: Cost, fisher: Eigenvalues) -> tuple[Facts, Cost]:

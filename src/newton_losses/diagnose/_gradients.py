@@ -56,3 +56,18 @@ def measure_gradients(value: Tensor, gradient: Tensor) -> Gradients:
         exploding=float((norms > typical * EXTREME).double().mean()),
         nonfinite=float((~finite).double().mean()),
     )
+
+
+def nothing_finite(outputs: Tensor, value: Tensor) -> str:
+    """Why no sample has a finite value and gradient: because of the outputs `(N, m)`, the values `(N,)`, or itself."""
+    if not torch.isfinite(outputs).all(1).any():
+        return "No sample's outputs are finite: look at the network that made them, or the batch it was given."
+    if not torch.isfinite(value).any():
+        return (
+            "The loss is not finite at any of these outputs: each value is NaN or infinite. Look for a logarithm or a "
+            "division at zero, a root of something negative, or NaN in the targets."
+        )
+    return (
+        "The gradient is not finite at any of these outputs, although values of the loss are. Look for a root, a norm "
+        "or a logarithm at zero, also in the branch that a torch.where does not take."
+    )

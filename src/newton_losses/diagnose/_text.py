@@ -23,7 +23,9 @@ def as_text(report: "Report") -> str:
     ]
     lines = [title, HEADLINES[report.verdict], *reasons]
     if report.recommendation is not None:
-        lines += [f"  {report.recommendation}", f"  (λ = {report.recommendation.damping_here:.3g} at these outputs)"]
+        chosen = report.recommendation
+        damping = "the default damping" if chosen.is_default else "not the default damping, which does worse here"
+        lines += [f"  {chosen}", f"  ({damping}: λ = {chosen.damping_here:.3g} at these outputs)"]
     facts = list(_facts(report))
     if facts:
         lines += ["Measured", *(f"  {name:20} {text}" for name, text in facts)]
@@ -31,7 +33,8 @@ def as_text(report: "Report") -> str:
 
 
 def _facts(report: "Report") -> Iterator[tuple[str, str]]:
-    yield "samples apart", "yes" if report.separable else "no"
+    if report.gradients is None or report.gradients.norms:
+        yield "samples apart", "yes" if report.separable else "no"
     yield from _gradient_facts(report)
     yield from _derivative_facts(report)
     yield from _curvature_facts(report)
@@ -49,7 +52,9 @@ def _facts(report: "Report") -> Iterator[tuple[str, str]]:
 
 def _gradient_facts(report: "Report") -> Iterator[tuple[str, str]]:
     gradients, precision, noise = report.gradients, report.precision, report.noise
-    if gradients is not None:
+    if gradients is not None and not gradients.norms:
+        yield "gradient norms", "of no sample finite"
+    elif gradients is not None:
         yield (
             "gradient norms",
             (
@@ -70,7 +75,7 @@ def _derivative_facts(report: "Report") -> Iterator[tuple[str, str]]:
         return
 
     def checked(state: str, error: float | None) -> str:
-        if error is None:
+        if error is None or state == "unchecked":
             return state
         if state == "wrong":
             return f"wrong, off by {error:.0%} from finite differences"

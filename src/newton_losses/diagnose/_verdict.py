@@ -29,10 +29,14 @@ class Recommendation:
     damping: NormalizedDamping
     damping_here: float
 
+    @property
+    def is_default(self) -> bool:
+        """Whether the damping is the one of `NewtonLoss` without any: it is, unless another direction leads lower."""
+        return self.damping == NormalizedDamping()
+
     def __str__(self) -> str:
-        usual = self.damping == NormalizedDamping()
-        rule = '"auto"' if usual else f"nl.NormalizedDamping({self.damping.factor:g})"
-        return f'nl.NewtonLoss(loss, curvature="{self.curvature}", damping={rule})'
+        rule = "" if self.is_default else f", damping=nl.NormalizedDamping({self.damping.factor:g})"
+        return f'nl.NewtonLoss(loss, curvature="{self.curvature}"{rule})'
 
 
 @dataclass(frozen=True)

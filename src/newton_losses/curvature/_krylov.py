@@ -1,0 +1,95 @@
+"""Functions of a matrix that is known by its products alone, in the Krylov space of each row.
+
+What is done to the small matrices that stand for C there is in `_solve.py`.
+"""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from ._forms import Products, widened
+from ._group import any_over, inside_vmap
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+# Where results may be looked at, this many steps lie between two looks, each of which decomposes small matrices.
+BETWEEN_LOOKS = 8
+# The basis of as many rows as this many numbers hold (256 MiB in float32) is kept at once.
+BASIS_ELEMENTS = 2**26
+
+# From tridiagonal T `(K, j, j)`, right sides `(K, 1, j)` and λ `(K, 1, 1)` to solutions `(K, 1, j)`, all in float64.
+SmallSolve = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+def solve_in_krylov_space(
+    curvature: Products, rows: Tensor, damping: Tensor, solve: SmallSolve, iterations: int, tolerance: float
+) -> Tensor:
+    """f(C) applied to each row of `rows`, `(K, m)`, where `solve(T, b, λ)` does so with small matrices T.
+
+    After j steps of Lanczos from a row b, V `(j, m)` has orthonormal rows that span b, bC, …, bCʲ⁻¹, and
+    T = VCVᵀ is tridiagonal. Then b f(C) ≈ ‖b‖ e₁ᵀ f(T) V. With a positive f ≤ 1/λ, that is never longer than b/λ
+    and has a positive product with b, whatever j is: stopped early, it has less of the curvature, and descends all the
+    same. `damping` is `(K, 1)`. On a CPU the loop ends when all rows have converged; elsewhere it runs its course,
+    since looking would wait for the device.
+    """
+    steps = max(1, min(iterations, rows.shape[1]))
+    together = max(1, BASIS_ELEMENTS // max(1, steps * rows.shape[1]))
+    parts = zip(torch.split(rows, together), torch.split(damping, together), strict=True)
+    return torch.cat([_solve_part(curvature, part, own, solve, steps, tolerance) for part, own in parts])
+
+
+def _solve_part(
+    curvature: Products, rows: Tensor, damping: Tensor, solve: SmallSolve, steps: int, tolerance: float
+) -> Tensor:
+    norm = torch.linalg.vector_norm(rows, dim=1, keepdim=True)
+    basis = torch.where(norm > 0, rows / norm, 0.0)[:, None]
+    diagonal: list[Tensor] = []
+    beside: list[Tensor] = []
+    looks, largest = may_look(rows), torch.zeros_like(norm)
+    while True:
+        image = curvature.product(basis[:, -1])
+        diagonal.append((image * basis[:, -1]).sum(1))
+        largest = largest.maximum(torch.linalg.vector_norm(image, dim=1, keepdim=True))
+        # Against all of the basis and twice: in floating point the three-term recurrence loses its orthogonality.
+        for _ in range(2):
+            image = image - _combined(basis @ image[:, :, None], basis)
+        length = torch.linalg.vector_norm(image, dim=1, keepdim=True)
+        # What is left of a space that is complete is rounding.
+        going = length > 100 * torch.finfo(rows.dtype).eps * largest
+        last = len(diagonal) == steps or (looks and not any_of(going, curvature.group))
+        if last or (looks and len(diagonal) % BETWEEN_LOOKS == 0):
+            coordinates = _coordinates(diagonal, beside, norm, damping, solve)
+            far = coordinates[:, -1].abs() > tolerance * torch.linalg.vector_norm(coordinates, dim=1)
+            if last or not any_of(far & going[:, 0], curvature.group):
+                return _combined(coordinates[:, :, None].to(basis.dtype), basis)
+        beside.append(torch.where(going, length, 0.0)[:, 0])
+        basis = torch.cat([basis, torch.where(going, image / length, 0.0)[:, None]], dim=1)
+
+
+def _combined(coordinates: Tensor, basis: Tensor) -> Tensor:
+    """Σ_j coordinates_j · basis_j: `(K, j, 1)` and `(K, j, m)` to `(K, m)`."""
+    return (coordinates.mT @ basis)[:, 0]
+
+
+def _coordinates(
+    diagonal: list[Tensor], beside: list[Tensor], norm: Tensor, damping: Tensor, solve: SmallSolve
+) -> Tensor:
+    """‖b‖ e₁ᵀ f(T), `(K, j)` in float64."""
+    matrix = torch.diag_embed(widened(torch.stack(diagonal, dim=1)))
+    if beside:
+        off = widened(torch.stack(beside, dim=1))
+        matrix = matrix + torch.diag_embed(off, 1) + torch.diag_embed(off, -1)
+    first = torch.nn.functional.pad(widened(norm), (0, len(diagonal) - 1))
+    return solve(matrix, first[:, None], widened(damping)[:, :, None])[:, 0]
+
+
+def may_look(rows: Tensor) -> bool:
+    """Whether a loop may end by what it finds: not on a device, while compiling, or under `torch.func.vmap`."""
+    return rows.device.type == "cpu" and not torch.compiler.is_compiling() and not inside_vmap()
+
+
+def any_of(flags: Tensor, group: "ProcessGroup | None") -> bool:
+    return bool(flags.any()) if group is None else any_over(group, flags.any())
