@@ -205,6 +205,17 @@ def test_a_rule_may_give_a_length() -> None:
         newton_target(ripples, y, target, damping=lambda _: Damped(2.0, -3.0))
 
 
+def test_a_rule_made_from_this_one_is_asked() -> None:
+    class Softer(NormalizedDamping):
+        def __call__(self, expansion: Expansion) -> Damped:
+            damping, length = super().__call__(expansion)
+            return Damped(damping, length / 2)
+
+    y, target = Case(ripples, (7, 3)).draw()
+    step, softer = (newton_target(ripples, y, target, damping=rule).step for rule in ("auto", Softer()))
+    assert_close(softer, step / 2, 1e-12)
+
+
 @pytest.mark.parametrize("bad", [0, -1.0, float("nan")])
 def test_a_factor_is_positive(bad: float) -> None:
     with pytest.raises(ArgumentError, match="factor"):

@@ -5,8 +5,8 @@ import torch
 from torch import Tensor
 
 from cases import EXACT, SINGLE, Case, assert_close, brute_force, quartic, ripples
-from newton_losses import DerivativeError, Expansion, expand, newton_loss
-from newton_losses.curvature import Dense, LowRank, Products
+from newton_losses import DerivativeError, Expansion, diagnose, expand, newton_loss, newton_target
+from newton_losses.curvature import Dense, LowRank, Products, check_loss
 
 
 @pytest.mark.parametrize("case", EXACT, ids=str)
@@ -46,6 +46,16 @@ def test_in_inference_mode(kind: str, made_inside: bool) -> None:
         found = expand(case.loss, outputs, target, curvature=kind) if made_inside else None
     found = found or expand(case.loss, outputs, target, curvature=kind)
     assert_close(found.gradient, brute_force(case, y, target).gradient, 1e-12)
+
+
+@torch.inference_mode()
+def test_what_else_takes_derivatives_in_inference_mode() -> None:
+    case = Case(ripples, (5, 3))
+    y, target = case.draw()
+    stored, products = (newton_target(case.loss, y, target, damping=3.0, matrix_free=free) for free in (False, True))
+    assert_close(products.step, stored.step, 1e-5)
+    check_loss(case.loss, y, target)
+    assert diagnose(case.loss, y, target).derivatives.first == "right"
 
 
 @pytest.mark.parametrize("kind", ["hessian", "fisher"])

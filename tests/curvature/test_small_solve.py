@@ -4,6 +4,7 @@ The tests marked `gpu` run on CUDA, and, but for those that need a device, in Tr
 """
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -17,7 +18,7 @@ from newton_losses.curvature import (
     empirical_fisher,
     newton_step,
 )
-from newton_losses.curvature._small_solve import MOST_SAMPLES, is_small, small_fisher_solve, small_solve
+from newton_losses.curvature._small_solve import MOST_SAMPLES, is_small, small_fisher_solve, small_solve, solve_small
 from on_cuda import capture, no_synchronisation
 from triton_interpreter import DEVICE, on_cuda_alone, run_interpreted
 
@@ -156,6 +157,17 @@ def test_a_fisher_that_is_not_finite_has_no_solution():
     gradient = normal(30, 5).to(DEVICE)
     gradient[7, 2] = torch.nan
     assert small_fisher_solve(gradient, None, normal(3, 5).to(DEVICE), None, 0.1).isnan().all()
+
+
+@pytest.mark.gpu
+def test_a_fisher_with_another_matrix_is_solved_with_that_one():
+    gradient, rows = normal(30, 5).to(DEVICE), normal(3, 5).to(DEVICE)
+    fisher = empirical_fisher(gradient)
+    other = replace(fisher, matrix=2 * fisher.matrix)
+    found, changed = (solve_small(one.matrix, rows, 0.1, "definite", one.mean).cpu() for one in (fisher, other))
+    matrix = gradient.mT @ gradient / 30
+    torch.testing.assert_close(found, torch.linalg.solve(damped(matrix.cpu(), 0.1), rows.cpu().mT).mT)
+    torch.testing.assert_close(changed, torch.linalg.solve(damped(2 * matrix.cpu(), 0.1), rows.cpu().mT).mT)
 
 
 @pytest.mark.gpu

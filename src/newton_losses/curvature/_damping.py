@@ -1,7 +1,7 @@
 """Rules for the damping λ in C + λI. A number is the simplest rule; anything callable can be one."""
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from numbers import Real
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
@@ -124,7 +124,9 @@ def _eigenvalue_scale(expansion: Expansion) -> Tensor:
 def resolve_damping(damping: Damping, group: "ProcessGroup | None") -> float | Tensor | DampingRule:
     """The rule that "auto" stands for, in the group that shares the batch; everything else is itself."""
     rule = NormalizedDamping() if isinstance(damping, str) else damping
-    return NormalizedDamping(rule.factor, group) if isinstance(rule, NormalizedDamping) else rule
+    if type(rule) is NormalizedDamping:  # not by `replace`, into which the compiler of torch 2.6 does not look
+        return NormalizedDamping(rule.factor, group)
+    return replace(rule, group=group) if isinstance(rule, NormalizedDamping) else rule
 
 
 def check_damping(damping: object) -> None:

@@ -25,4 +25,5 @@ def empirical_fisher(gradient: Tensor, kept: Tensor | None = None) -> Dense | Lo
     if gradient.shape[0] < gradient.shape[1]:
         scale = torch.as_tensor(count, dtype=wide.dtype, device=wide.device).sqrt()
         return LowRank(wide / scale, scale)
-    return Dense(wide.mT @ wide / count, semidefinite=True, mean=Mean(wide, kept))
+    matrix = wide.mT @ wide / count
+    return Dense(matrix, semidefinite=True, mean=Mean(wide, kept, matrix))

@@ -20,10 +20,14 @@ def widened(tensor: Tensor) -> Tensor:
 
 
 class Mean(NamedTuple):
-    """The gᵢ whose mean of gᵢgᵢᵀ is C: `gradient` `(N, m)` in float64, zero where not `kept` `(N,)`, if not all are."""
+    """The gᵢ whose mean of gᵢgᵢᵀ is C: `gradient` `(N, m)` in float64, zero where not `kept` `(N,)`, if not all are.
+
+    `matrix` is that C itself, so that a solver can see whether it still is the one it has to solve with.
+    """
 
     gradient: Tensor
     kept: Tensor | None
+    matrix: Tensor
 
 
 @dataclass(frozen=True)

@@ -45,14 +45,15 @@ def solve_small(matrix: Tensor, rows: Tensor, damping: Tensor | float, kind: Kin
     """(C + λI)⁻¹ applied to each row, `(K, m)` to `(K, m)` in the dtype of `rows`, computed in float64.
 
     "definite" is for a C without negative eigenvalues: a pivot of C + λI that is not positive makes everything
-    NaN. The other kinds are the spectra of `damped_solve`. With the `mean` that C is, C itself is not looked at.
+    NaN. The other kinds are the spectra of `damped_solve`. With the `mean` that C is, C itself is not looked at: what
+    is to be changed has to be another tensor.
     """
     tensor, number = (None, float(damping)) if not isinstance(damping, Tensor) else (damping.reshape(()), 0.0)
     if tensor is not None and tensor.device != rows.device:
         # One number from the host, which becomes an argument of a kernel; a copy could not be captured.
         tensor = tensor + rows.new_zeros((), dtype=torch.float64)
     solved: Tensor
-    if mean is not None and len(mean.gradient) <= MOST_SAMPLES:
+    if mean is not None and mean.matrix is matrix and len(mean.gradient) <= MOST_SAMPLES:
         solved = small_fisher_solve(mean.gradient, mean.kept, rows, tensor, number)
     else:
         solved = small_solve(matrix.double(), rows, tensor, number, kind)
