@@ -9,8 +9,7 @@ import torch
 from small_runs import small_runs
 
 from newton_losses.bench import loop
-from newton_losses.bench.config import resolve_device
-from newton_losses.bench.device import is_out_of_memory, on_device
+from newton_losses.bench.device import is_out_of_memory, on_device, resolve_device
 from newton_losses.bench.files import RunError
 from newton_losses.bench.loop import PlannedRun, run, run_together
 from newton_losses.bench.run_folder import RunFolder

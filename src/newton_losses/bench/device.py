@@ -1,14 +1,12 @@
-"""The device of a run, beside its tensors: being on it, and telling that it is full.
-
-Which one it is, `config.resolve_device` finds.
-"""
+"""The device of a run: which one a name stands for, being on it, and telling that it is full."""
 
 import contextlib
 import re
 
 import torch
 
-from ..errors import NewtonLossesError
+from ..errors import ArgumentError, NewtonLossesError
+from .checks import check_choice
 
 # Memory that torch does not hand out itself: of graphs, kernels and handles, and the libraries' own. Each library has a
 # status of its own, as in CUBLAS_STATUS_ALLOC_FAILED and CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED.
@@ -35,6 +33,26 @@ def device_kind(name: str) -> str:
     ('cuda', 'cpu')
     """
     return name.partition(":")[0]
+
+
+def resolve_device(name: str) -> str:
+    """The device that a name stands for; "auto" is CUDA where there is one.
+
+    >>> resolve_device("cpu")
+    'cpu'
+    """
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    check_choice("device", device_kind(name), ("auto", "cpu", "cuda"))
+    number = name.partition(":")[2]
+    if ":" in name and not (name.startswith("cuda") and number.isdecimal()):
+        raise ArgumentError(f"--device {name}: a device is cpu, cuda, or cuda with a number, as in cuda:1.")
+    if name != "cpu" and not torch.cuda.is_available():
+        raise ArgumentError(f"--device {name}: torch finds no CUDA device here. Use --device cpu, or auto.")
+    if number and int(number) >= (there := torch.cuda.device_count()):
+        found = "one CUDA device here, cuda:0" if there == 1 else f"{there} CUDA devices here, up to cuda:{there - 1}"
+        raise ArgumentError(f"--device {name}: torch finds {found}.")
+    return name
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 
 from ..errors import ArgumentError
-from .config import RunConfig, check_at_least, option
+from .checks import check_at_least, option
+from .config import RunConfig
 from .device import is_out_of_memory, on_device
 from .files import RunError
 from .interrupts import Interrupted, StopRequests, stop_requests

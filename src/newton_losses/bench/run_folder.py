@@ -23,7 +23,8 @@ from typing import Any, Self
 import torch
 
 from .checkpoint import BadCheckpoint, read_checkpoint, write_checkpoint
-from .config import RunConfig, option
+from .checks import option
+from .config import RunConfig
 from .device import device_kind
 from .environment import environment
 from .files import RunError, append_line, sync_folder, write_atomically, write_error

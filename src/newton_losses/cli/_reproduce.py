@@ -7,7 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
-from ..bench.config import RunConfig, check_choice
+from ..bench.checks import check_choice
+from ..bench.config import RunConfig
 from ..bench.presets import TABLES, Cell, Protocol, cells, comparison, group, paper_protocol
 from ..bench.results import RunRecord, Store
 from ..errors import ArgumentError
