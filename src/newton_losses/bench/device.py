@@ -1,7 +1,8 @@
-"""The device of a run: which one a name stands for, being on it, and telling that it is full."""
+"""The device of a run: which one a name stands for, being on it, how exact it is, and telling that it is full."""
 
 import contextlib
 import re
+from collections.abc import Iterator
 
 import torch
 
@@ -10,7 +11,11 @@ from .checks import check_choice
 
 # Memory that torch does not hand out itself: of graphs, kernels and handles, and the libraries' own. Each library has a
 # status of its own, as in CUBLAS_STATUS_ALLOC_FAILED and CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED.
-_FULL = re.compile(r"CUDA\b.*\bout of memory|CUDA_ERROR_OUT_OF_MEMORY|\bCU[A-Z]+_(?:\w+_)?ALLOC(?:ATION)?_FAILED")
+_FULL = re.compile(
+    r"CUDA\b.*\bout of memory|CUDA_ERROR_OUT_OF_MEMORY|\bCU[A-Z]+_(?:\w+_)?ALLOC(?:ATION)?_FAILED"
+    # torch on a CPU, on Linux and elsewhere
+    r"|DefaultCPUAllocator: (?:can't allocate|not enough) memory"
+)
 
 
 def on_device(name: str) -> contextlib.AbstractContextManager[object]:
@@ -24,6 +29,21 @@ def on_device(name: str) -> contextlib.AbstractContextManager[object]:
     device(type='cpu')
     """
     return torch.cuda.device(name) if device_kind(name) == "cuda" else contextlib.nullcontext()
+
+
+@contextlib.contextmanager
+def precision_flags(precision: str) -> Iterator[None]:
+    """float32 means float32: torch would use TF32 in convolutions by itself. Put back afterwards."""
+    allow = precision != "float32"
+    before = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.benchmark
+    # The head of a bf16 network stays in full float32; only "tf32" changes matrix products.
+    torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = allow, precision == "tf32"
+    torch.backends.cudnn.benchmark = True
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = before[:2]
+        torch.backends.cudnn.benchmark = before[2]
 
 
 def device_kind(name: str) -> str:
@@ -56,7 +76,7 @@ def resolve_device(name: str) -> str:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether a CUDA device had no memory left, whoever asked for it: torch, CUDA, or one of its libraries.
+    """Whether a device had no memory left, whoever asked for it: torch, CUDA, or one of its libraries.
 
     An error that such a one has led to counts as well: the end of a capture that was broken off raises another.
 
