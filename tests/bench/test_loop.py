@@ -216,3 +216,10 @@ def test_a_loss_that_is_not_finite_is_stored_as_null():
 def test_tenths_are_exact():
     weights = torch.tensor([[[0.8, 9.2], [5.3, 1.2]]]).half().float()
     assert tenths(weights, torch.eye(2)[None]).tolist() == [20]
+
+
+def test_a_loss_that_is_not_finite_to_the_end_is_in_the_result(tmp_path):
+    result = run(replace(SORTING, learning_rate=1e38), str(tmp_path / "a"))
+    assert result["final"]["loss"] is None
+    assert result["not_finite_steps"] == result["steps"] == 4
+    assert run(SORTING, str(tmp_path / "b"))["not_finite_steps"] == 0

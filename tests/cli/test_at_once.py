@@ -96,7 +96,8 @@ def test_on_a_cpu_a_line_says_why_not(tmp_path):
     lines = text.splitlines()
     assert lines[0] == "The seeds train one after another: a step of one run keeps a CPU busy already."
     assert [line for line in lines if "seed" in line][1:3] == [
-        f"sorting n=3, softsort (stable), baseline, seed {seed}: 4 steps on cpu" for seed in (0, 1)
+        f"sorting n=3, softsort (stable), baseline, batch size 4, data digits, digits 1, seed {seed}: 4 steps on cpu"
+        for seed in (0, 1)
     ]
 
 
