@@ -171,11 +171,11 @@ def test_a_loss_that_is_not_finite_is_told_with_what_to_try():
     assert outcome(result, False) == outcome({**result, "not_finite_steps": 0}, False)
     text = outcome({**result, "not_finite_steps": 900}, False).removeprefix(outcome(result, False))
     assert text == (
-        ". The loss was not finite at the end: no mean of it over the last 900 of 1000 steps is a number. Try "
-        "--numerics stable, --spectrum absolute, a larger --damping, --clip-norm 1 or a smaller --learning-rate"
+        ". The loss was not finite over the last 900 of 1000 steps: it has no mean there, or all samples were skipped. "
+        "Try --numerics stable, --spectrum absolute, a larger --damping, --clip-norm 1 or a smaller --learning-rate"
     )
     baseline = {**result, "configuration": SortingConfig(algorithm="softsort", device="cpu", clip_norm=1).to_dict()}
-    assert outcome({**baseline, "not_finite_steps": 9}, False).endswith("is a number. Try a smaller --learning-rate")
+    assert outcome({**baseline, "not_finite_steps": 9}, False).endswith("were skipped. Try a smaller --learning-rate")
 
 
 def test_numbers_for_people():

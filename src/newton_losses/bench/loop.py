@@ -279,15 +279,13 @@ def _state(trainer: Trainer, clock: Clock) -> dict[str, Any]:
 
 def _result(plan: PlannedRun, setting: _Setting, trainer: Trainer, folder: RunFolder, clock: Clock) -> Record:
     reported = trainer.task.reported(folder.evaluations)
-    with_loss = (one["step"] for one in folder.evaluations if one["loss"] is not None)
     seconds = clock.seconds()
     return {
         "configuration": plan.config.to_dict(),
         "test": reported["test"],
         "reported": reported,
         "final": folder.evaluations[-1],
-        # The last so many, since the last evaluation that had a mean loss.
-        "not_finite_steps": trainer.step - max(with_loss, default=0),
+        "not_finite_steps": folder.steps_without_loss,
         "steps": trainer.step,
         "seconds": round(seconds, 2),
         "milliseconds_per_step": round(1000 * seconds / trainer.step, 4),

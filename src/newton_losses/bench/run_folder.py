@@ -104,6 +104,17 @@ class RunFolder:
             )
         return result
 
+    @property
+    def steps_without_loss(self) -> int:
+        """The last so many steps: those since the last evaluation with a mean loss of at least one sample."""
+        last = skipped = 0
+        for one in self.evaluations:
+            # Where a Newton loss has skipped every sample nothing is left, and the mean of nothing is told as 0.
+            if one["loss"] is not None and (one["loss"] != 0 or one["skipped_samples"] == skipped):
+                last = one["step"]
+            skipped = one["skipped_samples"]
+        return int(self.evaluations[-1]["step"] - last) if self.evaluations else 0
+
     def load(self) -> Record | None:
         """The state to go on from, or `None` for a new run. Brings `evaluations` to the state's step."""
         state = self._newest_checkpoint()

@@ -115,8 +115,8 @@ def _warning(result: Record) -> str:
     }
     *most, last = [name for name, fits in tries.items() if fits]
     return (
-        f". The loss was not finite at the end: no mean of it over the last {steps} of {result['steps']} steps is a "
-        f"number. Try {', '.join(most)}{' or ' if most else ''}{last}"
+        f". The loss was not finite over the last {steps} of {result['steps']} steps: it has no mean there, or all "
+        f"samples were skipped. Try {', '.join(most)}{' or ' if most else ''}{last}"
     )
 
 
