@@ -19,9 +19,9 @@ from torch import Tensor, nn
 import newton_losses as nl
 from newton_losses.bench.config import PathsConfig, RunConfig, SortingConfig
 from newton_losses.bench.defaults import PATHS_ALGORITHMS, SORTING_ALGORITHMS
-from newton_losses.bench.progress import number
 from newton_losses.bench.tasks import make_task
 from newton_losses.bench.trainer import Trainer
+from newton_losses.bench.words import number
 from newton_losses.curvature import Curvature
 from newton_losses.errors import ArgumentError, NewtonLossesError
 

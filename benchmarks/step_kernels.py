@@ -17,7 +17,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from newton_losses.bench.config import SortingConfig
-from newton_losses.bench.loop import precision_flags
+from newton_losses.bench.device import precision_flags
 from newton_losses.bench.tasks import SortingTask
 from newton_losses.bench.trainer import Trainer
 from training_step import random_digits

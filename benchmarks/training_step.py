@@ -23,7 +23,7 @@ import torch
 from newton_losses.bench.config import PathsConfig, RunConfig, SortingConfig
 from newton_losses.bench.data import LabeledImages, PathMaps, Splits
 from newton_losses.bench.defaults import PATHS_ALGORITHMS, SORTING_ALGORITHMS
-from newton_losses.bench.loop import precision_flags
+from newton_losses.bench.device import precision_flags
 from newton_losses.bench.tasks import PathsTask, SortingTask
 from newton_losses.bench.trainer import Trainer
 

@@ -44,7 +44,10 @@ def test_training_prints_lines_and_a_result(tmp_path):
     code, text = command(*TINY, "--out", str(tmp_path / "run"))
     assert code == 0
     lines = text.splitlines()
-    assert lines[0] == "sorting n=3, softsort (stable), baseline, seed 0: 4 steps on cpu"
+    assert (
+        lines[0]
+        == "sorting n=3, softsort (stable), baseline, batch size 4, data digits, digits 1, seed 0: 4 steps on cpu"
+    )
     assert lines[1].startswith("step 2/4  loss ")
     assert "steps/s" in lines[1]
     assert "left" in lines[1]

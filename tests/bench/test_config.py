@@ -5,7 +5,9 @@ from torch.nn.functional import mse_loss
 
 from newton_losses import ArgumentError
 from newton_losses.bench import defaults
-from newton_losses.bench.config import PathsConfig, SortingConfig, option, resolve_device
+from newton_losses.bench.checks import option
+from newton_losses.bench.config import PathsConfig, SortingConfig
+from newton_losses.bench.device import resolve_device
 from newton_losses.bench.results import identity
 from newton_losses.bench.tasks._task import training_loss
 from newton_losses.curvature import NormalizedDamping

@@ -9,8 +9,7 @@ import torch
 from small_runs import small_runs
 
 from newton_losses.bench import loop
-from newton_losses.bench.config import resolve_device
-from newton_losses.bench.device import is_out_of_memory, on_device
+from newton_losses.bench.device import is_out_of_memory, on_device, resolve_device
 from newton_losses.bench.files import RunError
 from newton_losses.bench.loop import PlannedRun, run, run_together
 from newton_losses.bench.run_folder import RunFolder
@@ -151,6 +150,7 @@ def test_a_job_goes_on_on_the_device_of_today(tmp_path):
         RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
         RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"),
         RuntimeError("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED"),
+        RuntimeError("[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you"),
         RuntimeError("cusolver error: CUSOLVER_STATUS_ALLOC_FAILED, when calling `cusolverDnCreate(handle)`"),
     ],
 )
@@ -161,6 +161,12 @@ def test_a_full_device_is_recognised(error):
 @pytest.mark.skipif(not hasattr(torch, "AcceleratorError"), reason="this torch raises a RuntimeError")
 def test_a_full_device_is_recognised_in_an_error_of_its_own_type():
     assert is_out_of_memory(torch.AcceleratorError("CUDA error: out of memory"))
+
+
+def test_a_full_cpu_is_recognised():
+    with pytest.raises(RuntimeError) as caught:
+        torch.empty(10**17, dtype=torch.uint8)
+    assert is_out_of_memory(caught.value)
 
 
 def test_the_end_of_a_capture_hides_what_ended_it():

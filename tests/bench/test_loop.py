@@ -216,3 +216,14 @@ def test_a_loss_that_is_not_finite_is_stored_as_null():
 def test_tenths_are_exact():
     weights = torch.tensor([[[0.8, 9.2], [5.3, 1.2]]]).half().float()
     assert tenths(weights, torch.eye(2)[None]).tolist() == [20]
+
+
+@pytest.mark.parametrize("numerics", ["stable", "reference"])
+@pytest.mark.parametrize("curvature", ["none", "fisher", "hessian"])
+def test_a_loss_that_is_not_finite_to_the_end_is_in_the_result(curvature, numerics, tmp_path):
+    config = replace(SORTING, curvature=curvature, numerics=numerics)
+    result = run(replace(config, learning_rate=1e30), str(tmp_path / "a"))
+    # The first step is as usual. A baseline has no mean with the second one in it; a Newton loss skips its samples.
+    assert result["not_finite_steps"] == (4 if curvature == "none" else 2)
+    assert result["steps"] == 4
+    assert run(config, str(tmp_path / "b"))["not_finite_steps"] == 0

@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from newton_losses.bench.config import PathsConfig, SortingConfig
-from newton_losses.bench.progress import JsonLines, Pace, PlainLines, Silent, Together, describe, duration, number
+from newton_losses.bench.progress import JsonLines, Pace, PlainLines, Silent, Together
+from newton_losses.bench.words import describe, describe_setting, duration, number, outcome
 
 CONFIG = SortingConfig(algorithm="softsort", device="cpu").resolved()
 RECORD = {
@@ -123,6 +124,58 @@ def test_a_run_in_words():
     assert describe(relative.resolved()) == "sorting n=10, logistic (stable), hessian λ=2·scale, seed 0"
     paths = PathsConfig(algorithm="smoothed-loss", curvature="fisher", device="cpu", seed=4)
     assert describe(paths.resolved()) == "paths, smoothed-loss, fisher λ=0.1, seed 4"
+
+
+SORTING = SortingConfig(algorithm="logistic", curvature="hessian", damping=0.1, device="cpu")
+PATHS = PathsConfig(algorithm="fenchel-young", curvature="fisher", device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("config", "changes", "told"),
+    [
+        (SORTING, {"spectrum": "absolute"}, "spectrum absolute"),
+        (SORTING, {"steepness": 20}, "steepness 20"),
+        (SORTING, {"clip_norm": 1.0, "learning_rate": 1e-4}, "clip norm 1, learning rate 0.0001"),
+        (SORTING, {"batch_size": 50, "precision": "bf16"}, "batch size 50, precision bf16"),
+        (SORTING, {"data": "digits", "digits": 2, "augment": True}, "data digits, digits 2, augment"),
+        (replace(SORTING, algorithm="softsort"), {"temperature": 0.2}, "temperature 0.2"),
+        (PATHS, {"num_samples": 3, "scale": 0.5}, "scale 0.5, samples 3"),
+        (PATHS, {"size": 6, "train_maps": 200}, "size 6, train maps 200"),
+        (
+            replace(PATHS, algorithm="bellman-ford"),
+            {"loop": "while", "norm": "l2", "beta": 5, "iterations": 9, "damping": 1000.0},
+            "loop while, norm l2, beta 5, iterations 9",
+        ),
+    ],
+)
+def test_runs_are_told_apart_by_what_is_not_as_usual(config, changes, told):
+    usual = describe_setting(config.resolved())
+    assert describe_setting(replace(config, **changes).resolved()) == f"{usual}, {told}"
+
+
+def test_every_setting_of_the_loss_is_told():
+    """Of what makes two runs different experiments, only their length and their evaluations are not in the words."""
+    for config in (SORTING, replace(SORTING, damping="auto"), PATHS, replace(PATHS, algorithm="bellman-ford")):
+        assert describe_setting(config.resolved()).count(",") == 2
+
+
+def test_a_loss_that_is_not_finite_is_told_with_what_to_try():
+    result = {
+        "test": {"exact_match": 1.0},
+        "reported": {"step": 100},
+        "steps": 1000,
+        "seconds": 1.0,
+        "milliseconds_per_step": 1.0,
+        "configuration": replace(SORTING, numerics="reference").resolved().to_dict(),
+    }
+    assert outcome(result, False) == outcome({**result, "not_finite_steps": 0}, False)
+    text = outcome({**result, "not_finite_steps": 900}, False).removeprefix(outcome(result, False))
+    assert text == (
+        ". The loss was not finite over the last 900 of 1000 steps: it has no mean there, or all samples were skipped. "
+        "Try --numerics stable, --spectrum absolute, a larger --damping, --clip-norm 1 or a smaller --learning-rate"
+    )
+    baseline = {**result, "configuration": SortingConfig(algorithm="softsort", device="cpu", clip_norm=1).to_dict()}
+    assert outcome({**baseline, "not_finite_steps": 9}, False).endswith("were skipped. Try a smaller --learning-rate")
 
 
 def test_numbers_for_people():

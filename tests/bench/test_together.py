@@ -23,6 +23,7 @@ from newton_losses.bench.loop import PlannedRun, run, run_together
 from newton_losses.bench.progress import Silent
 from newton_losses.bench.run_folder import is_in_use
 from newton_losses.bench.tasks import make_task
+from newton_losses.bench.whose import seed_of
 from newton_losses.cli._app import app
 from newton_losses.errors import ArgumentError
 
@@ -217,9 +218,109 @@ def test_a_device_too_small_for_all_is_told(full, tmp_path):
 
     with pytest.raises(RunError, match=r"does not hold 4 runs at the same time\..* with --at-once 2:"):
         run_together(plans(CONFIGS["sorting"], tmp_path), at_once=4, make=make)
-    with pytest.raises(type(full)) as caught:
+    with pytest.raises(RunError, match=r"does not hold this run\. A smaller --batch-size or --n needs less") as caught:
         run_together(plans(CONFIGS["sorting"], tmp_path)[3:], at_once=4, make=make)
-    assert caught.value is full
+    assert caught.value.__cause__ is full
+    assert seed_of(caught.value) == 3
+
+
+def test_a_run_alone_that_finds_no_room_keeps_its_checkpoint(config, alone, tmp_path):
+    one = replace(config, seed=2)
+    with pytest.raises(RunError, match="does not hold this run"):
+        run(one, str(tmp_path / "2"), make=Full({2: 8}), checkpoint_seconds=0)
+    assert read_checkpoint(tmp_path / "2" / "checkpoint.pt")["step"] == 8
+    run(one, str(tmp_path / "2"))
+    assert (tmp_path / "2" / "weights.pt").read_bytes() == (alone / "2" / "weights.pt").read_bytes()
+
+
+class Full(Recorded):
+    """A device that has no room at these steps of these seeds, once each, or `before` they are made."""
+
+    def __init__(self, steps, before=()):
+        super().__init__()
+        self.full, self.before = dict(steps), set(before)
+
+    def __call__(self, config):
+        if config.seed in self.before:
+            self.before.remove(config.seed)
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        task = super().__call__(config)
+        begin = task.begin_step
+
+        def begin_step(step):
+            if self.full.get(config.seed) == step:
+                del self.full[config.seed]
+                raise torch.OutOfMemoryError("CUDA out of memory.")
+            return begin(step)
+
+        task.begin_step = begin_step
+        return task
+
+
+class Notes(Silent):
+    def __init__(self):
+        self.notes, self.ends = [], []
+
+    def note(self, text):
+        self.notes.append(text)
+
+    def finished(self, result, *, again=False):
+        self.ends.append((result["configuration"]["seed"], again))
+
+
+def test_where_nobody_asked_for_several_fewer_go_on(config, alone, tmp_path):
+    """Twice: while the fourth gets ready, and again in the middle of the second."""
+    told = Notes()
+    make = Full({1: 6}, before=[3])
+    results = run_together(
+        plans(config, tmp_path, dict.fromkeys(SEEDS, told)), at_once=4, fewer_if_full=True, make=make
+    )
+    check_same(tmp_path, alone)
+    assert [result["configuration"]["seed"] for result in results] == list(SEEDS)
+    assert {result["at_once"] for result in results} == {1}
+    assert [note for note in told.notes if "memory" in note] == [
+        "The memory of cpu does not hold 4 runs at once: going on with 2 at a time.",
+        "The memory of cpu does not hold 2 runs at once: going on one after another.",
+    ]
+    # The first one saved when the second found no room: none of its steps is done twice.
+    assert len([step for seed, step in make.steps if seed == 0]) == len({s for seed, s in make.steps if seed == 0})
+    assert sorted(told.ends) == [(seed, False) for seed in SEEDS]
+
+
+def test_going_on_with_fewer_keeps_results_and_overwrites_nothing_twice(tmp_path):
+    config = CONFIGS["sorting"]
+    short = [replace(config, seed=0, steps=3), *(replace(config, seed=seed) for seed in (1, 2))]
+    for one in short:  # other runs that are to be deleted
+        run(replace(one, steps=2), str(tmp_path / str(one.seed)))
+    told, make = Notes(), Full({1: 9})
+    runs = [PlannedRun(one, str(tmp_path / str(one.seed)), told) for one in short]
+    results = run_together(runs, at_once=2, fewer_if_full=True, make=make, overwrite=True)
+    assert [(result["configuration"]["seed"], result["at_once"]) for result in results] == [(0, 2), (1, 1), (2, 1)]
+    assert sorted(told.ends) == [(0, False), (1, False), (2, False)]
+    # From the checkpoint of its evaluation at step 5, and the third from where it had to save.
+    assert [step for seed, step in make.steps if seed == 1] == [*range(9), *range(5, 13)]
+    assert [step for seed, step in make.steps if seed == 2] == list(range(13))
+
+
+def test_when_a_person_asks_to_stop_no_fewer_go_on(tmp_path, monkeypatch):
+    stop = StopRequests()
+    monkeypatch.setattr(loop, "stop_requests", lambda: contextlib.nullcontext(stop))
+
+    class FullAfterControlC(Full):
+        def __call__(self, config):
+            stop.receive(signal.SIGINT, None)
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    with pytest.raises(RunError, match="Give the same command again with --at-once 2"):
+        run_together(plans(CONFIGS["sorting"], tmp_path), at_once=4, fewer_if_full=True, make=FullAfterControlC({}))
+
+
+def test_a_device_too_small_for_one_says_so_in_the_end(tmp_path):
+    def make(config):
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    with pytest.raises(RunError, match="does not hold this run"):
+        run_together(plans(CONFIGS["sorting"], tmp_path), at_once=4, fewer_if_full=True, make=make)
 
 
 def test_what_makes_no_sense_is_refused(tmp_path):

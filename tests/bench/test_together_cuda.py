@@ -1,16 +1,19 @@
 """On CUDA, seeds that train together, in streams of their own, end as each does alone."""
 
+import gc
 import json
 from dataclasses import replace
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
 from newton_losses.bench.checkpoint import read_checkpoint
 from newton_losses.bench.config import PathsConfig, SortingConfig
 from newton_losses.bench.data import LabeledImages, PathMaps, Splits
 from newton_losses.bench.loop import PlannedRun, run, run_together
 from newton_losses.bench.tasks import PathsTask, SortingTask
+from newton_losses.cli._app import app
 
 pytestmark = pytest.mark.gpu
 
@@ -146,4 +149,42 @@ def test_an_error_of_one_saves_the_others(tmp_path):
     run_together(plans, at_once=3, make=random_task)
     for one in configs:
         run(one, str(tmp_path / f"alone-{one.seed}"), make=random_task)
+        assert differences(tmp_path / f"alone-{one.seed}", tmp_path / f"together-{one.seed}") == []
+
+
+def test_by_itself_several_seeds_of_a_command_train_at_once(tmp_path):
+    words = ["train", "sorting", "--data", "digits", "--digits", "1", "-n", "3", "--steps", "20", "--eval-every", "10"]
+    words += ["--validation-sets", "10", "--test-sets", "10", "--device", "cuda", "--json", "--out", str(tmp_path)]
+    for more, number in (([], 3), (["--at-once", "1", "--overwrite"], 1)):
+        done = CliRunner().invoke(app, [*words, "--seeds", "0-2", *more])
+        assert done.exit_code == 0, done.output
+        events = [json.loads(line) for line in done.output.splitlines()]
+        assert not any(event["event"] == "note" for event in events)
+        assert [event["at_once"] for event in events if event["event"] == "finished"] == [number] * 3
+
+
+def test_a_full_device_goes_on_with_fewer(tmp_path):
+    """Four runs with 2 GiB more each do not fit into 6 GiB, and two do; all end as they do alone."""
+    filler = 2 << 30
+
+    def make(config):
+        task = random_task(config)
+        task.filler = torch.empty(filler, dtype=torch.uint8, device="cuda")
+        return task
+
+    configs = [replace(SORTING, seed=seed) for seed in range(4)]
+    for one in configs:
+        run(one, str(tmp_path / f"alone-{one.seed}"), make=random_task)
+    gc.collect()
+    torch.cuda.empty_cache()
+    _, total = torch.cuda.mem_get_info()
+    limit = torch.cuda.memory_reserved() + 3 * filler
+    torch.cuda.set_per_process_memory_fraction(limit / total)
+    try:
+        plans = [PlannedRun(one, str(tmp_path / f"together-{one.seed}")) for one in configs]
+        results = run_together(plans, at_once=4, fewer_if_full=True, make=make)
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    assert {result["at_once"] for result in results} == {2}
+    for one in configs:
         assert differences(tmp_path / f"alone-{one.seed}", tmp_path / f"together-{one.seed}") == []

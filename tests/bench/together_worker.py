@@ -12,6 +12,6 @@ if __name__ == "__main__":
     from newton_losses.cli._app import app
 
     # The command itself has no use for this on a CPU.
-    _train._choose_at_once = lambda asked, config, seeds: (seeds, None)  # type: ignore[assignment]
+    _train.choose_at_once = lambda asked, config, seeds: (seeds, None)  # type: ignore[assignment]
     loop.STEPS_A_TURN = 1
     app(prog_name="newton-losses", args=sys.argv[1:])

@@ -6,7 +6,9 @@ from dataclasses import replace
 import pytest
 from typer.testing import CliRunner
 
-from newton_losses.bench.config import SortingConfig
+from newton_losses.bench import at_once
+from newton_losses.bench.at_once import choose_at_once
+from newton_losses.bench.config import PathsConfig, SortingConfig
 from newton_losses.bench.tasks import kept
 from newton_losses.cli import _train
 from newton_losses.cli._app import app
@@ -17,6 +19,7 @@ TINY = [
 ]
 CONFIG = SortingConfig(algorithm="softsort", device="cpu").resolved()
 ON_CUDA = replace(CONFIG, device="cuda", graph=True)
+PATHS_ON_CUDA = replace(PathsConfig(algorithm="fenchel-young", device="cpu").resolved(), device="cuda", graph=True)
 
 
 def command(*words):
@@ -45,23 +48,46 @@ def test_mistakes_are_answered(words, answer, tmp_path):
 
 @pytest.mark.parametrize(("asked", "seeds", "number"), [(2, 3, 2), (8, 3, 3), (1, 3, 1)])
 def test_on_cuda_as_many_as_asked_for(asked, seeds, number):
-    assert _train._choose_at_once(asked, ON_CUDA, seeds) == (number, None)
+    assert choose_at_once(asked, ON_CUDA, seeds) == (number, None)
+
+
+@pytest.mark.parametrize(
+    ("config", "seeds", "number"),
+    [(ON_CUDA, 10, 4), (ON_CUDA, 3, 3), (ON_CUDA, 1, 1), (PATHS_ON_CUDA, 10, 2), (PATHS_ON_CUDA, 1, 1)],
+)
+def test_on_cuda_as_many_as_were_measured_to_be_fastest(config, seeds, number):
+    assert choose_at_once(None, config, seeds) == (number, None)
+    assert choose_at_once(None, replace(config, device="cuda:1"), seeds) == (number, None)
 
 
 @pytest.mark.parametrize(
     ("config", "reason"), [(CONFIG, "keeps a CPU busy"), (replace(ON_CUDA, graph=False), "there is one host")]
 )
 def test_elsewhere_one_after_another_and_why(config, reason):
-    assert _train._choose_at_once(1, config, 3) == (1, None)
-    number, told = _train._choose_at_once(3, config, 3)
+    assert choose_at_once(1, config, 3) == choose_at_once(None, config, 3) == (1, None)
+    number, told = choose_at_once(3, config, 3)
     assert number == 1
     assert reason in told
 
 
 def test_ranks_of_torchrun_do_one_run_at_a_time(monkeypatch):
-    monkeypatch.setattr(_train, "started_by_torchrun", lambda: True)
-    assert _train._choose_at_once(1, ON_CUDA, 3) == (1, None)
-    assert "wait for each other" in _train._choose_at_once(3, ON_CUDA, 3)[1]
+    monkeypatch.setattr(at_once, "started_by_torchrun", lambda: True)
+    assert choose_at_once(1, ON_CUDA, 3) == choose_at_once(None, ON_CUDA, 3) == (1, None)
+    assert "wait for each other" in choose_at_once(3, ON_CUDA, 3)[1]
+
+
+@pytest.mark.parametrize(("asked", "fewer"), [([], True), (["--at-once", "2"], False)])
+def test_what_nobody_asked_for_may_become_fewer(asked, fewer, tmp_path, monkeypatch):
+    given, run_together = [], _train.run_together
+
+    def listening(plans, **options):
+        given.append(options["fewer_if_full"])
+        return run_together(plans, **options)
+
+    monkeypatch.setattr(_train, "run_together", listening)
+    code, text = command(*TINY, "--seeds", "0,1", "--out", str(tmp_path / "runs"), *asked)
+    assert (code, given) == (0, [fewer])
+    assert ("one after another" in text) == bool(asked)
 
 
 def test_on_a_cpu_a_line_says_why_not(tmp_path):
@@ -70,13 +96,14 @@ def test_on_a_cpu_a_line_says_why_not(tmp_path):
     lines = text.splitlines()
     assert lines[0] == "The seeds train one after another: a step of one run keeps a CPU busy already."
     assert [line for line in lines if "seed" in line][1:3] == [
-        f"sorting n=3, softsort (stable), baseline, seed {seed}: 4 steps on cpu" for seed in (0, 1)
+        f"sorting n=3, softsort (stable), baseline, batch size 4, data digits, digits 1, seed {seed}: 4 steps on cpu"
+        for seed in (0, 1)
     ]
 
 
 @pytest.fixture
 def at_once_anywhere(monkeypatch):
-    monkeypatch.setattr(_train, "_choose_at_once", lambda asked, config, seeds: (asked, None))
+    monkeypatch.setattr(_train, "choose_at_once", lambda asked, config, seeds: (asked, None))
 
 
 def test_lines_of_runs_at_once_begin_with_the_seed(tmp_path, at_once_anywhere):

@@ -286,6 +286,18 @@ def test_a_letter_means_the_same_in_all_commands():
     }  # fmt: skip
 
 
+def test_what_is_not_the_cell_s_own_is_in_the_label():
+    words = ("--only", "cauchy-n5-hessian", "--numerics", "stable", "--seeds", "1", "--dry-run")
+    code, text = command("reproduce", "table1", *words, "--set", "spectrum=absolute", "--set", "damping=10")
+    assert code == 0
+    assert text.startswith("cauchy-n5-hessian-stable, damping 10, spectrum absolute, seed 0: newton-losses train")
+    words = ("--algorithm", "cauchy", "-c", "hessian", "--damping", "0.1", "--dry-run")
+    told = [command("sweep", "sorting", *words, *more)[1].split(":")[0] for more in ((), ("--spectrum", "absolute"))]
+    assert told == [
+        f"sorting n=5, cauchy (stable), hessian λ=0.1{more}, seed 0" for more in ("", ", spectrum absolute")
+    ]
+
+
 def test_several_patterns_with_stars():
     words = ("--only", "neuralsort*n5*, softsort*n5*", "--numerics", "reference", "--no-controls", "--seeds", "1")
     code, text = command("reproduce", "table1", *words, "--dry-run")

@@ -62,7 +62,7 @@ def test_an_interrupted_run(stop_at, tmp_path):
 
 
 def test_all_that_were_interrupted_at_once(stop_at, tmp_path, monkeypatch):
-    monkeypatch.setattr(_train, "_choose_at_once", lambda asked, config, seeds: (2, None))
+    monkeypatch.setattr(_train, "choose_at_once", lambda asked, config, seeds: (2, None))
     monkeypatch.setattr(loop, "STEPS_A_TURN", 1)
     stop_at(3)
     code, told = events("--seeds", "3,5,7", "--eval-every", "4", "--out", str(tmp_path / "runs"))
@@ -105,7 +105,7 @@ def test_a_second_failure_is_told_as_well(stop_at, tmp_path, monkeypatch):
     def save(*_):
         raise RunError("the cat ate the rest")
 
-    monkeypatch.setattr(_train, "_choose_at_once", lambda asked, config, seeds: (2, None))
+    monkeypatch.setattr(_train, "choose_at_once", lambda asked, config, seeds: (2, None))
     monkeypatch.setattr(loop, "STEPS_A_TURN", 1)
     monkeypatch.setattr(loop, "_save", save)
     stop_at(2, fail)

@@ -43,6 +43,24 @@ def test_sorting_loss_in_probability_space(name):
     torch.testing.assert_close(SortingLoss(make(name))(scores, values), expected)
 
 
+@pytest.mark.parametrize("curvature", ["fisher", "hessian"])
+@pytest.mark.parametrize("name", NAMES)
+def test_reference_loss_of_scores_that_are_no_numbers_is_none(name, curvature):
+    """torch's function would refuse the whole batch, and on CUDA end the process; the other samples are not touched."""
+    scores, values = scores_and_values(6, 4)
+    loss = SortingLoss(make(name), numerics="reference")
+    bad = scores.clone()
+    bad[2, 1] = torch.nan
+    others = torch.tensor([0, 1, 3, 4, 5])
+    found = loss(bad, values)
+    assert found[2].isnan()
+    assert torch.equal(found[others], loss(scores, values)[others])
+    theirs = loss.expand(scores[others], values[others], curvature=curvature)
+    ours = loss.expand(bad, values, curvature=curvature)
+    torch.testing.assert_close(ours.gradient[others], theirs.gradient)
+    torch.testing.assert_close(ours.curvature.dense(), theirs.curvature.dense())
+
+
 def test_order_comes_from_values_or_ranks():
     scores, values = scores_and_values(6, 4)
     loss = SortingLoss("softsort", temperature=1.0)

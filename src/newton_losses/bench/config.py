@@ -1,20 +1,17 @@
-"""What a run is: two frozen dataclasses, one a task, and the checks that make mistakes speak.
+"""What a run is: two frozen dataclasses, one a task. How a single setting is checked is in `checks.py`.
 
 A configuration is written by a person with holes in it; `resolved()` fills them with the paper's values,
 checks everything and returns the configuration that the run folder keeps.
 """
 
 import difflib
-import math
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, ClassVar, Self
 
-import torch
-
 from ..errors import ArgumentError
 from . import defaults
-from .device import device_kind
+from .checks import check_at_least, check_choice, check_positive, option, read_damping
+from .device import resolve_device
 
 # Larger numbers do not fit into 64 bits.
 _MOST_DIGITS = 18
@@ -248,33 +245,6 @@ class PathsConfig(RunConfig):
         return defaults.PATHS_LEARNING_RATE[self.algorithm]
 
 
-def option(name: str) -> str:
-    """The option of the command that sets a field.
-
-    >>> option("clip_norm")
-    '--clip-norm'
-    """
-    return {"num_samples": "--samples", "validation_sets": "--validation-sets"}.get(name, "--" + name.replace("_", "-"))
-
-
-def check_choice(name: str, value: str, choices: Iterable[str], words: str | None = None) -> None:
-    """Refuse a value that is not one of the choices, naming the one that was probably meant.
-
-    `words` are those before the value where it is not that of an option.
-
-    >>> check_choice("algorithm", "softsrot", ("neuralsort", "softsort"))
-    Traceback (most recent call last):
-    newton_losses.errors.ArgumentError: --algorithm softsrot: did you mean softsort? It is one of neuralsort, softsort.
-    """
-    choices = tuple(choices)
-    if value in choices:
-        return
-    wanted = str(value).lower().replace("_", "-")
-    near = difflib.get_close_matches(wanted, choices, n=1, cutoff=0.5)
-    guess = f"did you mean {near[0]}? It" if near else "it"
-    raise ArgumentError(f"{words or option(name)} {value}: {guess} is one of {', '.join(choices)}.")
-
-
 def check_setting(kind: type[RunConfig], name: str) -> None:
     """Refuse a name that no setting of this kind of run has, naming the one that was probably meant.
 
@@ -290,53 +260,6 @@ def check_setting(kind: type[RunConfig], name: str) -> None:
     raise ArgumentError(f"{name} is no setting of a {kind.task} run: {guess}")
 
 
-def check_positive(name: str, value: float | None) -> None:
-    """Refuse a number that is not positive and finite; `None` has not been given and passes."""
-    if value is not None and not (math.isfinite(value) and value > 0):
-        raise ArgumentError(f"{option(name)} {value}: it has to be a positive number.")
-
-
-def read_damping(damping: float | str | None) -> float | str | None:
-    """A number, also where it comes as text, or "auto" with or without a factor; `None` has not been given.
-
-    Of the spellings of one factor it returns the shortest, so that one run has one configuration.
-
-    >>> read_damping("10"), read_damping("auto:0.30"), read_damping("auto:1")
-    (10.0, 'auto:0.3', 'auto')
-    """
-    if isinstance(damping, str) and damping.startswith("auto"):
-        factor = auto_factor(damping)
-        return "auto" if factor == 1 else f"auto:{str(factor).removesuffix('.0')}"
-    try:
-        number = None if damping is None else float(damping)
-    except ValueError:
-        raise ArgumentError(f"--damping {damping}: it is a positive number, auto, or auto:FACTOR.") from None
-    check_positive("damping", number)
-    return number
-
-
-def auto_factor(damping: str) -> float:
-    """The factor of a damping "auto" or "auto:FACTOR".
-
-    >>> auto_factor("auto"), auto_factor("auto:10")
-    (1.0, 10.0)
-    """
-    name, _, number = damping.partition(":")
-    try:
-        factor = float(number or 1)
-    except ValueError:
-        factor = math.nan
-    if name != "auto" or not (math.isfinite(factor) and factor > 0):
-        raise ArgumentError(f"--damping {damping}: it is a positive number, auto, or auto:FACTOR.")
-    return factor
-
-
-def check_at_least(name: str, value: int, least: int) -> None:
-    """Refuse a whole number below `least`."""
-    if value < least:
-        raise ArgumentError(f"{option(name)} {value}: it has to be at least {least}.")
-
-
 def refuse(config: RunConfig, names: tuple[str, ...], reason: str) -> None:
     """Refuse settings that the chosen algorithm does not have, instead of ignoring them."""
     for name in names:
@@ -344,23 +267,3 @@ def refuse(config: RunConfig, names: tuple[str, ...], reason: str) -> None:
             raise ArgumentError(
                 f"{option(name)} does not go with --algorithm {config.algorithm}: it {reason}. Leave it out."
             )
-
-
-def resolve_device(name: str) -> str:
-    """The device that a name stands for; "auto" is CUDA where there is one.
-
-    >>> resolve_device("cpu")
-    'cpu'
-    """
-    if name == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    check_choice("device", device_kind(name), ("auto", "cpu", "cuda"))
-    number = name.partition(":")[2]
-    if ":" in name and not (name.startswith("cuda") and number.isdecimal()):
-        raise ArgumentError(f"--device {name}: a device is cpu, cuda, or cuda with a number, as in cuda:1.")
-    if name != "cpu" and not torch.cuda.is_available():
-        raise ArgumentError(f"--device {name}: torch finds no CUDA device here. Use --device cpu, or auto.")
-    if number and int(number) >= (there := torch.cuda.device_count()):
-        found = "one CUDA device here, cuda:0" if there == 1 else f"{there} CUDA devices here, up to cuda:{there - 1}"
-        raise ArgumentError(f"--device {name}: torch finds {found}.")
-    return name

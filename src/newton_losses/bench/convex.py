@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from ..convex import repeat_with_fisher
 from ..errors import ArgumentError
-from .config import RunConfig, check_at_least
+from .checks import check_at_least
+from .config import RunConfig
 from .interrupts import Interrupted, stop_requests
 from .progress import Progress, Silent
 from .run_folder import Record, RunFolder

@@ -22,14 +22,28 @@ class Interrupted(Exception):
 
 
 class StopRequests:
-    """`requested` is the number of the signal that arrived, else `None`."""
+    """`requested` is the number of the signal that arrived, else `None`.
+
+    `is_own`: none arrived, and runs are asked to save because another of them has failed.
+    """
 
     requested: int | None = None
+    is_own: bool = False
 
     def receive(self, number: int, frame: FrameType | None) -> None:
-        if self.requested is not None:
+        if self.requested is not None and not self.is_own:
             raise KeyboardInterrupt
-        self.requested = number
+        self.requested, self.is_own = number, False
+
+    def request(self) -> None:
+        """Ask runs to stop, if nobody has."""
+        if self.requested is None:
+            self.requested, self.is_own = signal.SIGTERM, True
+
+    def withdraw(self) -> None:
+        """Go on after a request of our own."""
+        if self.is_own:
+            self.requested, self.is_own = None, False
 
 
 @contextlib.contextmanager

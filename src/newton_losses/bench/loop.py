@@ -2,16 +2,18 @@
 
 import contextlib
 import json
-import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
 from ..errors import ArgumentError
-from .config import RunConfig, check_at_least, option
-from .device import is_out_of_memory, on_device
+from .at_once import full_device, give_back_memory
+from .checks import check_at_least, option
+from .clock import Clock
+from .config import RunConfig
+from .device import is_out_of_memory, on_device, precision_flags
 from .files import RunError
 from .interrupts import Interrupted, StopRequests, stop_requests
 from .progress import Progress, Silent
@@ -20,11 +22,10 @@ from .run_folder import Record, RunFolder
 from .tasks import Figures, Task, make_task
 from .trainer import Trainer
 from .turns import WHEN_DONE, WHEN_NEARLY_DONE, Steps, take_turns
-from .whose import errors_of
+from .whose import errors_of, name_seed, seed_of
 
-# Between evaluations: how long a crash may throw a run back, and how often a watching person gets news.
+# Between evaluations: how long a crash may throw a run back.
 CHECKPOINT_SECONDS = 60.0
-NEWS_SECONDS = 0.5
 # Of several runs at once: so many that those of one last while the host is busy with another's checkpoint.
 STEPS_A_TURN = 100
 
@@ -66,6 +67,7 @@ def run_together(
     plans: Sequence[PlannedRun],
     *,
     at_once: int,
+    fewer_if_full: bool = False,
     make: Callable[[Any], Task] = make_task,
     overwrite: bool = False,
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
@@ -75,6 +77,9 @@ def run_together(
     They take turns of a few steps, on CUDA in streams of their own, and each comes out as it does alone, on a CPU
     to the last bit. When one ends the next begins. If one fails, or the process is asked to stop, the others
     save and end too. Ranks of `torch.distributed` do them one after another.
+
+    Where the device has no memory for so many, that is an error; with `fewer_if_full` half as many go on, from what
+    the others have saved just then, and the one that found no room from its last checkpoint.
     """
     check_at_least("at_once", at_once, 1)
     plans = [replace(plan, config=plan.config.resolved()) for plan in plans]
@@ -82,17 +87,21 @@ def run_together(
         return []
     precision, device = _common("precision", plans), _common("device", plans)
     with on_device(device), sharing_ranks() as ranks, stop_requests() as stop, precision_flags(precision):
-        at_once = min(at_once, len(plans)) if ranks.count == 1 else 1
-        setting = _Setting(ranks, stop, make, overwrite, checkpoint_seconds, at_once)
-        try:
-            return take_turns([_steps(plan, setting) for plan in plans], at_once, device, stop)
-        except RuntimeError as error:
-            if at_once == 1 or not is_out_of_memory(error):
-                raise
-            raise RunError(
-                f"The memory of {device} does not hold {at_once} runs at the same time. Give the same command again "
-                f"with --at-once {at_once // 2}: what has been saved goes on."
-            ) from error
+        number = min(at_once, len(plans)) if ranks.count == 1 else 1
+        setting = _Setting(ranks, stop, make, overwrite, checkpoint_seconds, number)
+        while left := [plan for plan in plans if plan.out not in setting.results]:
+            try:
+                take_turns([_steps(plan, setting) for plan in left], setting.at_once, device, stop)
+            except RuntimeError as error:
+                if not is_out_of_memory(error):
+                    raise
+                # Not after a person's Ctrl-C, which all have obeyed.
+                if setting.at_once == 1 or not (fewer_if_full and stop.is_own):
+                    raise _full_device(error, left, setting.at_once) from error
+            else:
+                break
+            setting = _with_fewer(setting, left)
+        return [setting.results[plan.out] for plan in plans]
 
 
 @dataclass(frozen=True)
@@ -105,6 +114,29 @@ class _Setting:
     overwrite: bool
     checkpoint_seconds: float
     at_once: int
+    # By folder: whose is open or has been, and the results.
+    opened: set[str] = field(default_factory=set)
+    results: dict[str, Record] = field(default_factory=dict)
+
+
+def _full_device(error: RuntimeError, left: Sequence[PlannedRun], at_once: int) -> RunError:
+    config = next((plan.config for plan in left if plan.config.seed == seed_of(error)), left[0].config)
+    told = full_device(config, at_once)
+    if at_once == 1:
+        name_seed(told, config.seed)
+    return told
+
+
+def _with_fewer(setting: _Setting, left: Sequence[PlannedRun]) -> _Setting:
+    """Half as many at once, with the memory that the others had."""
+    config, number = left[0].config, setting.at_once // 2
+    if not give_back_memory(config.device):
+        raise full_device(config, setting.at_once)
+    setting.stop.withdraw()
+    told = f"going on with {number} at a time" if number > 1 else "going on one after another"
+    if left[0].progress is not None:
+        left[0].progress.note(f"The memory of {config.device} does not hold {setting.at_once} runs at once: {told}.")
+    return replace(setting, at_once=number)
 
 
 def _common(name: str, plans: Sequence[PlannedRun]) -> str:
@@ -122,16 +154,18 @@ def _steps(plan: PlannedRun, setting: _Setting) -> Steps[Record]:
     """A run from beginning to end. It gives way after a few steps, and before whatever waits for the device."""
     ranks, stop = setting.ranks, setting.stop
     progress = (plan.progress if ranks.is_first else None) or Silent()
-    folder = RunFolder(plan.out, plan.config, overwrite=setting.overwrite)
+    # What this call has begun is never deleted by it.
+    folder = RunFolder(plan.out, plan.config, overwrite=setting.overwrite and plan.out not in setting.opened)
     with errors_of(plan.config.seed), contextlib.closing(folder):
         if (result := _open(plan, setting, folder)) is not None:
             _tell_notes(folder, progress)
+            setting.results[plan.out] = result
             progress.finished(result, again=True)
             return result
         trainer, earlier = _prepare(plan, setting, folder, progress)
         task = trainer.task
         yield WHEN_DONE  # the others get ready as well, before any clock starts
-        clock = _Clock(setting.checkpoint_seconds, earlier)
+        clock = Clock(setting.checkpoint_seconds, earlier)
         _tell_notes(folder, progress)
         progress.started(plan.config, trainer.step, task.total_steps, folder.evaluations)
         while trainer.step < task.total_steps:
@@ -153,6 +187,7 @@ def _steps(plan: PlannedRun, setting: _Setting) -> Steps[Record]:
             if trainer.step % STEPS_A_TURN == 0:
                 yield WHEN_NEARLY_DONE
         result = ranks.on_first(lambda: folder.finish(_result(plan, setting, trainer, folder, clock)))
+        setting.results[plan.out] = result
         progress.finished(result)
         return result
 
@@ -164,6 +199,7 @@ def _open(plan: PlannedRun, setting: _Setting, folder: RunFolder) -> Record | No
         raise Interrupted(0, asked_to_stop)
     _check_same_run(setting.ranks, plan.config)
     setting.ranks.on_first(folder.open)
+    setting.opened.add(plan.out)
     return setting.ranks.on_first(lambda: folder.result)
 
 
@@ -194,7 +230,7 @@ def _tell_notes(folder: RunFolder, progress: Progress) -> None:
         progress.note(note)
 
 
-def _evaluate(ranks: Ranks, trainer: Trainer, folder: RunFolder, clock: "_Clock") -> Record:
+def _evaluate(ranks: Ranks, trainer: Trainer, folder: RunFolder, clock: Clock) -> Record:
     """Evaluate on rank 0 and save there, together with the network if it is the one to report."""
     ranks.check_same(
         trainer.replicated(),
@@ -215,7 +251,7 @@ def _evaluate(ranks: Ranks, trainer: Trainer, folder: RunFolder, clock: "_Clock"
     return record
 
 
-def _save(ranks: Ranks, trainer: Trainer, folder: RunFolder, clock: "_Clock") -> None:
+def _save(ranks: Ranks, trainer: Trainer, folder: RunFolder, clock: Clock) -> None:
     ranks.on_first(lambda: folder.save(_state(trainer, clock)))
     clock.saved()
 
@@ -237,11 +273,11 @@ def _figures(task: Task) -> Figures:
     return figures
 
 
-def _state(trainer: Trainer, clock: "_Clock") -> dict[str, Any]:
+def _state(trainer: Trainer, clock: Clock) -> dict[str, Any]:
     return {**trainer.state(), "seconds": clock.seconds()}
 
 
-def _result(plan: PlannedRun, setting: _Setting, trainer: Trainer, folder: RunFolder, clock: "_Clock") -> Record:
+def _result(plan: PlannedRun, setting: _Setting, trainer: Trainer, folder: RunFolder, clock: Clock) -> Record:
     reported = trainer.task.reported(folder.evaluations)
     seconds = clock.seconds()
     return {
@@ -249,6 +285,7 @@ def _result(plan: PlannedRun, setting: _Setting, trainer: Trainer, folder: RunFo
         "test": reported["test"],
         "reported": reported,
         "final": folder.evaluations[-1],
+        "not_finite_steps": folder.steps_without_loss,
         "steps": trainer.step,
         "seconds": round(seconds, 2),
         "milliseconds_per_step": round(1000 * seconds / trainer.step, 4),
@@ -256,43 +293,3 @@ def _result(plan: PlannedRun, setting: _Setting, trainer: Trainer, folder: RunFo
         # The time of a step is that of a device shared by so many.
         "at_once": setting.at_once,
     }
-
-
-class _Clock:
-    """The time that a run has taken, over all its processes, and what it is time for."""
-
-    def __init__(self, checkpoint_seconds: float, earlier: float) -> None:
-        self._earlier = earlier
-        self._checkpoint_seconds = checkpoint_seconds
-        self._start = self._saved = self._told = time.monotonic()
-
-    def seconds(self) -> float:
-        return self._earlier + time.monotonic() - self._start
-
-    def saved(self) -> None:
-        self._saved = time.monotonic()
-
-    def is_time_to_save(self) -> bool:
-        return time.monotonic() - self._saved >= self._checkpoint_seconds
-
-    def is_time_for_news(self) -> bool:
-        now = time.monotonic()
-        if now - self._told < NEWS_SECONDS:
-            return False
-        self._told = now
-        return True
-
-
-@contextlib.contextmanager
-def precision_flags(precision: str) -> Iterator[None]:
-    """float32 means float32: torch would use TF32 in convolutions by itself. Put back afterwards."""
-    allow = precision != "float32"
-    before = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.benchmark
-    # The head of a bf16 network stays in full float32; only "tf32" changes matrix products.
-    torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = allow, precision == "tf32"
-    torch.backends.cudnn.benchmark = True
-    try:
-        yield
-    finally:
-        torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = before[:2]
-        torch.backends.cudnn.benchmark = before[2]

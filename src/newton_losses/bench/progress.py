@@ -1,4 +1,5 @@
-"""What a run tells while it trains: a live bar for a person, plain lines for a pipe, JSON for a program."""
+"""Who is told how a run goes: a person at a terminal, lines for a pipe, JSON for a program. The words are in
+`words.py`, the live bar in `live.py`."""
 
 import json
 import sys
@@ -6,6 +7,7 @@ import time
 from typing import Any, Protocol, TextIO
 
 from .config import RunConfig
+from .words import delay, describe, describe_setting, duration, figures, number, outcome
 
 Record = dict[str, Any]
 
@@ -162,78 +164,3 @@ class Pace:
 
     def left(self, total: int) -> float:
         return (total - self._step) / self.rate() if self._step > self._first else float("nan")
-
-
-def delay(config: RunConfig) -> str | None:
-    """What to say before a wait that a person would wonder about."""
-    if config.data == "terrain":
-        return "getting the maps ready; those that are not there yet are drawn, 400 or so a second"
-    return None
-
-
-def describe(config: RunConfig) -> str:
-    """A run in a few words.
-
-    >>> from newton_losses.bench.config import SortingConfig
-    >>> describe(SortingConfig(algorithm="softsort", curvature="fisher", device="cpu").resolved())
-    'sorting n=5, softsort (stable), fisher λ=10, seed 0'
-    """
-    return f"{describe_setting(config)}, seed {config.seed}"
-
-
-def describe_setting(config: RunConfig) -> str:
-    """What runs that differ in nothing but their seed have in common."""
-    details = {"sorting": f" n={getattr(config, 'n', '')}"}.get(config.task, "")
-    numerics = getattr(config, "numerics", None)
-    algorithm = f"{config.algorithm} ({numerics})" if numerics else config.algorithm
-    if config.curvature == "none":
-        arm = "baseline"
-    elif config.relative_damping is not None:
-        arm = f"{config.curvature} λ={config.relative_damping:g}·scale"
-    elif isinstance(config.damping, str):
-        arm = f"{config.curvature} λ={config.damping}"
-    else:
-        arm = f"{config.curvature} λ={config.damping:g}"
-    return f"{config.task}{details}, {algorithm}, {arm}"
-
-
-def figures(record: Record) -> str:
-    """The accuracies of an evaluation.
-
-    >>> figures({"validation": {"exact_match": 81.25}, "test": {"exact_match": 80.0}})
-    'validation exact match 81.25 %  test exact match 80.00 %'
-    """
-    parts = []
-    for split in ("validation", "test"):
-        for name, value in list(record.get(split, {}).items())[:1]:
-            parts.append(f"{split} {name.replace('_', ' ')} {value:.2f} %")
-    return "  ".join(parts)
-
-
-def outcome(result: Record, again: bool) -> str:
-    """The last line about a run."""
-    values = ", ".join(f"{name.replace('_', ' ')} {value:.2f} %" for name, value in result["test"].items())
-    start = "this run is finished" if again else "finished"
-    shared = f" with {result['at_once']} runs at once" if result.get("at_once", 1) > 1 else ""
-    return (
-        f"{start}: test {values} (evaluation after step {result['reported']['step']} of {result['steps']}), "
-        f"{duration(result['seconds'])}, {result['milliseconds_per_step']:.2f} ms a step{shared}"
-    )
-
-
-def number(value: float | None) -> str:
-    """A loss for people; one that is not finite was stored as `None`."""
-    return "not finite" if value is None else f"{value:.4g}"
-
-
-def duration(seconds: float) -> str:
-    """Hours, minutes and seconds.
-
-    >>> duration(3723)
-    '1:02:03'
-    """
-    if seconds != seconds:
-        return "?"
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

@@ -23,7 +23,8 @@ from typing import Any, Self
 import torch
 
 from .checkpoint import BadCheckpoint, read_checkpoint, write_checkpoint
-from .config import RunConfig, option
+from .checks import option
+from .config import RunConfig
 from .device import device_kind
 from .environment import environment
 from .files import RunError, append_line, sync_folder, write_atomically, write_error
@@ -102,6 +103,17 @@ class RunFolder:
                 "the figures are not touched by this."
             )
         return result
+
+    @property
+    def steps_without_loss(self) -> int:
+        """The last so many steps: those since the last evaluation with a mean loss of at least one sample."""
+        last = skipped = 0
+        for one in self.evaluations:
+            # Where a Newton loss has skipped every sample nothing is left, and the mean of nothing is told as 0.
+            if one["loss"] is not None and (one["loss"] != 0 or one["skipped_samples"] == skipped):
+                last = one["step"]
+            skipped = one["skipped_samples"]
+        return int(self.evaluations[-1]["step"] - last) if self.evaluations else 0
 
     def load(self) -> Record | None:
         """The state to go on from, or `None` for a new run. Brings `evaluations` to the state's step."""

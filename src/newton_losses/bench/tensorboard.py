@@ -16,6 +16,7 @@ class TensorBoard(Silent):
         self._writer: SummaryWriter | None = None
 
     def started(self, config: RunConfig, step: int, total: int, evaluations: list[Record]) -> None:
+        self.close()  # a run that found no room begins a second time
         # The purge hides what a killed process wrote after the checkpoint that this one goes on from.
         folder = str(Path(self._folder) / "tensorboard")
         self._writer = SummaryWriter(folder, purge_step=step + 1)

@@ -7,7 +7,6 @@ them at once. What a step is, and when to give way, is in `loop.py`.
 
 import contextlib
 import math
-import signal
 import time
 from collections import deque
 from collections.abc import Generator, Iterator, Sequence
@@ -149,7 +148,7 @@ class _Turns(Generic[Result]):
         return True
 
     def _stop_others(self) -> None:
-        self._stop.requested = self._stop.requested or signal.SIGTERM
+        self._stop.request()
         self._waiting.clear()
         for lane in self._lanes:
             # In the first turn a run gets ready: there is nothing to save yet.

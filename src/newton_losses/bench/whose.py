@@ -20,8 +20,13 @@ def errors_of(seed: int) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        setattr(error, _NAME, seed)
+        name_seed(error, seed)
         raise
+
+
+def name_seed(error: BaseException, seed: int) -> None:
+    """Let an error know that it is of the run with this seed."""
+    setattr(error, _NAME, seed)
 
 
 def seed_of(error: BaseException) -> int | None:

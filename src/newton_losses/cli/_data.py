@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from ..bench import data as sets
-from ..bench.config import check_choice
+from ..bench.checks import check_choice
 from ..errors import ArgumentError
 from ._output import spoken_errors
 

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from ..bench.config import check_at_least
+from ..bench.checks import check_at_least
 from ..bench.demo import ARMS, DemoConfig, summarise, train_arms, write_page
 from ..bench.demo._runs import Watch, evaluations_of
 from ..bench.demo._summary import Row, verdict

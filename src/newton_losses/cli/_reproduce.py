@@ -7,9 +7,11 @@ from typing import Annotated, Any
 
 import typer
 
-from ..bench.config import RunConfig, check_choice
+from ..bench.checks import check_choice
+from ..bench.config import RunConfig
 from ..bench.presets import TABLES, Cell, Protocol, cells, comparison, group, paper_protocol
 from ..bench.results import RunRecord, Store
+from ..bench.words import describe_value
 from ..errors import ArgumentError
 from ._output import spoken_errors
 from ._settings import parse_settings
@@ -150,8 +152,11 @@ def _runs(found: tuple[Cell, ...], seeds: list[int], settings: dict[str, Any]) -
     """All cells of a seed before the next seed, so that a table stopped early has something of every cell."""
     for seed in seeds:
         for cell in found:
+            changed = cell.changed(settings).config.items()
+            other = [describe_value(name, value) for name, value in changed if cell.config.get(name) != value]
             # The device is found where the run is done.
-            yield f"{cell.key}, seed {seed}", cell.make(**{**settings, "seed": seed, "device": "cpu"})
+            config = cell.make(**{**settings, "seed": seed, "device": "cpu"})
+            yield ", ".join([cell.key, *other, f"seed {seed}"]), config
 
 
 def _records_like(results: Path, runs: list[tuple[str, RunConfig]]) -> list[RunRecord]:

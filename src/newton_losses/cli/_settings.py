@@ -5,7 +5,8 @@ import json
 from collections.abc import Iterator
 from typing import Any, get_args, get_type_hints
 
-from ..bench.config import RunConfig, check_setting, option
+from ..bench.checks import option
+from ..bench.config import RunConfig, check_setting
 from ..errors import ArgumentError
 
 # By another name on the command line than in a configuration.

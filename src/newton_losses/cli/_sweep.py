@@ -6,8 +6,8 @@ from typing import Annotated, Any
 import typer
 
 from ..bench.config import PathsConfig, RunConfig, SortingConfig
-from ..bench.progress import describe
 from ..bench.results import Store, identity, summarise
+from ..bench.words import describe_setting
 from ..errors import ArgumentError
 from ._output import spoken_errors
 from ._settings import applicable, parse_grid, product
@@ -99,7 +99,7 @@ def _name(config: RunConfig, grid: dict[str, list[Any]]) -> str:
     stored = config.to_dict()
     told = [name for name, values in grid.items() if len(values) > 1 and stored[name] is not None]
     several = [f"{name} {stored[name]}" for name in told]
-    return ", ".join(several) or describe(config).rpartition(", ")[0]
+    return ", ".join(several) or describe_setting(config)
 
 
 def _summary(results: Path, configs: list[RunConfig], grid: dict[str, list[Any]]) -> str:

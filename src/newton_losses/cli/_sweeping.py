@@ -10,8 +10,9 @@ from typing import Annotated, Any
 
 import typer
 
-from ..bench.config import RunConfig, resolve_device
+from ..bench.config import RunConfig
 from ..bench.data import MNIST, Warcraft
+from ..bench.device import resolve_device
 from ..bench.files import check_writable
 from ..bench.ranks import started_by_torchrun
 from ..bench.results import Store

@@ -9,10 +9,11 @@ from typing import Annotated, Any
 
 import typer
 
+from ..bench.at_once import choose_at_once
 from ..bench.config import PathsConfig, RunConfig, SortingConfig
 from ..bench.loop import PlannedRun, run_together
 from ..bench.progress import JsonLines, PlainLines, Progress, Together
-from ..bench.ranks import is_first_process, joined_ranks, noted_signals, started_by_torchrun
+from ..bench.ranks import is_first_process, joined_ranks, noted_signals
 from ..bench.results import summarise
 from ..bench.tasks import KeptData, make_task
 from ..errors import ArgumentError
@@ -27,8 +28,6 @@ train_app = typer.Typer(
 
 _LOSS, _TRAINING, _DATA = "Loss", "Training", "Data"
 _COMPUTING, _OUTPUT = "Computing", "Output"
-# What torch can keep apart on one GPU.
-_STREAMS = 32
 
 
 def _option(panel: str, text: str, *names: str) -> Any:
@@ -50,7 +49,10 @@ ClipNorm = Annotated[float | None, _option(_TRAINING, "Clip the norm of the weig
 Rate = Annotated[float | None, _option(_TRAINING, "Learning rate of Adam. Default: the paper's.", "--learning-rate")]
 Seed = Annotated[int, _option(_TRAINING, "Seed of weights, batches, noise and evaluation sets.")]
 Seeds = Annotated[str | None, _option(_TRAINING, "Several seeds, one run each, as in 0,1,2 or 0-9.")]
-AtOnce = Annotated[int, _option(_COMPUTING, "How many of the seeds train at the same time, on CUDA.")]
+AtOnce = Annotated[
+    int | None,
+    _option(_COMPUTING, "How many of the seeds train at the same time, on CUDA. Default: 4 for sorting, 2 for paths."),
+]
 Root = Annotated[str | None, _option(_DATA, "Folder of the data; see `newton-losses data list`.", "--data-root")]
 Device = Annotated[str, _option(_COMPUTING, "auto, cpu, cuda, or one of several GPUs as in cuda:1.")]
 Precision = Annotated[
@@ -96,7 +98,7 @@ def sorting(
     precision: Precision = "float32",
     compile: Compile = False,
     graph: Graph = True,
-    at_once: AtOnce = 1,
+    at_once: AtOnce = None,
     kernels: Annotated[
         bool, _option(_COMPUTING, "With bf16 on CUDA, use this project's kernels.", "--kernels/--no-kernels")
     ] = True,
@@ -149,7 +151,7 @@ def paths(
     precision: Precision = "float32",
     compile: Compile = False,
     graph: Graph = True,
-    at_once: AtOnce = 1,
+    at_once: AtOnce = None,
     out: Out = None,
     overwrite: Overwrite = False,
     as_json: Json = False,
@@ -171,7 +173,7 @@ def _pick(config: type[RunConfig], options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _train(
-    make: Any, seeds: str | None, at_once: int, out: Path | None, overwrite: bool, as_json: bool, board: bool
+    make: Any, seeds: str | None, at_once: int | None, out: Path | None, overwrite: bool, as_json: bool, board: bool
 ) -> None:
     with noted_signals(), spoken_errors(as_json):
         base: RunConfig = make().resolved()
@@ -181,7 +183,7 @@ def _train(
             )
         configs = [base] if seeds is None else [replace(base, seed=seed) for seed in parse_seeds(seeds)]
         folders = [run_folder(config, out, several=seeds is not None) for config in configs]
-        number, reason = _choose_at_once(at_once, base, len(configs))
+        number, reason = choose_at_once(at_once, base, len(configs))
         listeners = _listeners(configs, number, as_json)
         if board:
             listeners = _with_tensorboard(listeners, folders)
@@ -195,7 +197,9 @@ def _train(
             try:
                 # A run alone gives its data back as soon as it is on the device.
                 make = KeptData().make_task if len(plans) > 1 else make_task
-                results = run_together(plans, at_once=number, make=make, overwrite=overwrite)
+                results = run_together(
+                    plans, at_once=number, fewer_if_full=at_once is None, make=make, overwrite=overwrite
+                )
             finally:
                 for listener in listeners:
                     listener.close()
@@ -205,29 +209,6 @@ def _train(
                     typer.echo(f"in {folder}")
             if len(results) > 1:
                 _summarise(results, as_json)
-
-
-def _choose_at_once(asked: int, config: RunConfig, seeds: int) -> tuple[int, str | None]:
-    """How many runs train at the same time, and why not as many as were asked for."""
-    if not 1 <= asked <= _STREAMS:
-        raise ArgumentError(
-            f"--at-once {asked}: so many of the --seeds train at the same time, from 1 (one after another) to "
-            f"{_STREAMS} (a GPU's streams in torch)."
-        )
-    if asked > 1 and seeds == 1:
-        raise ArgumentError(
-            f"--at-once {asked}: this is one run. Give several seeds, as in --seeds 0-{asked - 1}, or leave it out."
-        )
-    reason = None
-    if started_by_torchrun():
-        reason = "ranks wait for each other in every step of a run, and have one run at a time"
-    elif not config.device.startswith("cuda"):
-        reason = "a step of one run keeps a CPU busy already"
-    elif not config.graph:
-        reason = "without a captured graph it is the host that limits the pace, and there is one host"
-    if reason is None:
-        return min(asked, seeds), None
-    return 1, f"The seeds train one after another: {reason}." if asked > 1 else None
 
 
 def _listeners(configs: list[RunConfig], at_once: int, as_json: bool) -> list[Progress]:

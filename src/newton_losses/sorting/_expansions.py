@@ -38,7 +38,10 @@ def reference_cross_entropy(relaxation: Relaxation, scores: Tensor, target: Tens
     """torch's binary cross-entropy on probabilities, `(..., n)` → `(...)`."""
     # A softmax may round to just above 1, which torch's function refuses.
     matrix = relaxation.probabilities(scores).clamp(max=1)
-    return (cells * binary_cross_entropy(matrix, target, reduction="none")).sum((-2, -1))
+    # It refuses what is no number as well, and on CUDA that ends the process: the sample's loss is to be none instead.
+    is_number = matrix == matrix
+    entropy = binary_cross_entropy(torch.where(is_number, matrix, 0.5), target, reduction="none")
+    return (cells * torch.where(is_number, entropy, torch.nan)).sum((-2, -1))
 
 
 def expand_reference(

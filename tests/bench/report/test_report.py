@@ -15,8 +15,9 @@ from newton_losses.bench.config import SortingConfig
 from newton_losses.bench.loop import run
 from newton_losses.bench.presets import cells
 from newton_losses.bench.report import write_report
-from newton_losses.bench.report._blocks import Mark
+from newton_losses.bench.report._blocks import Heading, Mark, Verdict
 from newton_losses.bench.report._compose import compose
+from newton_losses.bench.report._evidence import gather
 from newton_losses.bench.report._measured import Measured, Runs
 from newton_losses.bench.report._runtimes import _source
 from newton_losses.bench.report._tables import control_table, paths_table, sorting_table
@@ -289,6 +290,81 @@ def test_precisions_are_not_mixed(tmp_path):
     assert runs.figure("softsort-n5", "fisher").mean == pytest.approx(20, abs=0.5)
     assert runs.protocols("table1") == ["10,000 steps, mnist, bf16"]
     assert len(runs.measured.others) == 4
+
+
+def test_runs_with_another_damping_are_in_no_cell_and_listed_apart(tmp_path):
+    """Neither as seeds of a cell, nor in the choice between protocols, nor in a verdict or a figure."""
+    chosen = cells("table1", only="cauchy-n5", numerics="reference", controls=False)
+    for cell in chosen:
+        figures = {"exact_match": 20.0, "element_wise": 60.0}
+        write_cell(tmp_path / "cells", cell, figures, steps=10_000, precision="bf16")
+        if cell.variant == "baseline":
+            write_cell(tmp_path / "float32", cell, figures, seeds=4, steps=10_000)
+    before, verdicts = shown(compose(tmp_path)), claims(compose(tmp_path))
+    assert len(before["Other runs"][0].rows) == 1  # the baseline in float32, which most cells are not
+    hessian = next(cell for cell in chosen if cell.variant == "hessian")
+    several = (
+        {"damping": "auto"},
+        {"damping": 10.0},
+        {"spectrum": "absolute"},
+        {"steepness": 20.0},
+        {"clip_norm": 1.0},
+    )
+    for changes in several:
+        figures = {"exact_match": 90.0, "element_wise": 99.0}
+        write_cell(tmp_path / "others", hessian, figures, seeds=3, steps=10_000, **changes)
+    report = compose(tmp_path)
+    after = shown(report)
+    others = after.pop("Other runs")
+    assert claims(report) == verdicts
+    assert {name: text for name, text in after.items() if name not in VOLATILE} == {
+        name: text for name, text in before.items() if name not in VOLATILE
+    }
+    rows = [[cell.text for cell in row] for row in others[0].rows]
+    assert len(rows) == 5 + 1
+    told = {(row[5], row[7]): (row[9], row[10][:14]) for row in rows if row[4] == "hessian"}
+    assert set(told) == {
+        ("auto", "n 5"),
+        ("10", "n 5"),
+        ("0.1", "n 5, spectrum absolute"),
+        ("0.1", "n 5, steepness 20"),
+        ("0.1", "n 5, clip norm 1"),
+    }
+    assert all(seeds == "3" and re.match(r"exact_match \d\d", text) for seeds, text in told.values())
+    assert all("±" in row[10] for row in rows)
+
+
+# Sections that tell of all runs that are there.
+VOLATILE = ("", "Where the figures come from", "Other runs")
+
+
+def shown(report):
+    """The blocks of a report by the heading of the second level that they are under."""
+    found, name = {"": []}, ""
+    for block in report.blocks:
+        if isinstance(block, Heading) and block.level == 2:
+            name = block.text
+        found.setdefault(name, []).append(block)
+    return {name: blocks[1:] if name else blocks for name, blocks in found.items()}
+
+
+def claims(report):
+    return [block for block in report.blocks if isinstance(block, Verdict)]
+
+
+def test_the_repository_s_runs_with_another_damping_are_listed_apart():
+    """Each cell of the stored runs has one λ, that of the paper, and each seed once."""
+    measured = gather(REPOSITORY / "results").measured
+    for (_, key), groups in measured._groups.items():
+        for one in groups:
+            assert len({record.seed for record in one.records}) == len(one.records), key
+            assert {record.configuration["damping"] for record in one.records} == {one.cell.make(device="cpu").damping}
+            assert all(record.configuration.get("spectrum") in (None, "raw") for record in one.records), key
+    report = compose(REPOSITORY / "results")
+    (others,) = (block for block in report.blocks if getattr(block, "name", "") == "others")
+    told = {tuple(cell.text for cell in row[2:7]): row[9].text for row in others.rows}
+    assert told["cauchy", "mnist", "hessian", "auto", "stable"] == "3"
+    assert {key[3] for key in told if key[0] == "cauchy"} >= {"auto", "0.1", "1", "10", "100"}
 
 
 def test_report_from_the_repository_tells_how_far_it_is(tmp_path):

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ..files import write_atomically
-from ..progress import duration
+from ..words import duration
 from ._pictures import learning_curves, sorted_numbers
 from ._setting import DemoConfig
 from ._summary import Row, summarise, verdict

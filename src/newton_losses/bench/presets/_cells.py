@@ -14,7 +14,8 @@ from importlib import resources
 from typing import Any, Self
 
 from ...errors import ArgumentError
-from ..config import RunConfig, check_choice, check_setting
+from ..checks import check_choice
+from ..config import RunConfig, check_setting
 from ..results import configuration_class
 
 TABLES = ("table1", "table2", "table3", "ablation", "runtimes", "cvxpy")

@@ -10,6 +10,7 @@ from ._evidence import Evidence, gather
 from ._figures import ablation_panels, path_panels, sorting_panels
 from ._gradient_section import gradient_section, gradient_verdicts
 from ._measured import Runs
+from ._others import other_runs
 from ._provenance import provenance
 from ._questions import GOAL, QUESTIONS
 from ._runtimes import runtime_table, runtime_verdicts
@@ -35,7 +36,8 @@ def compose(results: Path, tell: Callable[[str], None] = silent) -> Report:
         *gradient_section(),
         *_convex(found),
     ]
-    # Last, when it is known which runs the others have shown.
+    # Last, when it is known which runs the sections before have shown.
+    body += other_runs(found.measured, results)
     body += provenance(found.measured, found.unfinished, found.notes, results)
     return Report(
         "Newton losses, measured",

@@ -32,10 +32,12 @@ class Measured:
 
     def __post_init__(self) -> None:
         self._groups: dict[tuple[str, str], list[Group]] = defaultdict(list)
-        self._common = Counter(Protocol.of(record.configuration) for record in self.records)
         for table in (*TABLES, "ablation", "runtimes", "cvxpy"):
             for found in group(cells(table), self.records):
                 self._groups[table, found.cell.key].append(found)
+        # Of the runs that belong to cells, each once: others say nothing about which protocol a table is under.
+        counted = {record.identity: one for groups in self._groups.values() for one in groups for record in one.records}
+        self._common = Counter(one.protocol for one in counted.values())
 
     def group(self, table: str, key: str, accepts: Callable[[Protocol], bool]) -> Group | None:
         """The runs of a cell under one protocol that is accepted.

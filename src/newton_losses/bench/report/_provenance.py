@@ -1,4 +1,4 @@
-"""Where the figures come from: the folders, machines and versions, what is unfinished, and what fits no table.
+"""Where the figures come from: the folders, machines and versions, and what is unfinished.
 
 Everything here comes out of files that anybody may have written, so it is shown as text and never trusted.
 """
@@ -11,9 +11,8 @@ from typing import Any
 from ... import __version__
 from ..results import RunRecord, UnfinishedRun
 from ._blocks import Block, Cell, Code, Heading, Paragraph, Table
+from ._found import brief, relative
 from ._measured import Measured
-
-_LONGEST = 60  # letters of a value that a table shows
 
 
 def provenance(
@@ -25,11 +24,9 @@ def provenance(
         blocks.append(_folders(measured.records, results))
     else:
         blocks.append(Paragraph("There is no finished run in this folder."))
-    if others := measured.others:
-        blocks.append(_others(others, results))
     if unfinished:
         blocks.append(_unfinished(unfinished, results))
-    blocks += [Paragraph(["Left out: ", _brief(note)], "note") for note in notes]
+    blocks += [Paragraph(["Left out: ", brief(note)], "note") for note in notes]
     blocks.append(
         Paragraph(
             [
@@ -48,10 +45,10 @@ def provenance(
 def _folders(records: Sequence[RunRecord], results: Path) -> Table:
     by_folder: dict[str, list[RunRecord]] = defaultdict(list)
     for record in records:
-        by_folder[_relative(record.path.parent, results)].append(record)
+        by_folder[relative(record.path.parent, results)].append(record)
     rows = tuple(
         (
-            Cell(_brief(folder)),
+            Cell(brief(folder)),
             Cell(str(len(found)), float(len(found))),
             _several(record.environment.get("gpu") or record.environment.get("cpu") for record in found),
             _several(record.configuration.get("precision") for record in found),
@@ -64,33 +61,13 @@ def _folders(records: Sequence[RunRecord], results: Path) -> Table:
     return Table("folders", caption, ("folder", "runs", "device", "precision", "torch", "commit"), rows)
 
 
-def _others(records: Sequence[RunRecord], results: Path) -> Table:
-    rows = tuple(
-        (
-            Cell(_brief(_relative(record.path, results))),
-            *(
-                Cell(_brief(record.configuration.get(name, "–")))
-                for name in ("task", "algorithm", "data", "curvature", "damping", "numerics", "seed")
-            ),
-            Cell(str(record.steps), float(record.steps)),
-            Cell(_brief(", ".join(f"{name} {value:.2f}" for name, value in record.test.items()))),
-        )
-        for record in records
-    )
-    heads = ("task", "loss", "data", "curvature", "λ", "numerics", "seed", "steps", "test")
-    return Table("others", "Finished runs that belong to no cell above.", ("run", *heads), rows)
-
-
 def _unfinished(runs: Sequence[UnfinishedRun], results: Path) -> Table:
     rows = tuple(
         (
-            Cell(_brief(_relative(run.path, results))),
-            *(
-                Cell(_brief(run.configuration.get(name, "–")))
-                for name in ("algorithm", "curvature", "numerics", "seed")
-            ),
+            Cell(brief(relative(run.path, results))),
+            *(Cell(brief(run.configuration.get(name, "–"))) for name in ("algorithm", "curvature", "numerics", "seed")),
             Cell(str(run.step), float(run.step)),
-            Cell(_brief(run.configuration.get("steps", run.configuration.get("epochs", "–")))),
+            Cell(brief(run.configuration.get("steps", run.configuration.get("epochs", "–")))),
         )
         for run in runs
     )
@@ -99,14 +76,4 @@ def _unfinished(runs: Sequence[UnfinishedRun], results: Path) -> Table:
 
 
 def _several(values: Iterable[Any]) -> Cell:
-    return Cell(_brief(", ".join(sorted({str(value) for value in values if value is not None})) or "–"))
-
-
-def _relative(path: Path, results: Path) -> str:
-    return str(path.relative_to(results)) if path.is_relative_to(results) else path.name
-
-
-def _brief(value: Any) -> str:
-    """A value as text on one line, shortened where it is very long."""
-    text = " ".join(str(value).split())
-    return text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…"
+    return Cell(brief(", ".join(sorted({str(value) for value in values if value is not None})) or "–"))

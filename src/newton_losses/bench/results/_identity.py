@@ -5,7 +5,8 @@ import json
 from typing import Any
 
 from ...errors import ArgumentError
-from ..config import PathsConfig, RunConfig, SortingConfig, read_damping
+from ..checks import read_damping
+from ..config import PathsConfig, RunConfig, SortingConfig
 from ..convex import ConvexConfig
 
 CONFIGURATIONS: dict[str, type[RunConfig]] = {kind.task: kind for kind in (SortingConfig, PathsConfig, ConvexConfig)}

@@ -3,7 +3,7 @@
 from dataclasses import MISSING, fields
 from typing import Any
 
-from ..config import option
+from ..checks import option
 from ..results import configuration_class
 
 # Not to be given: it follows from the epochs.

@@ -3,7 +3,7 @@
 import sys
 from typing import Any, TextIO
 
-from ..progress import duration
+from ..words import duration
 from ._job import Job
 from ._tally import Tally
 

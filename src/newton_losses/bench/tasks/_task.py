@@ -8,7 +8,8 @@ from torch import Tensor, nn
 
 from ...curvature import Damping, NormalizedDamping, RelativeDamping
 from ...newton import NewtonLoss
-from ..config import RunConfig, auto_factor
+from ..checks import auto_factor
+from ..config import RunConfig
 from ._energy import EnergyCurvature
 
 Figures = dict[str, dict[str, float]]
