@@ -30,7 +30,7 @@ def command(*words):
         (("train", "sorting", *TINY, "--digits", "30"), "--digits 30: it has to be at most 18."),
         (
             ("train", "sorting", *TINY, "--seed", "3", "--seeds", "0,1"),
-            "--seed 3 and --seeds 0,1: give one of them, as in --seeds 3,0,1.",
+            "--seed 3 and --seeds 0,1: give one of them; --seeds may hold any number of them.",
         ),
         (
             ("train", "sorting", *TINY, "--seeds", "3-1"),

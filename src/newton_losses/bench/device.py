@@ -72,7 +72,7 @@ def resolve_device(name: str) -> str:
     if number and int(number) >= (there := torch.cuda.device_count()):
         found = "one CUDA device here, cuda:0" if there == 1 else f"{there} CUDA devices here, up to cuda:{there - 1}"
         raise ArgumentError(f"--device {name}: torch finds {found}.")
-    return name
+    return f"cuda:{int(number)}" if number else name
 
 
 def is_out_of_memory(error: BaseException) -> bool:

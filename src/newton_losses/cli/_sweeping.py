@@ -62,7 +62,7 @@ def seeds_from(text: str | None, default: int) -> list[int]:
     """
     if text is None:
         return list(range(default))
-    if text.strip().isdigit():
+    if text.strip().isdecimal():
         count = int(text)
         if count < 1:
             raise ArgumentError(f"--seeds {text}: it is how many, at least one; the seed 0 alone is 0, with a comma.")

@@ -179,7 +179,7 @@ def _train(
         base: RunConfig = make().resolved()
         if base.seed and seeds is not None:
             raise ArgumentError(
-                f"--seed {base.seed} and --seeds {seeds}: give one of them, as in --seeds {base.seed},{seeds}."
+                f"--seed {base.seed} and --seeds {seeds}: give one of them; --seeds may hold any number of them."
             )
         configs = [base] if seeds is None else [replace(base, seed=seed) for seed in parse_seeds(seeds)]
         folders = [run_folder(config, out, several=seeds is not None) for config in configs]

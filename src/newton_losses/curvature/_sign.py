@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-# What is below this part of the largest eigenvalue may end with a sign between −1 and 1: an error of |C| as small.
+# What is below this part of the matrix's norm may end with a sign between −1 and 1: an error of |C| as small.
 LOWEST = 1e-10
 # Eigenvalues in [LOWEST, 1] are at their sign after this many rounds.
 ROUNDS = 30
@@ -23,7 +23,7 @@ def matrix_sign(matrix: Tensor) -> Tensor:
 
     where ℓ is what the least of the eigenvalues above 1e-10 has become: small ones grow by 2.5 a round, and large ones,
     which may go down again, stay above 0.2. What is left below ±1 after 30 rounds was smaller than 1e-10 of the
-    largest, so |C| = C·sign(C) has an error below that.
+    norm, so |C| = C·sign(C) has an error below that.
 
     >>> matrix_sign(torch.tensor([[0.0, 2.0], [2.0, 0.0]], dtype=torch.float64))
     tensor([[0., 1.],

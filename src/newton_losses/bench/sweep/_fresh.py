@@ -51,5 +51,8 @@ class FreshProcess:
         torch.set_default_dtype(self._dtype)
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             torch.cuda.manual_seed_all(torch.initial_seed())
-            torch.cuda.synchronize()
+            for device in range(torch.cuda.device_count()):
+                # Waiting for one that was not used would take memory on it.
+                if torch.cuda.memory_reserved(device):
+                    torch.cuda.synchronize(device)
             torch.cuda.empty_cache()
