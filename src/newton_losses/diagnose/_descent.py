@@ -68,8 +68,8 @@ class Descent:
     """`solved` is the share of the decrease start − best that the best single gradient step reaches; not a number
     where there is no decrease.
 
-    `best` is the lowest mean loss that several steps, each sample with its own lengths, came to; `samples` is
-    how many all this is from.
+    `best` is the lowest mean loss that anything here came to: a line, or several gradient steps, each sample with
+    its own lengths; `samples` is how many all this is from.
     """
 
     start: float
@@ -85,18 +85,20 @@ def measure_descent(probe: Probe, expansions: dict[CurvatureKind, Expansion], pl
     plain = next(iter(expansions.values())).gradient
     start = mean_finite(probe.values(probe.flat))
     gradient = follow(probe, plain, plan, "gradient")
-    best = min(gradient.best, _several_steps(probe, plan))
+    candidates = tuple(
+        _candidate(probe, kind, expansion, plan, factor)
+        for kind, expansion in expansions.items()
+        for factor in plan.factors
+    )
+    # In a narrow valley several gradient steps come hardly further than one, and a Newton direction does.
+    best = min(gradient.best, _several_steps(probe, plan), *(candidate.line.best for candidate in candidates))
     decrease = start - best
     return Descent(
         start=start,
         best=best,
         solved=(start - gradient.best) / decrease if decrease > 1e-12 * abs(start) else float("nan"),
         gradient=gradient,
-        candidates=tuple(
-            _candidate(probe, kind, expansion, plan, factor)
-            for kind, expansion in expansions.items()
-            for factor in plan.factors
-        ),
+        candidates=candidates,
         samples=probe.count,
     )
 
