@@ -4,7 +4,9 @@
 
 A small network scores items and is told only how eight of them rank. The loss is one that anybody
 could write: squared distance between the wanted ranks and soft ranks by sigmoids. Steep sigmoids
-saturate, so most gradients vanish and a few are large. One line changes between the two runs.
+saturate, so most gradients vanish and a few are large. One line changes between the runs. In the third, λ is so
+large that nothing is left of the curvature, and the step is the gradient in units of its own size: what that
+gains is not the curvature's.
 """
 
 import argparse
@@ -61,6 +63,7 @@ def main() -> None:
     losses = {
         "baseline": Baseline(),
         "Newton loss": nl.NewtonLoss(rank_loss, curvature="fisher"),
+        "normalised": nl.NewtonLoss(rank_loss, curvature="fisher", damping=nl.NormalizedDamping(1000.0)),
     }
     print(f"{arguments.steps} steps each; share of ranks right on 4,000 new sets")
     print("seed  " + "  ".join(f"{name:>12s}" for name in losses))

@@ -6,6 +6,7 @@ How the expansion is made and the system solved is in `newton_losses.curvature`;
 in a backward pass is in `inject.py`.
 """
 
+import warnings
 from dataclasses import dataclass
 from typing import Any, Literal, TypedDict, Unpack
 
@@ -84,9 +85,9 @@ def newton_target(
         zᵢ* = ȳᵢ − (C + λI)⁻¹ ∇ℓᵢ(ȳᵢ),   C = (1/N) Σ ∇²ℓᵢ  or  (1/N) Σ ∇ℓᵢ∇ℓᵢᵀ
 
     for a `damping` λ. Without one, that of "auto", the step is (C/λ + I)⁻¹∇ℓᵢ/ρ with λ and ρ from the batch.
-    Nothing in it carries a graph. A sample whose value or gradient is not finite keeps z* = ȳ and takes
-    no part in C. Where processes share the batch, C is that of all of it and each has to make this call.
-    The arguments are those of `NewtonLoss`.
+    Target and step carry no graph; the values do where `loss` itself has something to learn. A sample whose value
+    or gradient is not finite keeps z* = ȳ and takes no part in C. Where processes share the batch, C is that of all
+    of it and each has to make this call. The arguments are those of `NewtonLoss`.
 
     >>> newton_target(lambda y: (y - 3).square().sum(1), torch.zeros(2, 1), damping=1e-9).target
     tensor([[3.],
@@ -100,12 +101,13 @@ def newton_target(
     shared = None if group is None else share_curvature(expansion, curvature, group, matrix_free=matrix_free)
     expansion = expansion if shared is None else shared.expansion
     step = newton_step(expansion, resolve_damping(damping, group), spectrum)
+    rows = step.rows.detach()
     return NewtonTarget(
         expansion.value,
         expansion.gradient,
         expansion.curvature,
-        target=y.detach() - step.rows.reshape(y.shape).to(y.dtype),
-        step=step.rows,
+        target=y.detach() - rows.reshape(y.shape).to(y.dtype),
+        step=rows,
         kept=step.kept,
         count=step.count,
         total=step.count if shared is None else shared.total,
@@ -145,7 +147,8 @@ class NewtonLoss(nn.Module):
     paper's, (C + λI)⁻¹∇ℓᵢ/N.
 
     Call `backward()` as usual. The outputs may have any shape `(N, ...)` and any floating dtype;
-    everything is computed in float32 at least. Parameters inside `loss` itself get no gradient.
+    everything is computed in float32 at least. Parameters inside `loss` itself get the gradient of the plain loss,
+    with `value="quadratic"` none.
 
     Args:
         loss: a callable `loss(y, *targets)` that returns one value per sample `(N,)` or a scalar, or an
@@ -221,16 +224,29 @@ class NewtonLoss(nn.Module):
         reduction = self.options["reduction"]
         if _value_only(self.value):
             return _plain_value(self.loss, y, targets, reduction)
-        if self.check and _may_wait(y):
+        is_checked = self.check and _may_wait(y)
+        if is_checked:
             if not isinstance(self.loss, Expandable):
                 check_loss(self.loss, y, *targets, reduction=reduction)
             self.check = False
         found = newton_target(self.loss, y, *targets, **self.options)
+        if is_checked:
+            _warn_of_standstill(found)
         count_skipped(self, found.kept)
         return _surrogate(y, found, self.value, reduction)
 
     def extra_repr(self) -> str:
         return f"curvature={self.options['curvature']!r}, damping={self.options['damping']!r}"
+
+
+def _warn_of_standstill(found: NewtonTarget) -> None:
+    """Where every sample is left out, training stands still, with a loss that may well be finite."""
+    if len(found.kept) > 0 and not bool(found.kept.any()):
+        warnings.warn(
+            "NewtonLoss: no sample of this batch has a finite loss, gradient and step, so that nothing is learned from "
+            "it. newton_losses.diagnose(loss, y, *targets) finds the reason.",
+            stacklevel=3,
+        )
 
 
 def count_skipped(module: nn.Module, kept: Tensor) -> None:

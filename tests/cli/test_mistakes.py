@@ -36,6 +36,11 @@ def command(*words):
             ("train", "sorting", *TINY, "--seeds", "3-1"),
             "--seeds 3-1: a range goes from the smaller to the larger, as in 1-3.",
         ),
+        (
+            ("train", "sorting", *TINY, "--seeds", "3"),
+            "--seeds 3: that would be one run, with the seed 3. Give --seed 3 for it, or several seeds, as in "
+            "--seeds 0-2.",
+        ),
         (("train", "sorting", *TINY, "--seeds", "2,2"), "--seeds 2,2: name each only once."),
         (("train", "sorting", "--device", "tpu"), "--device tpu: did you mean cpu? It is one of auto, cpu, cuda."),
         (("reproduce", "table1", "extra"), "reproduce table1 extra: a second name goes with ls alone"),

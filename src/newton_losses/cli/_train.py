@@ -181,6 +181,11 @@ def _train(
             raise ArgumentError(
                 f"--seed {base.seed} and --seeds {seeds}: give one of them; --seeds may hold any number of them."
             )
+        if seeds is not None and seeds.strip().isdecimal():
+            raise ArgumentError(
+                f"--seeds {seeds}: that would be one run, with the seed {seeds}. Give --seed {seeds} for it, or "
+                f"several seeds, as in --seeds 0-{max(1, int(seeds) - 1)}."
+            )
         configs = [base] if seeds is None else [replace(base, seed=seed) for seed in parse_seeds(seeds)]
         folders = [run_folder(config, out, several=seeds is not None) for config in configs]
         number, reason = choose_at_once(at_once, base, len(configs))

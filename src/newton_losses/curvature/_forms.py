@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 
+# Products that the scale of a matrix takes.
+PROBES = 16
+
+
 def widened(tensor: Tensor) -> Tensor:
     """In float64 where the device has it: squares of float32 numbers soon leave the range of float32."""
     return tensor if tensor.device.type == "mps" else tensor.double()
@@ -102,14 +106,25 @@ class Products:
         return self.function(vectors)
 
     def mean_square(self) -> Tensor:
-        """The mean square of the m eigenvalues, estimated with 8 probes of ±1, the same at every call."""
-        signs = torch.arange(8 * self.size, device=self.example.device).reshape(8, self.size)
-        # A hash of the position instead of a random generator: no state, equal on every device.
-        probes = ((signs * 2654435761) >> 15 & 1).to(self.example.dtype) * 2 - 1
-        return widened(self.function(probes)).square().mean()
+        """The mean square of the m eigenvalues; for more than 16, estimated with 16 probes of ±1, always the same."""
+        if self.size <= PROBES:
+            return widened(self.dense()).square().sum() / max(1, self.size)
+        return widened(self.function(_signs(PROBES, self.size, self.example))).square().mean()
 
 
 Curvature = Dense | LowRank | Products
+
+
+def _signs(count: int, size: int, example: Tensor) -> Tensor:
+    """`(count, size)` of ±1 that are as good as random, in the dtype and on the device of `example`.
+
+    A hash of each position instead of a random generator: no state, equal on every device. It has to mix well: signs
+    that follow each other in a pattern meet the patterns of smooth and of alternating matrices.
+    """
+    mixed = torch.arange(1, count * size + 1, device=example.device).reshape(count, size)
+    for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B)):
+        mixed = ((mixed ^ (mixed >> shift)) * factor) & 0xFFFFFFFF
+    return ((mixed ^ (mixed >> 16)) & 1).to(example.dtype) * 2 - 1
 
 
 def as_curvature(curvature: Tensor | Curvature, *, semidefinite: bool = False) -> Curvature:
