@@ -1,5 +1,7 @@
 """The Newton loss against its definition: the paper's lemmas and remarks as properties."""
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -168,3 +170,19 @@ def test_spectrum_reaches_the_solver() -> None:
         found = newton_target(lambda y: (y - y.square()).sum(1), y, spectrum=spectrum, damping=1.0)
         steps[spectrum] = float(found.step)
     assert steps == pytest.approx({"raw": -1.0, "absolute": 1 / 3, "clip": 1.0})
+
+
+@pytest.mark.parametrize("options", [{"curvature": "fisher"}, {}, {"matrix_free": True}], ids=str)
+def test_what_the_loss_itself_learns_gets_the_plain_gradient(options: dict[str, Any]) -> None:
+    y, target = Case(ripples, (5, 3)).draw()
+    weight = nn.Parameter(torch.tensor(0.7, dtype=y.dtype))
+
+    def loss(y: Tensor, target: Tensor) -> Tensor:
+        return ripples(weight * y, target)
+
+    (wanted,) = torch.autograd.grad(loss(y, target).mean(), weight)
+    y.requires_grad_()
+    (found,) = torch.autograd.grad(NewtonLoss(loss, **options)(y, target), weight)
+    assert_close(found, wanted, 1e-12)
+    quadratic = NewtonLoss(loss, value="quadratic", **options)(y, target)
+    assert torch.autograd.grad(quadratic, weight, allow_unused=True) == (None,)
