@@ -40,8 +40,8 @@ GRADIENT_BUDGET, FIRST_BUDGET, HESSIAN_BUDGET, DESCENT_BUDGET = 0.05, 0.4, 0.4, 
 # Beyond this, or beyond the size of matrices that are decomposed, one sample's Hessian is not tried; nor, beyond it, is
 # the Hessian's direction, which is from `ENOUGH` samples.
 HESSIAN_LIMIT = 1.0
-# Of a loss that takes longer for one sample's gradient, `ENOUGH` samples would take minutes.
-SAMPLE_LIMIT = 0.1
+# A gradient of `ENOUGH` samples may take this long: the whole then stays at about five seconds.
+ENOUGH_LIMIT = 0.2
 # A sample's Hessian takes about this many times m gradients of it, by automatic differentiation in float64.
 HESSIAN_FACTOR = 4.0
 # Samples whose own Hessians are looked at, and directions that stand for them where Hessians take too long.
@@ -83,7 +83,7 @@ def diagnose(loss: Loss | Expandable, y: Tensor, *targets: Any, reduction: Reduc
 def _affordable(probe: Probe) -> Probe:
     """As much of the batch as fits into the time for one gradient of it: doubled until it is all or takes half.
 
-    Never fewer than `ENOUGH`, so that no clock chooses the samples of a loss that is merely slow.
+    Begun at `ENOUGH`, so that no clock chooses the samples of an ordinary loss; at two where those take far longer.
     """
 
     def taken(part: Probe) -> float:
@@ -91,8 +91,9 @@ def _affordable(probe: Probe) -> Probe:
 
     part = probe.part(2)
     _ = part.here  # the first call ever imports, compiles and allocates
-    if taken(part) / part.count <= SAMPLE_LIMIT:
-        part = probe.part(ENOUGH)
+    enough = probe.part(ENOUGH)
+    if taken(part) <= GRADIENT_BUDGET and taken(enough) <= ENOUGH_LIMIT:
+        part = enough
     while part.count < probe.count and taken(part) <= GRADIENT_BUDGET / 2:
         part = probe.part(2 * part.count)
     return part
@@ -155,7 +156,7 @@ def _exact(probe: Probe, facts: Facts, cost: Cost, fisher: Eigenvalues) -> tuple
         spectra = replace(spectra, nonconvex_samples=nonconvex, negative_share=negative, samples=part.count)
     elif hessian is not None and derivatives.second != "wrong":
         spectra = _with_hessian(spectra, part, hessian)
-    too_few = part.count < min(ENOUGH, wide.count)
+    too_few = part.count < min(ENOUGH, facts.batch)
     trusted = None if spectra.hessian is None or spectra.flat or too_few else hessian
     descent = _descend(wide if trusted is None else part, trusted, cost)
     return replace(facts, precision=precision, derivatives=derivatives, spectra=spectra, descent=descent), cost
