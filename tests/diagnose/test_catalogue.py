@@ -218,6 +218,8 @@ def test_at_least_sixteen_samples_are_measured_unless_one_takes_too_long(monkeyp
     for seconds, samples in ((0.01, 16), (0.05, 2)):
         report = diagnose(clock.slowed(narrow, seconds), y)
         assert report.descent.samples == report.cost.samples == samples
+        assert {candidate.curvature for candidate in report.descent.candidates} == {"fisher"}
+        assert (report.verdict == "yes") == ("The Hessians of 16 samples" in str(report))
     assert report.recommendation is None or report.recommendation.is_default
 
 
