@@ -2,6 +2,7 @@
 
 import json
 import time
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from catalogue import Known, catalogue, cross_entropy, draw, smoothed, squares, 
 
 from newton_losses.curvature import NormalizedDamping
 from newton_losses.diagnose import _diagnose, diagnose
+from newton_losses.diagnose._verdict import Facts, recommend
 from newton_losses.sorting import SortingLoss
 
 KNOWN = catalogue()
@@ -173,4 +175,81 @@ def test_the_default_damping_is_recommended_unless_another_leads_lower() -> None
     valley = diagnose(lambda y: y.square() @ torch.tensor([1.0, 30.0], dtype=y.dtype), along)
     assert valley.recommendation.damping.factor < 1
     assert "damping=nl.NormalizedDamping(0.0" in str(valley.recommendation)
-    assert "(not the default damping, which does worse here: λ" in str(valley)
+    assert f"(λ = {valley.recommendation.damping_here:.3g} at these outputs; the default damping does worse)" in str(
+        valley
+    )
+
+
+class Clock:
+    """Processor time that a loss tells: so many seconds for each sample of each call."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 0.0
+        monkeypatch.setattr(time, "process_time", lambda: self.now)
+
+    def slowed(self, loss, seconds: float):
+        def slow(y, *targets):
+            self.now += seconds * len(y)
+            return loss(y, *targets)
+
+        return slow
+
+
+def narrow(y: torch.Tensor) -> torch.Tensor:
+    return y.square() @ torch.tensor([1.0, 30.0], dtype=y.dtype) + torch.sin(3 * y).sum(1)
+
+
+@pytest.mark.parametrize(("loss", "count"), [("ranks", 6), ("ranks", 40), ("narrow", 6), ("narrow", 7)])
+def test_a_busy_machine_changes_no_recommendation(loss: str, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+    ranks = draw(count, 5, seed=1).argsort(1).argsort(1).float()
+    function, *batch = (steep_ranks, draw(count, 5, seed=0), ranks)
+    if loss == "narrow":
+        function, batch = narrow, [draw(count, 2, seed=0) * torch.tensor([5.0, 1.0])]
+    reports = [diagnose(clock.slowed(function, cost), *batch) for cost in (1e-5, 5e-4, 2e-3)]
+    assert {report.verdict for report in reports} == {"yes"}
+    assert len({str(report.recommendation) for report in reports}) == 1
+    assert all(report.descent.samples >= min(count, 16) for report in reports)
+
+
+def test_at_least_sixteen_samples_are_measured_unless_one_takes_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+    y = draw(40, 2, seed=0) * torch.tensor([5.0, 1.0])
+    for seconds, samples in ((0.01, 16), (0.05, 2)):
+        report = diagnose(clock.slowed(narrow, seconds), y)
+        assert report.descent.samples == report.cost.samples == samples
+        assert {candidate.curvature for candidate in report.descent.candidates} == {"fisher"}
+        assert (report.verdict == "yes") == ("The Hessians of 16 samples" in str(report))
+    assert report.recommendation is None or report.recommendation.is_default
+
+
+@pytest.mark.parametrize(
+    ("samples", "batch", "trusted"), [(16, 40, True), (8, 8, True), (15, 40, False), (7, 7, False)]
+)
+def test_another_damping_is_recommended_from_enough_samples_only(samples: int, batch: int, trusted: bool) -> None:
+    along = draw(40, 2, seed=0) * torch.tensor([5.0, 1.0])
+    descent = diagnose(lambda y: y.square() @ torch.tensor([1.0, 30.0], dtype=y.dtype), along).descent
+    chosen = recommend(Facts(descent=replace(descent, samples=samples), batch=batch))
+    assert chosen.is_default != trusted
+
+
+def test_samples_that_are_not_finite_take_no_part_in_the_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither those whose value nor those whose gradient alone is not a number."""
+    clock = Clock(monkeypatch)
+
+    def loss(y: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return narrow(y) + target.sum(1) + (y - target).abs().sqrt().sum(1)
+
+    y = draw(40, 2, seed=0) * torch.tensor([5.0, 1.0])
+    target = draw(40, 2, seed=1)
+    target[7] = torch.nan
+    target[20] = y[20]
+    others = [i for i in range(40) if i not in (7, 20)]
+    quick = clock.slowed(loss, 1e-6)  # so quick that all samples are measured
+    report, alone = diagnose(quick, y, target), diagnose(quick, y[others], target[others])
+    assert report.verdict == "fix"
+    assert alone.verdict == "yes"
+    assert report.descent == alone.descent
+    assert report.descent.gradient.best < report.descent.start
+    assert recommend(Facts(descent=report.descent, batch=38)) == alone.recommendation
+    assert "inf" not in str(report).replace("infinite", "")

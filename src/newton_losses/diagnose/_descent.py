@@ -81,7 +81,7 @@ class Descent:
 
 
 def measure_descent(probe: Probe, expansions: dict[CurvatureKind, Expansion], plan: Plan = THOROUGH) -> Descent:
-    """At the outputs of `probe`, with the expansions of them that can be trusted."""
+    """At the outputs of `probe`, all with finite values, with the expansions of them that can be trusted."""
     plain = next(iter(expansions.values())).gradient
     start = mean_finite(probe.values(probe.flat))
     gradient = follow(probe, plain, plan, "gradient")

@@ -1,7 +1,8 @@
 """`diagnose`: the measurements in their order, each on as many samples as a few seconds allow.
 
-How much is measured depends on what one call costs, and never on how long the last measurement took: two runs on one
-machine look at the same samples and directions, unless a cost is at the very edge of a budget.
+A minimum of samples is measured whatever the clock says. How much beyond it depends on what one call costs, and never
+on how long the last measurement took: two runs on one machine look at the same samples and directions, unless a cost
+is at the very edge of a budget.
 """
 
 from dataclasses import replace
@@ -32,12 +33,15 @@ from ._spectrum import (
     fisher_eigenvalues,
     sample_convexity,
 )
-from ._verdict import Facts, judge
+from ._verdict import ENOUGH, Facts, judge
 
 # Seconds: for one gradient of the batch that is measured, for finite differences, second derivatives, descent.
 GRADIENT_BUDGET, FIRST_BUDGET, HESSIAN_BUDGET, DESCENT_BUDGET = 0.05, 0.4, 0.4, 1.0
-# Beyond this, or beyond the size of matrices that are decomposed, one sample's Hessian is not tried.
+# Beyond this, or beyond the size of matrices that are decomposed, one sample's Hessian is not tried; nor, beyond it, is
+# the Hessian's direction, which is from `ENOUGH` samples.
 HESSIAN_LIMIT = 1.0
+# A gradient of `ENOUGH` samples may take this long: the whole then stays at about five seconds.
+ENOUGH_LIMIT = 0.2
 # A sample's Hessian takes about this many times m gradients of it, by automatic differentiation in float64.
 HESSIAN_FACTOR = 4.0
 # Samples whose own Hessians are looked at, and directions that stand for them where Hessians take too long.
@@ -77,12 +81,20 @@ def diagnose(loss: Loss | Expandable, y: Tensor, *targets: Any, reduction: Reduc
 
 
 def _affordable(probe: Probe) -> Probe:
-    """As much of the batch as fits into the time for one gradient of it: doubled until it is all or takes half."""
+    """As much of the batch as fits into the time for one gradient of it: doubled until it is all or takes half.
+
+    Begun at `ENOUGH`, so that no clock chooses the samples of an ordinary loss; at two where those take far longer.
+    """
+
+    def taken(part: Probe) -> float:
+        return seconds(partial(part.gradient, part.flat), probe.y.device, budget=0.0)
+
     part = probe.part(2)
     _ = part.here  # the first call ever imports, compiles and allocates
-    while part.count < probe.count:
-        if seconds(partial(part.gradient, part.flat), probe.y.device, budget=0.0) > GRADIENT_BUDGET / 2:
-            break
+    enough = probe.part(ENOUGH)
+    if taken(part) <= GRADIENT_BUDGET and taken(enough) <= ENOUGH_LIMIT:
+        part = enough
+    while part.count < probe.count and taken(part) <= GRADIENT_BUDGET / 2:
         part = probe.part(2 * part.count)
     return part
 
@@ -95,6 +107,7 @@ def _measure(probe: Probe, blank: Report) -> Report:
         return replace(blank, reasons=(nothing_finite(probe.flat, first.value),), gradients=gradients)
     cost, noise = first_order_cost(probe, GRADIENT_BUDGET), measure_noise(probe)
     facts = Facts(
+        batch=round(blank.samples * (1 - gradients.nonfinite)),
         reference_numerics=getattr(probe.loss, "numerics", None) == "reference",
         gradients=gradients,
         noise=None if noise is None else noise[0],
@@ -121,18 +134,19 @@ def _finite_in_float64(probe: Probe) -> bool:
 
 def _exact(probe: Probe, facts: Facts, cost: Cost, fisher: Eigenvalues) -> tuple[Facts, Cost]:
     """A loss that gives the same answer twice: everything can be compared with float64."""
-    # A loss so slow that not even two samples fit into the budget is asked the least, and no more once it is at fault.
+    # A loss so slow that not even the fewest samples fit into the budget is asked the least, and no more once at fault.
     slow = cost.gradient > GRADIENT_BUDGET
     try:
         wide = probe.to(torch.float64)
         precision = measure_precision(probe, wide)
         if slow and precision.broken:
             return replace(facts, precision=precision, spectra=Spectra(fisher)), cost
+        wide = wide.finite()
         some = wide.part(thinned(2 * cost.value, 10, FIRST_BUDGET, probe.count))
         error = gradient_error(some, 1 if slow else DIRECTIONS)
         derivatives = Derivatives(judged(error), error)
     except (RuntimeError, TypeError, NotImplementedError):  # float32 tensors inside the loss, say
-        precision, wide, derivatives = None, probe, Derivatives()
+        precision, wide, derivatives = None, probe.finite(), Derivatives()
     part = wide.part(_hessian_samples(wide, cost))
     derivatives, hessian, cost = _second_order(part, derivatives, cost, check=precision is not None)
     spectra = Spectra(fisher)
@@ -142,15 +156,18 @@ def _exact(probe: Probe, facts: Facts, cost: Cost, fisher: Eigenvalues) -> tuple
         spectra = replace(spectra, nonconvex_samples=nonconvex, negative_share=negative, samples=part.count)
     elif hessian is not None and derivatives.second != "wrong":
         spectra = _with_hessian(spectra, part, hessian)
-    trusted = None if spectra.hessian is None or spectra.flat else hessian
+    too_few = part.count < min(ENOUGH, facts.batch)
+    trusted = None if spectra.hessian is None or spectra.flat or too_few else hessian
     descent = _descend(wide if trusted is None else part, trusted, cost)
     return replace(facts, precision=precision, derivatives=derivatives, spectra=spectra, descent=descent), cost
 
 
 def _hessian_samples(wide: Probe, cost: Cost) -> int:
-    """How many samples' Hessians the budget allows; at least one."""
-    affordable = thinned(HESSIAN_FACTOR * wide.size * cost.gradient, 1, HESSIAN_BUDGET, wide.count, least=1)
-    return min(affordable, thinned(2 * cost.value, THOROUGH.calls, DESCENT_BUDGET, wide.count))
+    """How many samples' Hessians the budget allows: at least `ENOUGH` up to the limit, and one beyond it."""
+    expected = HESSIAN_FACTOR * wide.size * cost.gradient
+    few = thinned(expected, 1, HESSIAN_LIMIT, min(ENOUGH, wide.count), least=1)
+    affordable = thinned(expected, 1, HESSIAN_BUDGET, wide.count, least=few)
+    return min(affordable, thinned(2 * cost.value, THOROUGH.calls, DESCENT_BUDGET, wide.count, least=ENOUGH))
 
 
 def _second_order(
@@ -192,7 +209,8 @@ def _estimated(probe: Probe, facts: Facts, mean: Expansion, cost: Cost) -> Facts
     if mean.curvature is not None:
         spectra = replace(spectra, hessian=eigenvalues(as_curvature(mean.curvature)))
     assert facts.noise is not None
-    part = probe.part(thinned(cost.value, THOROUGH.calls, DESCENT_BUDGET, probe.count, least=8))
+    probe = probe.finite()
+    part = probe.part(thinned(cost.value, THOROUGH.calls, DESCENT_BUDGET, probe.count, least=ENOUGH))
     clear = facts.noise.hessian is not None and facts.noise.hessian < NOISE
     descent = _descend(part, part.expand(part.flat, "hessian") if clear else None, cost)
     return replace(facts, derivatives=Derivatives(), spectra=spectra, descent=descent)
@@ -201,7 +219,7 @@ def _estimated(probe: Probe, facts: Facts, mean: Expansion, cost: Cost) -> Facts
 def _descend(probe: Probe, hessian: Expansion | None, cost: Cost) -> Descent:
     """Along the gradient and, where there is a Hessian at just these outputs, its direction beside the Fisher's."""
     if hessian is None:
-        probe = probe.part(thinned(2 * cost.value, THOROUGH.calls, DESCENT_BUDGET, probe.count, least=4))
+        probe = probe.part(thinned(2 * cost.value, THOROUGH.calls, DESCENT_BUDGET, probe.count, least=ENOUGH))
     expansions: dict[CurvatureKind, Expansion] = {"fisher": probe.expand(probe.flat, "fisher")}
     if hessian is not None:
         expansions["hessian"] = hessian

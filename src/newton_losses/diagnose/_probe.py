@@ -21,6 +21,7 @@ from ..curvature import (
     Loss,
     Reduction,
     expand,
+    finite,
     full_precision,
     loss_values,
     resolve_reduction,
@@ -81,6 +82,11 @@ class Probe:
         if samples >= self.count:
             return self
         return self._picked(torch.linspace(0, self.count - 1, max(samples, 1), device=self.y.device).round().long())
+
+    def finite(self) -> "Probe":
+        """The same for the samples with a finite value and gradient; for all where there is none."""
+        kept = finite(self.here)
+        return self._picked(kept.nonzero()[:, 0]) if bool(kept.any()) and not bool(kept.all()) else self
 
     def at(self, index: int) -> "Probe":
         """One sample alone."""

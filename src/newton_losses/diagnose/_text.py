@@ -24,8 +24,9 @@ def as_text(report: "Report") -> str:
     lines = [title, HEADLINES[report.verdict], *reasons]
     if report.recommendation is not None:
         chosen = report.recommendation
-        damping = "the default damping" if chosen.is_default else "not the default damping, which does worse here"
-        lines += [f"  {chosen}", f"  ({damping}: λ = {chosen.damping_here:.3g} at these outputs)"]
+        here = f"λ = {chosen.damping_here:.3g} at these outputs"
+        damping = f"the default damping: {here}" if chosen.is_default else f"{here}; the default damping does worse"
+        lines += [f"  {chosen}", f"  ({damping})"]
     facts = list(_facts(report))
     if facts:
         lines += ["Measured", *(f"  {name:20} {text}" for name, text in facts)]

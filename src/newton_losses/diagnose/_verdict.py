@@ -19,6 +19,8 @@ Verdict = Literal["yes", "no", "fix"]
 SOLVED = 0.95
 # Directions whose decrease differs by less than this are equal; the simpler then is recommended.
 TIE = 0.05
+# Samples from which a damping other than the default is believed, and how many will do where they are the whole batch.
+ENOUGH, ENOUGH_OF_ALL = 16, 8
 
 
 @dataclass(frozen=True)
@@ -41,8 +43,9 @@ class Recommendation:
 
 @dataclass(frozen=True)
 class Facts:
-    """Everything measured, or `None` where it could not be."""
+    """Everything measured, or `None` where it could not be; `batch` is how many finite samples were given."""
 
+    batch: int = ENOUGH
     separability: str | None = None
     dependence: str | None = None
     reference_numerics: bool = False
@@ -160,6 +163,11 @@ def _remarks(facts: Facts, chosen: Recommendation | None) -> Iterator[str]:
         yield f"There is no second derivative. {derivatives.obstacle}"
     if derivatives is not None and derivatives.second == "expensive":
         yield "One sample's Hessian would take seconds, so only curvature='fisher' was looked at."
+    if chosen is not None and _hessian_left_out(facts):
+        yield (
+            f"The Hessians of {ENOUGH} samples would take seconds and those of fewer say little of a batch, so only "
+            "curvature='fisher' was followed; a training run tells whether curvature='hessian' is worth its time."
+        )
     if noise is not None and noise.hessian is not None and noise.hessian >= NOISE:
         yield (
             f"The Hessian estimate is noise: {noise.hessian:.1f} times its own size from call to call. "
@@ -167,6 +175,14 @@ def _remarks(facts: Facts, chosen: Recommendation | None) -> Iterator[str]:
         )
     if chosen is not None and facts.descent is not None:
         yield _gain(facts.descent, chosen)
+
+
+def _hessian_left_out(facts: Facts) -> bool:
+    """Whether there is a Hessian that can be trusted and yet no direction of it was followed."""
+    exact, spectra = facts.noise is None, facts.spectra
+    if not exact or spectra is None or spectra.hessian is None or spectra.flat or facts.descent is None:
+        return False
+    return all(candidate.curvature != "hessian" for candidate in facts.descent.candidates)
 
 
 def _gain(descent: Descent, chosen: Recommendation) -> str:
@@ -187,15 +203,20 @@ def _gain(descent: Descent, chosen: Recommendation) -> str:
 
 
 def recommend(facts: Facts) -> Recommendation | None:
-    """The candidate with the lowest point on its line; among equals the default factor and the Fisher."""
+    """The candidate with the lowest point on its line; among equals the default factor and the Fisher.
+
+    From few samples the default factor in any case: where another leads lower, the next batch may differ.
+    """
     if facts.descent is None or not facts.descent.candidates:
         return None
     descent = facts.descent
-    lowest = min(c.line.best for c in descent.candidates)
-    equal = [c for c in descent.candidates if c.line.best - lowest <= TIE * (descent.start - lowest)]
+    enough = descent.samples >= max(min(ENOUGH, facts.batch), ENOUGH_OF_ALL)
+    candidates = [c for c in descent.candidates if enough or c.factor == NormalizedDamping().factor]
+    lowest = min(c.line.best for c in candidates)
+    equal = [c for c in candidates if c.line.best - lowest <= TIE * (descent.start - lowest)]
 
     def simplicity(candidate: Candidate) -> tuple[bool, bool, float]:
-        return candidate.factor != 1.0, candidate.curvature != "fisher", -candidate.factor
+        return candidate.factor != NormalizedDamping().factor, candidate.curvature != "fisher", -candidate.factor
 
-    best = min(equal or descent.candidates, key=simplicity)
+    best = min(equal or candidates, key=simplicity)
     return Recommendation(best.curvature, NormalizedDamping(best.factor), best.damping)
