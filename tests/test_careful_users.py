@@ -13,6 +13,7 @@ from torch import Tensor, nn
 import newton_losses
 from cases import Case, assert_close, brute_force_step, mse, quartic, ripples
 from newton_losses import InjectFisher, NewtonLoss, inject_fisher, newton_loss, newton_target
+from newton_losses.sorting import SortingLoss
 
 KINDS = ["hessian", "fisher"]
 
@@ -193,3 +194,11 @@ def test_matrix_free_hessian_at_ten_thousand_outputs_stays_under_two_gigabytes()
     residual, peak = map(float, out.split())
     assert residual < 1e-5
     assert peak / 2**20 < 2.0, f"{peak / 2**20:.2f} GiB"
+
+
+@pytest.mark.parametrize("kind", ["hessian", "fisher"])
+def test_the_first_call_of_a_loss_with_its_own_expansion_may_be_vectorised(kind: str) -> None:
+    scores, values = torch.randn(2, 3, 6, 5, generator=torch.Generator().manual_seed(0)).unbind()
+    newton = NewtonLoss(SortingLoss("softsort"), curvature=kind)
+    found = torch.func.vmap(newton)(scores, values)
+    torch.testing.assert_close(found, torch.stack([newton(*one) for one in zip(scores, values, strict=True)]))

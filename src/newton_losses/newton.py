@@ -164,7 +164,7 @@ class NewtonLoss(nn.Module):
         reduction: how a scalar `loss` was reduced, "mean" or "sum"; by itself it is the loss's own
             attribute `reduction`, else "mean".
         matrix_free: solve with Hessian products instead of a stored Hessian; by itself, where it is large. λ is then
-            an estimate from 8 products, and "absolute" holds within 50 dimensions around each gradient.
+            an estimate from 16 products, and "absolute" holds within 50 dimensions around each gradient.
         value: "loss", or "quadratic" for the value ½‖z* − y‖² itself.
         check: on the first call, make sure that the loss depends on the outputs and does not mix the
             samples of the batch.
@@ -241,6 +241,8 @@ class NewtonLoss(nn.Module):
 
 def _warn_of_standstill(found: NewtonTarget) -> None:
     """Where every sample is left out, training stands still, with a loss that may well be finite."""
+    if torch._C._functorch.is_functorch_wrapped_tensor(found.kept):
+        return
     if len(found.kept) > 0 and not bool(found.kept.any()):
         warnings.warn(
             "NewtonLoss: no sample of this batch has a finite loss, gradient and step, so that nothing is learned from "

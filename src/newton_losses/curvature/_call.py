@@ -5,14 +5,13 @@ themselves are in `_autodiff.py`.
 """
 
 from collections.abc import Callable
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from ..errors import ArgumentError, ShapeError
 
-T = TypeVar("T")
 Loss = Callable[..., Tensor]
 Reduction = Literal["mean", "sum", "none"]
 # Maps flat outputs (N, m) to (Σ ℓᵢ, values (N,)): what automatic differentiation works on.
@@ -56,21 +55,6 @@ def resolve_reduction(loss: object, reduction: Reduction | None) -> Reduction | 
     if reduction is not None and not (isinstance(reduction, str) and reduction in ("mean", "sum", "none")):
         raise ArgumentError(f"reduction={reduction!r}; it can be 'mean', 'sum' or 'none'.")
     return reduction
-
-
-def in_inference_mode() -> bool:
-    """Whether derivatives have to be taken by `outside_inference_mode`; a compiler traces the question away."""
-    return not torch.compiler.is_compiling() and torch.is_inference_mode_enabled()
-
-
-def outside_inference_mode(function: Callable[..., T], *given: Any, **options: Any) -> T:
-    """`function(*given, **options)` with ordinary tensors, as if inference mode was off.
-
-    In there torch has no tape, and the torch.func of older versions finds every gradient to be zero, without a word.
-    """
-    with torch.inference_mode(False):
-        ordinary = (one.clone() if isinstance(one, Tensor) and one.is_inference() else one for one in given)
-        return function(*ordinary, **options)
 
 
 def make_total(loss: Loss, shape: torch.Size, targets: tuple[Any, ...], reduction: Reduction | None) -> Total:

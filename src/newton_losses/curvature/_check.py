@@ -7,19 +7,11 @@ from torch import Tensor
 
 from ..errors import SeparabilityError
 from ._autodiff import no_dependence
-from ._call import (
-    Loss,
-    Reduction,
-    flatten_outputs,
-    full_precision,
-    in_inference_mode,
-    make_total,
-    name_of,
-    outside_inference_mode,
-    resolve_reduction,
-)
+from ._call import Loss, Reduction, flatten_outputs, full_precision, make_total, name_of, resolve_reduction
+from ._inference import outside_inference_mode
 
 
+@outside_inference_mode
 def check_loss(loss: Loss, y: Tensor, *targets: Any, reduction: Reduction | None = None) -> None:
     """Raise where `loss` does not depend on `y` or mixes the samples of the batch.
 
@@ -32,9 +24,6 @@ def check_loss(loss: Loss, y: Tensor, *targets: Any, reduction: Reduction | None
     Traceback (most recent call last):
     newton_losses.errors.SeparabilityError: The loss <lambda> mixes the samples of the batch: ...
     """
-    if in_inference_mode():
-        outside_inference_mode(check_loss, loss, y, *targets, reduction=reduction)
-        return
     flat = flatten_outputs(y)
     if flat.numel() == 0:
         return

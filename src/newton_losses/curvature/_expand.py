@@ -7,20 +7,11 @@ from torch import Tensor
 
 from ..errors import ArgumentError, ShapeError
 from ._autodiff import Derivatives, SecondProduct, first_order, second_order, second_products
-from ._call import (
-    Loss,
-    Reduction,
-    flatten_outputs,
-    full_precision,
-    in_inference_mode,
-    make_total,
-    name_of,
-    outside_inference_mode,
-    resolve_reduction,
-)
+from ._call import Loss, Reduction, flatten_outputs, full_precision, make_total, name_of, resolve_reduction
 from ._expansion import CurvatureKind, Expandable, Expansion
 from ._fisher import empirical_fisher
 from ._forms import Curvature, Dense, LowRank, Products, as_curvature
+from ._inference import outside_inference_mode
 
 KINDS = ("hessian", "fisher", None)
 
@@ -29,6 +20,7 @@ KINDS = ("hessian", "fisher", None)
 DENSE_ELEMENTS = 2**26
 
 
+@outside_inference_mode
 def expand(
     loss: Loss | Expandable,
     y: Tensor,
@@ -55,9 +47,6 @@ def expand(
     """
     if curvature not in KINDS:
         raise ArgumentError(f"curvature={curvature!r}; it can be 'hessian', 'fisher' or None.")
-    if in_inference_mode():
-        options = {"curvature": curvature, "reduction": reduction, "matrix_free": matrix_free}
-        return outside_inference_mode(expand, loss, y, *targets, **options)
     flat = flatten_outputs(y)
     with full_precision(flat):
         if isinstance(loss, Expandable):
@@ -114,9 +103,8 @@ def _mean_products(product: SecondProduct, kept: Tensor, flat: Tensor) -> Produc
     count = kept.sum().clamp(min=1)
     chunk = max(1, DENSE_ELEMENTS // 16 // flat.numel())
 
+    @outside_inference_mode
     def mean_product(vectors: Tensor) -> Tensor:
-        if in_inference_mode():
-            return outside_inference_mode(mean_product, vectors)
         parts = torch.split(vectors, chunk)
         sums = [torch.where(kept[None, :, None], product(part), 0.0).sum(1) for part in parts]
         return torch.cat(sums) / count

@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from ..curvature import CurvatureKind, Expandable, Expansion, Loss, Reduction, check_loss, finite, flatten_outputs
-from ..curvature._call import in_inference_mode, name_of, outside_inference_mode
+from ..curvature._call import name_of
 from ..curvature._forms import as_curvature
+from ..curvature._inference import outside_inference_mode
 from ..errors import ArgumentError, DerivativeError, SeparabilityError
 from ._cost import Cost, affordable, first_order_cost, seconds, timed
 from ._derivatives import DIRECTIONS, Derivatives, forward_mode, gradient_error, hessian_error, judged, why_missing
@@ -48,6 +49,7 @@ HESSIAN_FACTOR = 4.0
 SAMPLES_ALONE, DIRECTIONS_ALONE = 24, 6
 
 
+@outside_inference_mode
 def diagnose(loss: Loss | Expandable, y: Tensor, *targets: Any, reduction: Reduction | None = None) -> Report:
     """Would a Newton loss help with `loss` at these outputs, and which? A report; takes seconds.
 
@@ -61,8 +63,6 @@ def diagnose(loss: Loss | Expandable, y: Tensor, *targets: Any, reduction: Reduc
     >>> report.verdict, report.reasons[0]
     ('no', 'One gradient step solves it: the best one takes 100% of the decrease that is to be had.')
     """
-    if in_inference_mode():
-        return outside_inference_mode(diagnose, loss, y, *targets, reduction=reduction)
     flat = flatten_outputs(y)
     if flat.numel() == 0:
         raise ArgumentError(f"diagnose needs samples to measure at; the outputs have shape {tuple(y.shape)}.")
