@@ -29,10 +29,25 @@ def digit_features(pictures: Tensor, weight_1: Tensor, bias_1: Tensor, weight_2:
     numbers of channels powers of 2.
     """
     padded = functional.pad(pictures, (2, 2, 2, 2))
-    first = _FirstLayer.apply(padded, weight_1, bias_1).permute(0, 3, 1, 2)  # type: ignore[no-untyped-call]
-    second = functional.conv2d(first, weight_2.to(torch.bfloat16), padding=2)
-    features: Tensor = _Pool.apply(second.permute(0, 2, 3, 1), bias_2)  # type: ignore[no-untyped-call]
+    first = _FirstLayer.apply(padded, weight_1, bias_1)  # type: ignore[no-untyped-call]
+    if has_second_layer(first.shape[-2], weight_2, first.device):
+        features: Tensor = _SecondLayer.apply(first, weight_2, bias_2)  # type: ignore[no-untyped-call]
+    else:
+        second = functional.conv2d(first.permute(0, 3, 1, 2), weight_2.to(torch.bfloat16), padding=2)
+        features = _Pool.apply(second.permute(0, 2, 3, 1), bias_2)  # type: ignore[no-untyped-call]
     return features
+
+
+def has_second_layer(width: int, weight: Tensor, device: torch.device) -> bool:
+    """Whether the second layer has kernels of its own for rows so wide: on a Hopper GPU."""
+    return width <= 56 and weight.shape == (64, 32, 5, 5) and _has_hopper_kernels(device)
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _has_hopper_kernels(device: torch.device) -> bool:
+    from ._cuda_c import obstacle as obstacle_to_cuda_c
+
+    return obstacle_to_cuda_c(device) is None
 
 
 def wide_linear(features: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -60,6 +75,26 @@ class _FirstLayer(torch.autograd.Function):
 
         padded, codes = ctx.saved_tensors
         return None, *first_layer_gradients(padded, gradient.contiguous(), codes)
+
+
+class _SecondLayer(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, pixels: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        from ._second_layer import packed, second_layer
+
+        weight = packed(weight)
+        pooled, codes = second_layer(pixels, weight, bias)
+        ctx.save_for_backward(codes, pixels, weight)
+        features: Tensor = pooled.flatten(1)
+        return features
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        from ._second_layer import second_layer_gradients
+
+        gradients: tuple[Tensor, Tensor, Tensor] = second_layer_gradients(gradient.contiguous(), *ctx.saved_tensors)
+        return gradients
 
 
 class _Pool(torch.autograd.Function):

@@ -1,0 +1,132 @@
+// A block of CUDA threads on a CPU: what hopper.cu offers to kernels, done by threads of the host, one after another
+// where the device is asynchronous. With it second_layer.cu compiles as C++.
+
+#include <algorithm>
+#include <barrier>
+#include <cstdint>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <thread>
+#include <vector>
+
+typedef uint8_t u8;
+typedef uint16_t u16;
+typedef uint32_t u32;
+typedef uint64_t u64;
+struct uint4 {
+    u32 x, y, z, w;
+};
+struct dim {
+    int x;
+};
+using std::min;
+
+#define __device__ static
+#define __global__
+#define __launch_bounds__(...)
+#define SHARED(name) u8* name = shared
+
+constexpr int SHARED_BYTES = 227 * 1024;
+alignas(128) static u8 shared[SHARED_BYTES];
+static std::unique_ptr<std::barrier<>> everybody;
+static std::vector<std::unique_ptr<std::barrier<>>> warps;
+static std::vector<float> exchange;
+static thread_local dim threadIdx;
+static dim blockIdx, blockDim, gridDim;
+
+static void __syncthreads() { everybody->arrive_and_wait(); }
+
+static u64 describe(const void* begin, u32 across, u32 along) {
+    return u64((const u8*)begin - shared) >> 4 | u64(along >> 4) << 16 | u64(across >> 4) << 32;
+}
+
+static void copy_16(void* to, const void* from, bool live) {
+    if (live)
+        memcpy(to, from, 16);
+    else
+        memset(to, 0, 16);
+}
+
+static void publish() {}
+static int warp_group() { return threadIdx.x / 128; }
+
+template <int COUNT>
+static void set_zero(float (&sums)[COUNT]) {
+    for (float& sum : sums) sum = 0;
+}
+
+static void products_begin() {}
+static void products_end() {}
+
+static float from_bf16(u16 value) {
+    u32 bits = u32(value) << 16;
+    float result;
+    memcpy(&result, &bits, 4);
+    return result;
+}
+
+static u16 to_bf16(float value) {
+    u32 bits;
+    memcpy(&bits, &value, 4);
+    if (value != value) return 0x7FFF;
+    return u16((bits + 0x7FFF + (bits >> 16 & 1)) >> 16);
+}
+
+static float shuffle_down(float value, int apart) {
+    const int warp = threadIdx.x / 32;
+    exchange[threadIdx.x] = value;
+    warps[warp]->arrive_and_wait();
+    const float found = threadIdx.x % 32 + apart < 32 ? exchange[threadIdx.x + apart] : value;
+    warps[warp]->arrive_and_wait();
+    return found;
+}
+
+// Element (across, along) of an operand: blocks of 8 rows of 8 numbers; turned, the rows are along K.
+static float operand(u64 description, bool turned, int across, int along) {
+    const u64 begin = (description & 0x3FFF) << 4, step_along = (description >> 16 & 0x3FFF) << 4;
+    const u64 step_across = (description >> 32 & 0x3FFF) << 4;
+    const int row = turned ? along : across, column = turned ? across : along;
+    const u64 at = begin + across / 8 * step_across + along / 8 * step_along + row % 8 * 16 + column % 8 * 2;
+    u16 value;
+    memcpy(&value, shared + at, 2);
+    return from_bf16(value);
+}
+
+template <int COUNT>
+static void multiply(float (&sums)[COUNT], u64 a, u64 b, bool turned_a, bool turned_b) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
+    for (int i = 0; i < COUNT; ++i) {
+        const int row = 16 * warp + lane / 4 + 8 * (i / 2 % 2), column = 8 * (i / 4) + 2 * (lane % 4) + i % 2;
+        float sum = sums[i];
+        for (int k = 0; k < 16; ++k) sum += operand(a, turned_a, row, k) * operand(b, turned_b, column, k);
+        sums[i] = sum;
+    }
+}
+
+static void multiply_64_128(float (&sums)[64], u64 a, u64 b) { multiply(sums, a, b, false, false); }
+
+template <int TURNED_A, int TURNED_B>
+static void multiply_64_32(float (&sums)[16], u64 a, u64 b) {
+    multiply(sums, a, b, TURNED_A, TURNED_B);
+}
+
+// Blocks one after another, the threads of each at the same time. Shared memory begins as anything but zeros.
+static void launch(int blocks, int threads, const std::function<void()>& kernel) {
+    everybody = std::make_unique<std::barrier<>>(threads);
+    warps.clear();
+    for (int i = 0; i < threads / 32; ++i) warps.push_back(std::make_unique<std::barrier<>>(32));
+    exchange.assign(threads, 0);
+    gridDim.x = blocks, blockDim.x = threads;
+    for (int block = 0; block < blocks; ++block) {
+        blockIdx.x = block;
+        memset(shared, 0xFF, SHARED_BYTES);
+        std::vector<std::thread> running;
+        for (int thread = 0; thread < threads; ++thread)
+            running.emplace_back([&kernel, thread] {
+                threadIdx.x = thread;
+                kernel();
+            });
+        for (auto& one : running) one.join();
+    }
+}
