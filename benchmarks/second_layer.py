@@ -79,7 +79,9 @@ def main() -> None:
     names = ("features", "by pixels", "by weight", "by bias")
     for arm in (library, own):
         found = zip(names, arm(*few), exact(*few), strict=True)
-        errors = [f"{name} {(one.double().flatten() - true.flatten()).norm() / true.norm():.1e}" for name, one, true in found]
+        errors = [
+            f"{name} {(one.double().flatten() - true.flatten()).norm() / true.norm():.1e}" for name, one, true in found
+        ]
         print(f"{arm.__name__:8} errors: {', '.join(errors)}")
     operations = 2 * count * HEIGHT * WIDTH * 25 * IN * OUT
     for arm in (library, own):

@@ -46,7 +46,12 @@ def parts(pictures: int) -> list[Part]:
         Part("layer 1, forward", ("first_layer_forward",), pixels + 3 * first, one_channel),
         Part("layer 1, backward", ("first_layer_backward", "add_parts"), pixels + 3 * first, one_channel),
         Part("convolution 2, forward", ("fprop", "second_layer_forward"), 2 * first + 2 * second, products),
-        Part("convolution 2, by weight", ("wgrad", "second_layer_by_weight", "second_layer_sum"), 2 * first + 2 * second, products),
+        Part(
+            "convolution 2, by weight",
+            ("wgrad", "second_layer_by_weight", "second_layer_sum"),
+            2 * first + 2 * second,
+            products,
+        ),
         Part("convolution 2, by input", ("dgrad", "second_layer_by_pixels"), 2 * first + 2 * second, products),
         Part("pooling 2, forward", ("pool_forward",), 2 * second + 3 * features),
         Part("pooling 2, backward", ("pool_backward",), 2 * second + 3 * features),
