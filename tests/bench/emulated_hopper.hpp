@@ -3,10 +3,12 @@
 
 #include <algorithm>
 #include <barrier>
+#include <condition_variable>
 #include <cstdint>
 #include <cstring>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <thread>
 #include <vector>
 
@@ -35,6 +37,29 @@ static std::vector<float> exchange;
 static thread_local dim threadIdx;
 static dim blockIdx, blockDim, gridDim;
 
+// A barrier that some wait at and others only pass; it opens when 256 have come, and begins anew.
+struct Turn {
+    std::mutex mutex;
+    std::condition_variable opened;
+    int arrived = 0, times = 0;
+
+    void arrive(bool wait) {
+        std::unique_lock<std::mutex> lock(mutex);
+        const int now = times;
+        if (++arrived == 256) {
+            arrived = 0, ++times;
+            opened.notify_all();
+        } else if (wait) {
+            opened.wait(lock, [&] { return times != now; });
+        }
+    }
+};
+
+static std::unique_ptr<Turn> turns[3];
+
+static void wait_for_turn(int barrier) { turns[barrier]->arrive(true); }
+static void pass_turn(int barrier) { turns[barrier]->arrive(false); }
+
 static void __syncthreads() { everybody->arrive_and_wait(); }
 
 static u64 describe(const void* begin, u32 across, u32 along) {
@@ -57,6 +82,7 @@ static void set_zero(float (&sums)[COUNT]) {
 }
 
 static void products_begin() {}
+static void products_go() {}
 static void products_end() {}
 
 static float from_bf16(u16 value) {
@@ -93,23 +119,26 @@ static float operand(u64 description, bool turned, int across, int along) {
     return from_bf16(value);
 }
 
-template <int COUNT>
-static void multiply(float (&sums)[COUNT], u64 a, u64 b, bool turned_a, bool turned_b) {
+template <int COLUMNS, int SIZE>
+static void multiply(float (&sums)[SIZE], u64 a, u64 b, bool turned_a, bool turned_b) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
-    for (int i = 0; i < COUNT; ++i) {
+    for (int i = 0; i < COLUMNS / 2; ++i) {
         const int row = 16 * warp + lane / 4 + 8 * (i / 2 % 2), column = 8 * (i / 4) + 2 * (lane % 4) + i % 2;
-        float sum = sums[i];
-        for (int k = 0; k < 16; ++k) sum += operand(a, turned_a, row, k) * operand(b, turned_b, column, k);
-        sums[i] = sum;
+        for (int k = 0; k < 16; ++k) sums[i] += operand(a, turned_a, row, k) * operand(b, turned_b, column, k);
     }
 }
 
-static void multiply_64_128(float (&sums)[64], u64 a, u64 b) { multiply(sums, a, b, false, false); }
+#define MULTIPLY(columns)                                                                                     \
+    template <int TURNED_A, int TURNED_B, int SIZE>                                                           \
+    static void multiply_64_##columns(float (&sums)[SIZE], u64 a, u64 b) {                                    \
+        multiply<columns>(sums, a, b, TURNED_A, TURNED_B);                                                    \
+    }
 
-template <int TURNED_A, int TURNED_B>
-static void multiply_64_32(float (&sums)[16], u64 a, u64 b) {
-    multiply(sums, a, b, TURNED_A, TURNED_B);
-}
+MULTIPLY(32)
+MULTIPLY(64)
+MULTIPLY(96)
+MULTIPLY(128)
+MULTIPLY(160)
 
 // Blocks one after another, the threads of each at the same time. Shared memory begins as anything but zeros.
 static void launch(int blocks, int threads, const std::function<void()>& kernel) {
@@ -120,6 +149,7 @@ static void launch(int blocks, int threads, const std::function<void()>& kernel)
     gridDim.x = blocks, blockDim.x = threads;
     for (int block = 0; block < blocks; ++block) {
         blockIdx.x = block;
+        for (auto& turn : turns) turn = std::make_unique<Turn>();
         memset(shared, 0xFF, SHARED_BYTES);
         std::vector<std::thread> running;
         for (int thread = 0; thread < threads; ++thread)

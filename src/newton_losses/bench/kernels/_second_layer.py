@@ -8,12 +8,11 @@ from torch import Tensor
 from ._cuda_c import Kernels
 
 IN, OUT, TAPS = 32, 64, 25
-WIDEST = 56
-WEIGHT_BYTES = TAPS * IN * OUT * 2
-# Two slabs each: pixels in rows of 64, slopes in rows of 60, and both of the last.
-FORWARD_BYTES = WEIGHT_BYTES + 2 * 4 * (12 * 64 + 8) * 16
-BY_PIXELS_BYTES = WEIGHT_BYTES + 2 * 8 * 8 * 60 * 16 + 128
-BY_WEIGHT_BYTES = 2 * (4 * (12 * 60 + 8) + 8 * 8 * 60) * 16
+WEIGHT_BYTES = TAPS * 4 * (OUT + 1) * 16
+# Two slabs of pixels with their margins; two of slopes; two of both.
+FORWARD_BYTES = WEIGHT_BYTES + 2 * 4 * (12 * 64 + 9) * 16
+BY_PIXELS_BYTES = WEIGHT_BYTES + 2 * 8 * (8 * 60 + 1) * 16 + 128
+BY_WEIGHT_BYTES = 2 * (10 * 4 * (64 + 5) + 6 * 8 * (64 + 1)) * 16
 
 
 @cache
@@ -65,7 +64,7 @@ def second_layer_gradients(
             gradient, codes, weight, by_pixels, count, height, width,
         )  # fmt: skip
         # Two blocks share a part.
-        number = min(kernels.multiprocessors // 2, _blocks(kernels, count, height, 8))
+        number = min(kernels.multiprocessors // 2, _blocks(kernels, count, height, 6))
         parts, bias_parts = by_weight.new_empty((number, TAPS * OUT * IN)), by_weight.new_empty((number, OUT))
         kernels.launch(
             "second_layer_by_weight", 2 * number, 384, BY_WEIGHT_BYTES,
@@ -83,6 +82,6 @@ def _gradients(gradient: Tensor, codes: Tensor, pixels: Tensor, weight: Tensor) 
 
 
 def packed(weight: Tensor) -> Tensor:
-    """`(64, 32, 5, 5)` to bf16 as the kernels want it: tap, chunk of eight input channels, output channel, channel."""
-    order = weight.detach().reshape(OUT, IN // 8, 8, TAPS).permute(3, 1, 0, 2)
+    """`(64, 32, 5, 5)` to bf16 in the kernels' order: tap, by columns; eight input channels; output channel; channel."""
+    order = weight.detach().reshape(OUT, IN // 8, 8, 5, 5).permute(4, 3, 1, 0, 2)
     return torch.empty(order.shape, dtype=torch.bfloat16, device=weight.device).copy_(order)

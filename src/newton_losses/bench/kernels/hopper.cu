@@ -41,9 +41,15 @@ template <int COUNT> __device__ __forceinline__ void set_zero(float (&sums)[COUN
 
 __device__ __forceinline__ void products_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 
-__device__ __forceinline__ void products_end() {
-    asm volatile("wgmma.commit_group.sync.aligned;\n wgmma.wait_group.sync.aligned 0;" ::: "memory");
-}
+// From here on the products that were asked for run by themselves.
+__device__ __forceinline__ void products_go() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+
+__device__ __forceinline__ void products_end() { asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory"); }
+
+// Two groups of four warps take turns: one waits at its barrier, 1 or 2, until the other has passed the turn on.
+__device__ __forceinline__ void wait_for_turn(int barrier) { asm volatile("bar.sync %0, 256;" :: "r"(barrier) : "memory"); }
+
+__device__ __forceinline__ void pass_turn(int barrier) { asm volatile("bar.arrive %0, 256;" :: "r"(barrier) : "memory"); }
 
 __device__ __forceinline__ u16 to_bf16(float value) {
     u16 rounded;
@@ -60,27 +66,28 @@ __device__ __forceinline__ float shuffle_down(float value, int apart) { return _
 
 #define SUMS_4(s, i) "+f"(s[i]), "+f"(s[i + 1]), "+f"(s[i + 2]), "+f"(s[i + 3])
 #define SUMS_16(s, i) SUMS_4(s, i), SUMS_4(s, i + 4), SUMS_4(s, i + 8), SUMS_4(s, i + 12)
+#define NAMES_0 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
+#define NAMES_1 "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define NAMES_2 "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
+#define NAMES_3 "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define NAMES_4 "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79"
 
-// 64 × 128 sums of a group of four warps: sums += A Bᵀ over 16 of K, which is the contiguous dimension of both.
-__device__ __forceinline__ void multiply_64_128(float (&sums)[64], u64 a, u64 b) {
-    asm volatile(
-        "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
-        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-        "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
-        "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
-        "%64, %65, 1, 1, 1, 0, 0;"
-        : SUMS_16(sums, 0), SUMS_16(sums, 16), SUMS_16(sums, 32), SUMS_16(sums, 48)
-        : "l"(a), "l"(b));
-}
+// 64 × `columns` sums of a group of four warps, in as many registers as are needed: sums += A Bᵀ over 16 of
+// K. K is the contiguous dimension of an operand in shared memory; where it is M or N instead, the operand is `TURNED`.
+#define MULTIPLY(columns, names, a_name, b_name, turned_a_name, turned_b_name, ...)                                        \
+    template <int TURNED_A, int TURNED_B, int SIZE>                                                                        \
+    __device__ __forceinline__ void multiply_64_##columns(float (&sums)[SIZE], u64 a, u64 b) {                             \
+        asm volatile("wgmma.mma_async.sync.aligned.m64n" #columns "k16.f32.bf16.bf16 {" names "}, " a_name ", " b_name     \
+                     ", 1, 1, 1, " turned_a_name ", " turned_b_name ";"                                                    \
+                     : __VA_ARGS__                                                                                         \
+                     : "l"(a), "l"(b), "n"(TURNED_A), "n"(TURNED_B));                                                      \
+    }
 
-// 64 × 32 sums. An operand of which M or N is the contiguous dimension instead of K is `TURNED`.
-template <int TURNED_A, int TURNED_B>
-__device__ __forceinline__ void multiply_64_32(float (&sums)[16], u64 a, u64 b) {
-    asm volatile(
-        "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {"
-        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, "
-        "%16, %17, 1, 1, 1, %18, %19;"
-        : SUMS_16(sums, 0)
-        : "l"(a), "l"(b), "n"(TURNED_A), "n"(TURNED_B));
-}
+MULTIPLY(32, NAMES_0, "%16", "%17", "%18", "%19", SUMS_16(sums, 0))
+MULTIPLY(64, NAMES_0 ", " NAMES_1, "%32", "%33", "%34", "%35", SUMS_16(sums, 0), SUMS_16(sums, 16))
+MULTIPLY(96, NAMES_0 ", " NAMES_1 ", " NAMES_2, "%48", "%49", "%50", "%51", SUMS_16(sums, 0),
+         SUMS_16(sums, 16), SUMS_16(sums, 32))
+MULTIPLY(128, NAMES_0 ", " NAMES_1 ", " NAMES_2 ", " NAMES_3, "%64", "%65", "%66", "%67", SUMS_16(sums, 0),
+         SUMS_16(sums, 16), SUMS_16(sums, 32), SUMS_16(sums, 48))
+MULTIPLY(160, NAMES_0 ", " NAMES_1 ", " NAMES_2 ", " NAMES_3 ", " NAMES_4, "%80", "%81", "%82", "%83", SUMS_16(sums, 0),
+         SUMS_16(sums, 16), SUMS_16(sums, 32), SUMS_16(sums, 48), SUMS_16(sums, 64))

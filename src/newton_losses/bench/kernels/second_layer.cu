@@ -2,20 +2,24 @@
 // backward, on the tensor cores of a Hopper GPU. The instructions are in hopper.cu.
 //
 // A block of threads takes jobs, a few rows of one picture each. Their pixels lie in shared memory once, channels in chunks
-// of eight, with two rows and columns of zeros around them; the 25 taps of the convolution are 25 products with the same
-// pixels, seen through a window that is moved. What lies beyond the width of a picture is computed and not used. While
-// some groups of four warps multiply, the pixels of the next job are brought.
+// of eight, with two rows and columns of zeros around them; the taps of the convolution are products with the same pixels,
+// seen through a window that is moved. What lies beyond the width of a picture is computed and not used. While some groups
+// of four warps multiply, the pixels of the next job are brought.
+//
+// A product is as fast as the tensor cores only with 64 columns and more: with fewer, reading its operands takes longer. So
+// taps are put together wherever chunks of neighbouring taps or rows are equally far apart.
 //
 // Which of the four pooled places was the largest is its code, 0 to 3 in reading order, 4 where the ReLU is off, as for
 // the first layer. The gradient before the pooling is never written: the backward kernels unfold it from the codes.
 
 constexpr int IN = 32, OUT = 64, TAPS = 25, CHUNK = 8;
+constexpr int IN_CHUNKS = IN / CHUNK, OUT_CHUNKS = OUT / CHUNK;
 constexpr int OFF = 4;
-constexpr int TAP_BYTES = IN * OUT * 2, WEIGHT_BYTES = TAPS * TAP_BYTES;
-
-// Rows of pixels in shared memory, `pitch` apart: those of the widest picture with their margins, or a few more where two
-// rows have to lie the same way in a product.
-constexpr int WIDEST = 56, NARROW = WIDEST + 4, WIDE = 64;
+// Places in shared memory count in 16 bytes: one pixel of one chunk, or one output channel of one chunk. Chunks are an odd
+// number of places apart, so that those of one pixel are in different banks.
+constexpr int WEIGHT_CHUNK = OUT + 1, TAP = IN_CHUNKS * WEIGHT_CHUNK, WEIGHTS = TAPS * TAP;
+// The columns of a slab: those of the widest picture with their margins, a few more where 64 are multiplied.
+constexpr int NARROW = 60, WIDE = 64;
 
 struct Job {
     int picture, row, rows;
@@ -29,33 +33,37 @@ template <int ROWS> __device__ Job job_at(int number, int count, int height) {
 
 template <int ROWS> __device__ int jobs_of(int count, int height) { return count * ((height + ROWS - 1) / ROWS); }
 
-__device__ void clear(u8* begin, int bytes) {
-    for (int i = threadIdx.x * 16; i < bytes; i += blockDim.x * 16)
-        *reinterpret_cast<uint4*>(begin + i) = uint4{0, 0, 0, 0};
+__device__ void clear(u8* begin, int places) {
+    for (int i = threadIdx.x; i < places; i += blockDim.x) reinterpret_cast<uint4*>(begin)[i] = uint4{0, 0, 0, 0};
 }
 
-// Weights come as (tap, chunk of input channels, output channel, input channel of the chunk).
+// Weights come as (column of the tap, row of the tap, chunk of input channels, output channel, input channel of the chunk).
 __device__ void copy_weights(u8* to, const u16* weight) {
-    for (int i = threadIdx.x * 16; i < WEIGHT_BYTES; i += blockDim.x * 16)
-        copy_16(to + i, reinterpret_cast<const u8*>(weight) + i, true);
+    for (int i = threadIdx.x; i < TAPS * IN_CHUNKS * OUT; i += blockDim.x)
+        copy_16(to + (i / OUT * WEIGHT_CHUNK + i % OUT) * 16, weight + i * CHUNK, true);
 }
 
-// The pixels of a job with two rows and columns around them, by `threads` threads of which this is the `thread`-th.
-template <int ROWS, int PITCH, int SLAB>
-__device__ void copy_pixels(u8* slab, const u16* pixels, Job job, int height, int width, int thread, int threads) {
-    for (int i = thread; i < (ROWS + 4) * PITCH * (IN / CHUNK); i += threads) {
+// The pixels of a job with two rows and columns around them, by `THREADS` threads of which this is the `thread`-th.
+template <int ROW_APART, int CHUNK_APART, int THREADS>
+__device__ void copy_pixels(u8* slab, const u16* pixels, Job job, int height, int width, int thread) {
+#pragma unroll
+    for (int i = thread; i < WIDE * IN_CHUNKS; i += THREADS) {
         // Eight pixels, then four chunks: a warp reads 512 bytes in a row and writes four times 128.
-        const int chunk = i / 8 % 4, place = i / 32 * 8 + i % 8;
-        const int row = job.row - 2 + place / PITCH, column = place % PITCH - 2;
-        const bool inside = row >= 0 && row < height && column >= 0 && column < width;
-        const int from = inside ? ((job.picture * height + row) * width + column) * IN + chunk * CHUNK : 0;
-        copy_16(slab + (chunk * SLAB + place) * 16, pixels + from, inside);
+        const int chunk = i / 8 % 4, column = i / 32 * 8 + i % 8;
+        const bool between = column >= 2 && column < width + 2;
+        const int first = ((job.picture * height + job.row - 2) * width + column - 2) * IN + chunk * CHUNK;
+        u8* to = slab + (chunk * CHUNK_APART + column) * 16;
+#pragma unroll 2
+        for (int row = 0; row < job.rows + 4; ++row) {
+            const bool inside = between && job.row - 2 + row >= 0 && job.row - 2 + row < height;
+            copy_16(to + row * ROW_APART * 16, inside ? pixels + first + row * width * IN : pixels, inside);
+        }
     }
 }
 
 // What goes back to eight channels of a pooled place is unfolded: each slope to the one of four pixels that was the largest,
 // zeros to the others.
-__device__ void store_slopes(u8* first, const u16 (&slope)[CHUNK], const u8 (&code)[CHUNK]) {
+template <int ROW_APART> __device__ void store_slopes(u8* first, const u16 (&slope)[CHUNK], const u8 (&code)[CHUNK]) {
 #pragma unroll
     for (int number = 0; number < 4; ++number) {
         u32 word[CHUNK / 2];
@@ -65,22 +73,22 @@ __device__ void store_slopes(u8* first, const u16 (&slope)[CHUNK], const u8 (&co
             const u32 high = code[2 * i + 1] == number ? slope[2 * i + 1] : 0;
             word[i] = low | high << 16;
         }
-        u8* to = first + (number / 2 * NARROW + number % 2) * 16;
+        u8* to = first + (number / 2 * ROW_APART + number % 2) * 16;
         *reinterpret_cast<uint4*>(to) = uint4{word[0], word[1], word[2], word[3]};
     }
 }
 
-// The slopes of `PAIRS` pooled rows of a picture, from `row` on, rows outside of it zero, by one group of warps: each has two
+// The slopes of `pairs` pooled rows of a picture, from `row` on, rows outside of it zero, by one group of warps: each has two
 // chunks of channels, and adds up their slopes in `totals`.
-template <int PAIRS, int SLAB>
-__device__ void unfold(u8* first, const u16* gradient, const u8* codes, int picture, int row, int height, int width,
-                       float (&totals)[2][CHUNK]) {
+template <int ROW_APART, int CHUNK_APART>
+__device__ void unfold(u8* first, const u16* gradient, const u8* codes, int picture, int row, int pairs, int height,
+                       int width, float (&totals)[2][CHUNK]) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4, columns = width / 2, rows = height / 2;
     if (lane >= columns) return;
+#pragma unroll 1
+    for (int pair = 0; pair < pairs; ++pair)
 #pragma unroll
-    for (int turn = 0; turn < 2; ++turn)
-#pragma unroll
-        for (int pair = 0; pair < PAIRS; ++pair) {
+        for (int turn = 0; turn < 2; ++turn) {
             const int chunk = warp + 4 * turn;
             u16 slope[CHUNK] = {0, 0, 0, 0, 0, 0, 0, 0};
             u8 code[CHUNK] = {OFF, OFF, OFF, OFF, OFF, OFF, OFF, OFF};
@@ -92,7 +100,7 @@ __device__ void unfold(u8* first, const u16* gradient, const u8* codes, int pict
                     code[i] = codes[from + i * rows * columns];
                 }
             }
-            store_slopes(first + (chunk * SLAB + 2 * pair * NARROW + 2 * lane) * 16, slope, code);
+            store_slopes<ROW_APART>(first + (chunk * CHUNK_APART + 2 * pair * ROW_APART + 2 * lane) * 16, slope, code);
 #pragma unroll
             for (int i = 0; i < CHUNK; ++i) totals[turn][i] += code[i] < OFF ? from_bf16(slope[i]) : 0;
         }
@@ -133,162 +141,182 @@ __device__ void store_pooled(const float (&sums)[64], const float* bias, u16* po
 }
 
 // Pixels `(count, height, width, 32)` bf16 to pooled features `(count, 64, height/2 · width/2)` bf16 and their codes.
+//
+// Channels by the places of two rows. Two groups of warps take turns: while one pools and stores, the other multiplies.
 extern "C" __global__ void __launch_bounds__(256, 1)
 second_layer_forward(const u16* pixels, const u16* weight, const float* bias, u16* pooled, u8* codes, int count,
                      int height, int width) {
-    constexpr int ROWS = 8;
     // The windows of the last row end a few pixels beyond it.
-    constexpr int SLAB = (ROWS + 4) * WIDE + 8, SLAB_BYTES = IN / CHUNK * SLAB * 16;
+    constexpr int ROWS = 8, APART = (ROWS + 4) * WIDE + 9, SLAB = IN_CHUNKS * APART;
     SHARED(memory);
-    u8* slabs = memory + WEIGHT_BYTES;
+    u8* slabs = memory + WEIGHTS * 16;
     const int group = warp_group(), jobs = jobs_of<ROWS>(count, height);
     const auto bring = [&](int number, int turn) {
         if (number < jobs)
-            copy_pixels<ROWS, WIDE, SLAB>(slabs + turn * SLAB_BYTES, pixels, job_at<ROWS>(number, count, height), height,
-                                          width, threadIdx.x, blockDim.x);
+            copy_pixels<WIDE, APART, 256>(slabs + turn * SLAB * 16, pixels, job_at<ROWS>(number, count, height), height, width,
+                                          threadIdx.x);
     };
-    clear(slabs, 2 * SLAB_BYTES);
+    const auto next_is_here = [] {
+        publish();
+        __syncthreads();
+    };
+    clear(slabs, 2 * SLAB);
     __syncthreads();
     copy_weights(memory, weight);
     bring(blockIdx.x, 0);
-    publish();
-    __syncthreads();
-    const u64 weights = describe(memory, 128, OUT * 16);
-    int turn = 0;
+    next_is_here();
+    const u64 weights = describe(memory, 128, WEIGHT_CHUNK * 16);
+    int turn = 0, first = 0;
+    if (group == 1) pass_turn(1);
     for (int number = blockIdx.x; number < jobs; number += gridDim.x, turn ^= 1) {
         bring(number + gridDim.x, turn ^ 1);
         const Job job = job_at<ROWS>(number, count, height);
-        const u64 slab = describe(slabs + turn * SLAB_BYTES, 128, SLAB * 16);
-        for (int pair = group; pair < job.rows / 2; pair += 2) {
+        const u64 slab = describe(slabs + turn * SLAB * 16, 128, APART * 16);
+        const int pairs = job.rows / 2, begin = group ^ first;
+        for (int pair = begin; pair < pairs; pair += 2) {
             float sums[64];
             set_zero(sums);
+            wait_for_turn(1 + group);
             products_begin();
 #pragma unroll
             for (int tap = 0; tap < TAPS; ++tap)
 #pragma unroll
                 for (int half = 0; half < 2; ++half)
-                    multiply_64_128(sums, weights + tap * (TAP_BYTES / 16) + half * 2 * OUT,
-                                    slab + (2 * pair + tap / 5) * WIDE + tap % 5 + half * 2 * SLAB);
+                    multiply_64_128<0, 0>(sums, weights + tap * TAP + half * 2 * WEIGHT_CHUNK,
+                                          slab + (2 * pair + tap % 5) * WIDE + tap / 5 + half * 2 * APART);
+            products_go();
+            pass_turn(2 - group);
             products_end();
+            if (pair + 2 >= pairs) next_is_here();
             store_pooled(sums, bias, pooled, codes, job.picture, job.row / 2 + pair, height, width);
         }
-        publish();
-        __syncthreads();
+        if (begin >= pairs) next_is_here();
+        first ^= pairs % 2;
     }
 }
 
-// The gradients of `LIVE` rows of pixels, of which `slab` has the slopes around the first. What goes back is a convolution
-// with the taps in reverse order.
-template <int LIVE, int SLAB>
-__device__ void pixel_gradients(u64 weights, u64 slab, u16* result, int width) {
-    float sums[LIVE][16];
-#pragma unroll
-    for (int i = 0; i < LIVE; ++i) set_zero(sums[i]);
+// The gradients of two rows of pixels; `slab` has the slopes of the six rows around them.
+template <int APART> __device__ void pixel_gradients(u64 weights, u64 slab, u16* result, int width) {
+    float sums[32], upper[16], lower[16];
+    set_zero(sums);
+    set_zero(upper);
+    set_zero(lower);
     products_begin();
 #pragma unroll 1
-    for (int above = 0; above < 5; ++above)
+    for (int left = 0; left < 5; ++left)
 #pragma unroll
-        for (int left = 0; left < 5; ++left)
+        for (int quarter = 0; quarter < 4; ++quarter) {
+            // What goes back is a convolution with the taps in reverse order. A row of slopes is for both rows of pixels, by
+            // two taps one above the other; the first and the last are for one alone, and have sums of their own.
+            const u64 window = slab + left + quarter * 2 * APART, column = weights + (4 - left) * 5 * TAP + quarter * 16;
+            multiply_64_32<0, 1>(upper, window, column + 4 * TAP);
 #pragma unroll
-            for (int quarter = 0; quarter < 4; ++quarter)
-#pragma unroll
-                for (int i = 0; i < LIVE; ++i)
-                    multiply_64_32<0, 1>(sums[i], slab + (i + above) * NARROW + left + quarter * 2 * SLAB,
-                                         weights + (24 - 5 * above - left) * (TAP_BYTES / 16) + quarter * 16);
+            for (int row = 1; row < 5; ++row) multiply_64_64<0, 1>(sums, window + row * NARROW, column + (4 - row) * TAP);
+            multiply_64_32<0, 1>(lower, window + 5 * NARROW, column);
+        }
+    products_go();
     products_end();
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
 #pragma unroll
-    for (int i = 0; i < LIVE; ++i)
+    for (int half = 0; half < 2; ++half) {
+        const int column = 16 * warp + lane / 4 + 8 * half;
+        if (column >= width) continue;
 #pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            const int column = 16 * warp + lane / 4 + 8 * half;
-            if (column >= width) continue;
-            u32* to = reinterpret_cast<u32*>(result + (i * width + column) * IN) + lane % 4;
+        for (int row = 0; row < 2; ++row) {
+            u32* to = reinterpret_cast<u32*>(result + (row * width + column) * IN) + lane % 4;
 #pragma unroll
             for (int block = 0; block < IN / 8; ++block) {
                 const int at = 4 * block + 2 * half;
-                to[4 * block] = to_bf16(sums[i][at]) | static_cast<u32>(to_bf16(sums[i][at + 1])) << 16;
+                const float* own = row == 0 ? upper + at : lower + at;
+                const float* both = sums + 16 * row + at;
+                to[4 * block] = to_bf16(both[0] + own[0]) | static_cast<u32>(to_bf16(both[1] + own[1])) << 16;
             }
         }
+    }
 }
 
 // The gradient of the pixels, `(count, height, width, 32)` bf16, from that of the pooled features and their codes.
+//
+// The places of a row by the channels of two rows; a group of warps has two rows.
 extern "C" __global__ void __launch_bounds__(384, 1)
 second_layer_by_pixels(const u16* gradient, const u8* codes, const u16* weight, u16* result, int count, int height,
                        int width) {
-    constexpr int ROWS = 4, FILLER = 2;
     // The windows of the last row end in the next chunk: what they see there is beyond the width.
-    constexpr int SLAB = (ROWS + 4) * NARROW, SLAB_BYTES = OUT / CHUNK * SLAB * 16;
+    constexpr int ROWS = 4, FILLER = 2, APART = (ROWS + 4) * NARROW + 1, SLAB = OUT_CHUNKS * APART;
     SHARED(memory);
-    u8* slabs = memory + WEIGHT_BYTES;
+    u8* slabs = memory + WEIGHTS * 16;
     const int group = warp_group(), jobs = jobs_of<ROWS>(count, height);
     float unused[2][CHUNK] = {};
     const auto bring = [&](int number, int turn) {
         if (number >= jobs) return;
         const Job job = job_at<ROWS>(number, count, height);
-        unfold<ROWS / 2 + 2, SLAB>(slabs + turn * SLAB_BYTES + 2 * 16, gradient, codes, job.picture, job.row / 2 - 1, height,
-                                   width, unused);
+        unfold<NARROW, APART>(slabs + (turn * SLAB + 2) * 16, gradient, codes, job.picture, job.row / 2 - 1, job.rows / 2 + 2,
+                              height, width, unused);
     };
-    clear(slabs, 2 * SLAB_BYTES);
+    clear(slabs, 2 * SLAB);
     copy_weights(memory, weight);
     __syncthreads();
     if (group == FILLER) bring(blockIdx.x, 0);
     publish();
     __syncthreads();
-    const u64 weights = describe(memory, OUT * 16, 128);
+    const u64 weights = describe(memory, WEIGHT_CHUNK * 16, 128);
     int turn = 0;
     for (int number = blockIdx.x; number < jobs; number += gridDim.x, turn ^= 1) {
         const Job job = job_at<ROWS>(number, count, height);
-        const int live = job.rows / 2, row = group * live;
-        const u64 slab = describe(slabs + turn * SLAB_BYTES, 128, SLAB * 16) + row * NARROW;
-        u16* to = result + (job.picture * height + job.row + row) * width * IN;
+        const int row = 2 * group;
         if (group == FILLER)
             bring(number + gridDim.x, turn ^ 1);
-        else if (live == 2)
-            pixel_gradients<2, SLAB>(weights, slab, to, width);
-        else
-            pixel_gradients<1, SLAB>(weights, slab, to, width);
+        else if (row < job.rows)
+            pixel_gradients<APART>(weights, describe(slabs + turn * SLAB * 16, 128, APART * 16) + row * NARROW,
+                                   result + (job.picture * height + job.row + row) * width * IN, width);
         publish();
         __syncthreads();
     }
 }
 
-// The gradients of `COUNT` taps from `first` on, output by input channels, by the rows of one job.
-template <int COUNT, int MOST>
-__device__ void add_taps(float (&sums)[MOST][16], u64 slopes, u64 slab, int first, int rows) {
+// The gradients of a column of taps, five rows of them, and of `EXTRA` / 32 rows of the last column, by the rows of one job.
+template <int EXTRA, int ROW_APART, int FLAT_APART>
+__device__ void add_taps(float (&sums)[80], float (&extra)[48], u64 slopes, u64 slab, int left, int rows) {
     products_begin();
 #pragma unroll 1
-    for (int place = 0; place < rows * NARROW; place += 16)
+    for (int row = 0; row < rows; ++row)
 #pragma unroll
-        for (int i = 0; i < COUNT; ++i)
-            multiply_64_32<1, 1>(sums[i], slopes + place, slab + place + (first + i) / 5 * NARROW + (first + i) % 5);
+        for (int quarter = 0; quarter < WIDE / 16; ++quarter) {
+            const u64 slope = slopes + row * FLAT_APART + quarter * 16, window = slab + row * ROW_APART + quarter * 16;
+            multiply_64_160<1, 1>(sums, slope, window + left);
+            if (EXTRA == 96) multiply_64_96<1, 1>(extra, slope, window + 4);
+            if (EXTRA == 64) multiply_64_64<1, 1>(extra, slope, window + 3 * ROW_APART + 4);
+        }
+    products_go();
     products_end();
 }
 
 // Parts of the gradients of weight, (tap, output channel, input channel), and bias, float32. Two neighbouring blocks of
-// threads share a part: the first has 13 taps and the bias, the second 12 taps.
+// threads share a part; each has two columns of taps and a share of the fifth, the first one also the bias.
+//
+// Output channels by input channels of all five taps of a column: chunks of one row lie behind those of the row above, and
+// so do the rows that the taps see.
 extern "C" __global__ void __launch_bounds__(384, 1)
 second_layer_by_weight(const u16* pixels, const u16* gradient, const u8* codes, float* parts, float* bias_parts, int count,
                        int height, int width) {
-    constexpr int ROWS = 8, FILLER = 2, MOST = 7;
-    constexpr int SLAB = (ROWS + 4) * NARROW + 8, SLAB_BYTES = IN / CHUNK * SLAB * 16;
-    constexpr int FLAT = ROWS * NARROW, FLAT_BYTES = OUT / CHUNK * FLAT * 16;
+    constexpr int ROWS = 6, FILLER = 2;
+    constexpr int APART = WIDE + 5, ROW_APART = IN_CHUNKS * APART, SLAB = (ROWS + 4) * ROW_APART;
+    constexpr int SLOPES_APART = WIDE + 1, SLOPES_ROW_APART = OUT_CHUNKS * SLOPES_APART, SLOPES = ROWS * SLOPES_ROW_APART;
     SHARED(memory);
     const int group = warp_group(), jobs = jobs_of<ROWS>(count, height), lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
-    const int second = blockIdx.x % 2, part = blockIdx.x / 2, step = gridDim.x / 2;
-    // 7 and 6 taps, then 6 and 6.
-    const int first = second * 13 + group * (7 - second), live = second + group > 0 ? 6 : 7;
-    float sums[MOST][16], totals[2][CHUNK] = {};
-#pragma unroll
-    for (int i = 0; i < MOST; ++i) set_zero(sums[i]);
+    const int second = blockIdx.x % 2, part = blockIdx.x / 2, step = gridDim.x / 2, left = 2 * second + group;
+    float sums[80], extra[48], totals[2][CHUNK] = {};
+    set_zero(sums);
+    set_zero(extra);
     const auto bring = [&](int number, int turn) {
         if (number >= jobs) return;
         const Job job = job_at<ROWS>(number, count, height);
-        u8* to = memory + turn * (SLAB_BYTES + FLAT_BYTES);
-        copy_pixels<ROWS, NARROW, SLAB>(to, pixels, job, height, width, threadIdx.x % 128, 128);
-        unfold<ROWS / 2, FLAT>(to + SLAB_BYTES, gradient, codes, job.picture, job.row / 2, height, width, totals);
+        u8* to = memory + turn * (SLAB + SLOPES) * 16;
+        copy_pixels<ROW_APART, APART, 128>(to, pixels, job, height, width, threadIdx.x % 128);
+        unfold<SLOPES_ROW_APART, SLOPES_APART>(to + SLAB * 16, gradient, codes, job.picture, job.row / 2, job.rows / 2, height,
+                                               width, totals);
     };
-    clear(memory, 2 * (SLAB_BYTES + FLAT_BYTES));
+    clear(memory, 2 * (SLAB + SLOPES));
     __syncthreads();
     if (group == FILLER) bring(part, 0);
     publish();
@@ -296,27 +324,26 @@ second_layer_by_weight(const u16* pixels, const u16* gradient, const u8* codes, 
     int turn = 0;
     for (int number = part; number < jobs; number += step, turn ^= 1) {
         const Job job = job_at<ROWS>(number, count, height);
-        u8* at = memory + turn * (SLAB_BYTES + FLAT_BYTES);
-        const u64 slab = describe(at, SLAB * 16, 128), slopes = describe(at + SLAB_BYTES, FLAT * 16, 128);
+        u8* at = memory + turn * (SLAB + SLOPES) * 16;
+        const u64 slab = describe(at, APART * 16, 128), slopes = describe(at + SLAB * 16, SLOPES_APART * 16, 128);
         if (group == FILLER)
             bring(number + step, turn ^ 1);
-        else if (live == MOST)
-            add_taps<MOST>(sums, slopes, slab, first, job.rows);
+        else if (group == 1)
+            add_taps<0, ROW_APART, SLOPES_ROW_APART>(sums, extra, slopes, slab, left, job.rows);
+        else if (second)
+            add_taps<64, ROW_APART, SLOPES_ROW_APART>(sums, extra, slopes, slab, left, job.rows);
         else
-            add_taps<MOST - 1>(sums, slopes, slab, first, job.rows);
+            add_taps<96, ROW_APART, SLOPES_ROW_APART>(sums, extra, slopes, slab, left, job.rows);
         publish();
         __syncthreads();
     }
-    if (group != FILLER) {
-#pragma unroll
-        for (int tap = 0; tap < MOST; ++tap)
-            if (tap < live)
-#pragma unroll
-                for (int i = 0; i < 16; ++i) {
-                    const int channel = 16 * warp + lane / 4 + 8 * (i / 2 % 2), input = 8 * (i / 4) + 2 * (lane % 4) + i % 2;
-                    parts[((part * TAPS + first + tap) * OUT + channel) * IN + input] = sums[tap][i];
-                }
-    } else if (!second) {
+    const auto store = [&](int row, int column, int i, float sum) {
+        const int channel = 16 * warp + lane / 4 + 8 * (i / 2 % 2), at = 8 * (i / 4) + 2 * (lane % 4) + i % 2;
+        const int tap = 5 * (row + at / IN) + column;
+        parts[((part * TAPS + tap) * OUT + channel) * IN + at % IN] = sum;
+    };
+    if (group == FILLER) {
+        if (second) return;
 #pragma unroll
         for (int turn = 0; turn < 2; ++turn)
 #pragma unroll
@@ -325,7 +352,14 @@ second_layer_by_weight(const u16* pixels, const u16* gradient, const u8* codes, 
                 for (int apart = 16; apart > 0; apart /= 2) total += shuffle_down(total, apart);
                 if (lane == 0) bias_parts[part * OUT + (warp + 4 * turn) * CHUNK + i] = total;
             }
+        return;
     }
+#pragma unroll
+    for (int i = 0; i < 80; ++i) store(0, left, i, sums[i]);
+    if (group == 1) return;
+#pragma unroll
+    for (int i = 0; i < 48; ++i)
+        if (!second || i < 32) store(3 * second, 4, i, extra[i]);
 }
 
 // The sums over the parts, weight as `(64, 32, 5, 5)` and bias as `(64,)`.
