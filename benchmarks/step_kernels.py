@@ -44,7 +44,12 @@ def parts(pictures: int) -> list[Part]:
     head = 2 * 12544 * 64
     kernels = [
         Part("layer 1, forward", ("first_layer_forward",), pixels + 3 * first, one_channel),
-        Part("layer 1, backward", ("first_layer_backward", "add_parts"), pixels + 3 * first, one_channel),
+        Part(
+            "layer 1, backward",
+            ("first_layer_backward", "first_layer_sum", "add_parts"),
+            pixels + 3 * first,
+            one_channel,
+        ),
         Part("convolution 2, forward", ("fprop", "second_layer_forward"), 2 * first + 2 * second, products),
         Part(
             "convolution 2, by weight",

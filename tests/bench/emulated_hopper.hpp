@@ -92,9 +92,17 @@ static float from_bf16(u16 value) {
     return result;
 }
 
-static u16 to_bf16(float value) {
+static u32 float_bits(float value) {
     u32 bits;
     memcpy(&bits, &value, 4);
+    return bits;
+}
+
+static void load_16(u16 (&to)[8], const u16* from) { memcpy(to, from, 16); }
+static void load_8(u8 (&to)[8], const u8* from) { memcpy(to, from, 8); }
+
+static u16 to_bf16(float value) {
+    const u32 bits = float_bits(value);
     if (value != value) return 0x7FFF;
     return u16((bits + 0x7FFF + (bits >> 16 & 1)) >> 16);
 }
@@ -135,6 +143,7 @@ static void multiply(float (&sums)[SIZE], u64 a, u64 b, bool turned_a, bool turn
     }
 
 MULTIPLY(32)
+MULTIPLY(48)
 MULTIPLY(64)
 MULTIPLY(96)
 MULTIPLY(128)

@@ -6,7 +6,7 @@ from torch.nn import functional
 
 from newton_losses.bench.data import LabeledImages, MultiDigit
 from newton_losses.bench.kernels import digit_features, make_adam, wide_linear
-from newton_losses.bench.kernels._digits import has_second_layer
+from newton_losses.bench.kernels._digits import has_hopper_layers
 from newton_losses.bench.models import DigitCNN
 from newton_losses.errors import ArgumentError
 
@@ -22,7 +22,7 @@ def features_by_bf16_operands(pixels, weight_1, bias_1, weight_2, bias_2):
     first = rounded(functional.max_pool2d(first.relu(), 2))
     first.register_hook(lambda gradient: gradient.to(torch.bfloat16).to(gradient.dtype))
     second = functional.conv2d(first, rounded(weight_2), padding=2)
-    if not has_second_layer(first.shape[-1], weight_2, weight_2.device):
+    if not has_hopper_layers(pixels, weight_1, weight_2):
         second = rounded(second)
     pooled = functional.max_pool2d(second, 2) + bias_2[:, None, None]
     return rounded(pooled.relu()).flatten(1)

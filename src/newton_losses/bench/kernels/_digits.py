@@ -28,19 +28,22 @@ def digit_features(pictures: Tensor, weight_1: Tensor, bias_1: Tensor, weight_2:
     Pixels count from 0 to 1. Operands are rounded to bf16, sums are float32. H and W are multiples of 4, the
     numbers of channels powers of 2.
     """
-    padded = functional.pad(pictures, (2, 2, 2, 2))
-    first = _FirstLayer.apply(padded, weight_1, bias_1)  # type: ignore[no-untyped-call]
-    if has_second_layer(first.shape[-2], weight_2, first.device):
-        features: Tensor = _SecondLayer.apply(first, weight_2, bias_2)  # type: ignore[no-untyped-call]
+    if has_hopper_layers(pictures, weight_1, weight_2):
+        weights = (weight_1, bias_1, weight_2, bias_2)
+        features: Tensor = _HopperLayers.apply(pictures.contiguous(), *weights)  # type: ignore[no-untyped-call]
     else:
-        second = functional.conv2d(first.permute(0, 3, 1, 2), weight_2.to(torch.bfloat16), padding=2)
+        padded = functional.pad(pictures, (2, 2, 2, 2))
+        first = _FirstLayer.apply(padded, weight_1, bias_1).permute(0, 3, 1, 2)  # type: ignore[no-untyped-call]
+        second = functional.conv2d(first, weight_2.to(torch.bfloat16), padding=2)
         features = _Pool.apply(second.permute(0, 2, 3, 1), bias_2)  # type: ignore[no-untyped-call]
     return features
 
 
-def has_second_layer(width: int, weight: Tensor, device: torch.device) -> bool:
-    """Whether the second layer has kernels of its own for rows so wide: on a Hopper GPU."""
-    return width <= 56 and weight.shape == (64, 32, 5, 5) and _has_hopper_kernels(device)
+def has_hopper_layers(pictures: Tensor, weight_1: Tensor, weight_2: Tensor) -> bool:
+    """Whether both layers have kernels of their own for these pictures: on a Hopper GPU, for the network's channels."""
+    height, width = pictures.shape[-2:]
+    fit = height <= 64 and width <= 112 and weight_1.shape == (32, 1, 5, 5) and weight_2.shape == (64, 32, 5, 5)
+    return fit and _has_hopper_kernels(pictures.device)
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
@@ -59,6 +62,31 @@ def wide_linear(features: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return output
 
 
+class _HopperLayers(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, pictures: Tensor, weight_1: Tensor, bias_1: Tensor, weight_2: Tensor, bias_2: Tensor
+    ) -> Tensor:
+        from ._digit_hopper import first_layer, packed, second_layer
+
+        pixels, codes_1 = first_layer(pictures, weight_1.contiguous(), bias_1)
+        weight_2 = packed(weight_2)
+        pooled, codes_2 = second_layer(pixels, weight_2, bias_2)
+        ctx.save_for_backward(pictures, codes_1, pixels, weight_2, codes_2)
+        features: Tensor = pooled.flatten(1)
+        return features
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        from ._digit_hopper import first_layer_gradients, second_layer_gradients
+
+        pictures, codes_1, pixels, weight_2, codes_2 = ctx.saved_tensors
+        by_pixels, by_weight_2, by_bias_2 = second_layer_gradients(gradient.contiguous(), codes_2, pixels, weight_2)
+        by_weight_1, by_bias_1 = first_layer_gradients(by_pixels, codes_1, pictures).split((800, 32))
+        return None, by_weight_1.reshape(32, 1, 5, 5), by_bias_1, by_weight_2, by_bias_2
+
+
 class _FirstLayer(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, padded: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -75,26 +103,6 @@ class _FirstLayer(torch.autograd.Function):
 
         padded, codes = ctx.saved_tensors
         return None, *first_layer_gradients(padded, gradient.contiguous(), codes)
-
-
-class _SecondLayer(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, pixels: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        from ._second_layer import packed, second_layer
-
-        weight = packed(weight)
-        pooled, codes = second_layer(pixels, weight, bias)
-        ctx.save_for_backward(codes, pixels, weight)
-        features: Tensor = pooled.flatten(1)
-        return features
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        from ._second_layer import second_layer_gradients
-
-        gradients: tuple[Tensor, Tensor, Tensor] = second_layer_gradients(gradient.contiguous(), *ctx.saved_tensors)
-        return gradients
 
 
 class _Pool(torch.autograd.Function):

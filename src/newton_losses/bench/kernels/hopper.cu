@@ -25,6 +25,20 @@ __device__ __forceinline__ void copy_16(void* to, const void* from, bool live) {
                  :: "r"(shared_address(to)), "l"(from), "r"(live ? 16 : 0) : "memory");
 }
 
+// 16 and 8 bytes to registers; addresses are multiples of that.
+__device__ __forceinline__ void load_16(u16 (&to)[8], const u16* from) {
+    const uint4 found = *reinterpret_cast<const uint4*>(from);
+    const u32 word[4] = {found.x, found.y, found.z, found.w};
+#pragma unroll
+    for (int i = 0; i < 8; ++i) to[i] = static_cast<u16>(word[i / 2] >> 16 * (i % 2));
+}
+
+__device__ __forceinline__ void load_8(u8 (&to)[8], const u8* from) {
+    const uint2 found = *reinterpret_cast<const uint2*>(from);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) to[i] = static_cast<u8>((i < 4 ? found.x : found.y) >> 8 * (i % 4));
+}
+
 // What this thread has written to shared memory, by copies or by itself, is there for products after the next barrier.
 __device__ __forceinline__ void publish() {
     asm volatile("cp.async.wait_all;" ::: "memory");
@@ -57,6 +71,8 @@ __device__ __forceinline__ u16 to_bf16(float value) {
     return rounded;
 }
 
+__device__ __forceinline__ u32 float_bits(float value) { return __float_as_uint(value); }
+
 __device__ __forceinline__ float from_bf16(u16 value) { return __uint_as_float(static_cast<u32>(value) << 16); }
 
 __device__ __forceinline__ float shuffle_down(float value, int apart) { return __shfl_down_sync(~0u, value, apart); }
@@ -84,6 +100,8 @@ __device__ __forceinline__ float shuffle_down(float value, int apart) { return _
     }
 
 MULTIPLY(32, NAMES_0, "%16", "%17", "%18", "%19", SUMS_16(sums, 0))
+MULTIPLY(48, NAMES_0 ", %16, %17, %18, %19, %20, %21, %22, %23", "%24", "%25", "%26", "%27", SUMS_16(sums, 0),
+         SUMS_4(sums, 16), SUMS_4(sums, 20))
 MULTIPLY(64, NAMES_0 ", " NAMES_1, "%32", "%33", "%34", "%35", SUMS_16(sums, 0), SUMS_16(sums, 16))
 MULTIPLY(96, NAMES_0 ", " NAMES_1 ", " NAMES_2, "%48", "%49", "%50", "%51", SUMS_16(sums, 0),
          SUMS_16(sums, 16), SUMS_16(sums, 32))

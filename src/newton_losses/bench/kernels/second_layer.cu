@@ -1,5 +1,5 @@
 // The second layer of DigitCNN: a padded 5×5 convolution of 32 into 64 channels, bias, ReLU and 2×2 pooling, forward and
-// backward, on the tensor cores of a Hopper GPU. The instructions are in hopper.cu.
+// backward, on the tensor cores of a Hopper GPU. The instructions are in hopper.cu, what both layers need in pooling.cu.
 //
 // A block of threads takes jobs, a few rows of one picture each. Their pixels lie in shared memory once, channels in chunks
 // of eight, with two rows and columns of zeros around them; the taps of the convolution are products with the same pixels,
@@ -9,12 +9,10 @@
 // A product is as fast as the tensor cores only with 64 columns and more: with fewer, reading its operands takes longer. So
 // taps are put together wherever chunks of neighbouring taps or rows are equally far apart.
 //
-// Which of the four pooled places was the largest is its code, 0 to 3 in reading order, 4 where the ReLU is off, as for
-// the first layer. The gradient before the pooling is never written: the backward kernels unfold it from the codes.
+// The gradient before the pooling is never written: the backward kernels unfold it from the codes (pooling.cu).
 
-constexpr int IN = 32, OUT = 64, TAPS = 25, CHUNK = 8;
+constexpr int IN = 32, OUT = 64, TAPS = 25;
 constexpr int IN_CHUNKS = IN / CHUNK, OUT_CHUNKS = OUT / CHUNK;
-constexpr int OFF = 4;
 // Places in shared memory count in 16 bytes: one pixel of one chunk, or one output channel of one chunk. Chunks are an odd
 // number of places apart, so that those of one pixel are in different banks.
 constexpr int WEIGHT_CHUNK = OUT + 1, TAP = IN_CHUNKS * WEIGHT_CHUNK, WEIGHTS = TAPS * TAP;
@@ -32,10 +30,6 @@ template <int ROWS> __device__ Job job_at(int number, int count, int height) {
 }
 
 template <int ROWS> __device__ int jobs_of(int count, int height) { return count * ((height + ROWS - 1) / ROWS); }
-
-__device__ void clear(u8* begin, int places) {
-    for (int i = threadIdx.x; i < places; i += blockDim.x) reinterpret_cast<uint4*>(begin)[i] = uint4{0, 0, 0, 0};
-}
 
 // Weights come as (column of the tap, row of the tap, chunk of input channels, output channel, input channel of the chunk).
 __device__ void copy_weights(u8* to, const u16* weight) {
@@ -61,23 +55,6 @@ __device__ void copy_pixels(u8* slab, const u16* pixels, Job job, int height, in
     }
 }
 
-// What goes back to eight channels of a pooled place is unfolded: each slope to the one of four pixels that was the largest,
-// zeros to the others.
-template <int ROW_APART> __device__ void store_slopes(u8* first, const u16 (&slope)[CHUNK], const u8 (&code)[CHUNK]) {
-#pragma unroll
-    for (int number = 0; number < 4; ++number) {
-        u32 word[CHUNK / 2];
-#pragma unroll
-        for (int i = 0; i < CHUNK / 2; ++i) {
-            const u32 low = code[2 * i] == number ? slope[2 * i] : 0;
-            const u32 high = code[2 * i + 1] == number ? slope[2 * i + 1] : 0;
-            word[i] = low | high << 16;
-        }
-        u8* to = first + (number / 2 * ROW_APART + number % 2) * 16;
-        *reinterpret_cast<uint4*>(to) = uint4{word[0], word[1], word[2], word[3]};
-    }
-}
-
 // The slopes of `pairs` pooled rows of a picture, from `row` on, rows outside of it zero, by one group of warps: each has two
 // chunks of channels, and adds up their slopes in `totals`.
 template <int ROW_APART, int CHUNK_APART>
@@ -90,30 +67,18 @@ __device__ void unfold(u8* first, const u16* gradient, const u8* codes, int pict
 #pragma unroll
         for (int turn = 0; turn < 2; ++turn) {
             const int chunk = warp + 4 * turn;
-            u16 slope[CHUNK] = {0, 0, 0, 0, 0, 0, 0, 0};
-            u8 code[CHUNK] = {OFF, OFF, OFF, OFF, OFF, OFF, OFF, OFF};
+            Slopes found = no_slopes();
             if (row + pair >= 0 && row + pair < rows) {
                 const int from = ((picture * OUT + chunk * CHUNK) * rows + row + pair) * columns + lane;
 #pragma unroll
                 for (int i = 0; i < CHUNK; ++i) {
-                    slope[i] = gradient[from + i * rows * columns];
-                    code[i] = codes[from + i * rows * columns];
+                    found.slope[i] = gradient[from + i * rows * columns];
+                    found.code[i] = codes[from + i * rows * columns];
                 }
             }
-            store_slopes<ROW_APART>(first + (chunk * CHUNK_APART + 2 * pair * ROW_APART + 2 * lane) * 16, slope, code);
-#pragma unroll
-            for (int i = 0; i < CHUNK; ++i) totals[turn][i] += code[i] < OFF ? from_bf16(slope[i]) : 0;
+            store_slopes<ROW_APART, 1>(first + (chunk * CHUNK_APART + 2 * pair * ROW_APART + 2 * lane) * 16, found);
+            add_slopes(totals[turn], found);
         }
-}
-
-// The largest of four with its code; NaN is larger than any number, and of several the last one is the largest.
-__device__ float largest(const float (&value)[4], int& code) {
-    float best = value[0];
-    code = 0;
-#pragma unroll
-    for (int number = 1; number < 4; ++number)
-        if (value[number] > best || value[number] != value[number]) best = value[number], code = number;
-    return best;
 }
 
 // Sums of 64 channels by 128 places, two rows: each thread has all four places that are pooled into one.
@@ -130,8 +95,7 @@ __device__ void store_pooled(const float (&sums)[64], const float* bias, u16* po
             const int above = 4 * block + 2 * half, below = above + WIDE / 2, column = 4 * block + lane % 4;
             const float four[4] = {sums[above], sums[above + 1], sums[below], sums[below + 1]};
             int code;
-            float best = largest(four, code) + offset;
-            if (best <= 0) best = 0, code = OFF;
+            const float sum = largest(four, code) + offset, best = rectified(sum, code);
             if (column < columns) {
                 pooled[to + column] = to_bf16(best);
                 codes[to + column] = static_cast<u8>(code);

@@ -1,0 +1,139 @@
+"""The two layers of `DigitCNN` on a Hopper GPU. The kernels are in first_layer.cu and second_layer.cu.
+
+Their shared memory is counted here once more, in slabs of 16 bytes: the kernels lay it out, a launch has to ask for it.
+"""
+
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from ._cuda_c import Kernels
+
+FIRST, SECOND, TAPS = 32, 64, 25
+STRIPS = 65
+FIRST_WEIGHTS = 6 * 4 * FIRST
+FIRST_SLOPES = 2 * 16 * 65
+WEIGHTS = TAPS * 4 * (SECOND + 1)
+FORWARD = WEIGHTS + 2 * 4 * (12 * 64 + 9)
+# The windows of the last row end 8 places beyond the last slab.
+BY_PIXELS = WEIGHTS + 2 * 8 * (8 * 60 + 1) + 8
+BY_WEIGHT = 2 * (10 * 4 * (64 + 5) + 6 * 8 * (64 + 1))
+
+
+@cache
+def _kernels(device: int) -> Kernels:
+    return Kernels(device, "hopper.cu", "pooling.cu", "first_layer.cu", "second_layer.cu")
+
+
+@torch.library.custom_op("newton_losses::first_layer", mutates_args=(), device_types="cuda")
+def first_layer(pictures: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+    """Pictures `(N, H, W)` uint8 to pooled features `(N, H/2, W/2, 32)` bf16 and their codes, uint8.
+
+    H and W are multiples of 4, W is at most 112.
+    """
+    count, height, width = pictures.shape
+    pooled, codes = _first_results(pictures)
+    with torch.cuda.device_of(pictures):  # type: ignore[no-untyped-call]
+        kernels = _kernels(pictures.device.index)
+        shared = 16 * (FIRST_WEIGHTS + (height + 4) * STRIPS)
+        blocks = min(count, 4 * kernels.multiprocessors)
+        kernels.launch(
+            "first_layer_forward", blocks, 128, shared, pictures, weight, bias, pooled, codes, count, height, width
+        )
+    return pooled, codes
+
+
+@first_layer.register_fake
+def _first_results(pictures: Tensor, weight: Tensor | None = None, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    count, height, width = pictures.shape
+    codes = pictures.new_empty((count, height // 2, width // 2, FIRST))
+    return torch.empty_like(codes, dtype=torch.bfloat16), codes
+
+
+@torch.library.custom_op("newton_losses::first_layer_gradients", mutates_args=(), device_types="cuda")
+def first_layer_gradients(gradient: Tensor, codes: Tensor, pictures: Tensor) -> Tensor:
+    """The gradients of the weight `(32, 1, 5, 5)` and behind it the bias `(32,)`, float32, in one row."""
+    count, height, width = pictures.shape
+    result: Tensor = _first_gradients(gradient, codes, pictures)
+    with torch.cuda.device_of(pictures):  # type: ignore[no-untyped-call]
+        kernels = _kernels(pictures.device.index)
+        shared = 16 * (FIRST_SLOPES + (height + 4) * STRIPS)
+        blocks = min(count, 3 * kernels.multiprocessors)
+        parts = result.new_empty((blocks, len(result)))
+        kernels.launch(
+            "first_layer_backward", blocks, 128, shared, pictures, gradient, codes, parts, count, height, width
+        )
+        kernels.launch("first_layer_sum", len(result) // 32, 256, 1024, parts, result, blocks)
+    return result
+
+
+@first_layer_gradients.register_fake
+def _first_gradients(gradient: Tensor, codes: Tensor, pictures: Tensor) -> Tensor:
+    return torch.empty(FIRST * (TAPS + 1), dtype=torch.float32, device=pictures.device)
+
+
+@torch.library.custom_op("newton_losses::second_layer", mutates_args=(), device_types="cuda")
+def second_layer(pixels: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+    """Pixels `(N, H, W, 32)` bf16 to pooled features `(N, 64, H/2·W/2)` bf16 and their codes, uint8.
+
+    The weight is `packed`. H and W are even, W is at most 56.
+    """
+    count, height, width, _ = pixels.shape
+    pooled, codes = _second_results(pixels)
+    with torch.cuda.device_of(pixels):  # type: ignore[no-untyped-call]
+        kernels = _kernels(pixels.device.index)
+        kernels.launch(
+            "second_layer_forward", _blocks(kernels, count, height, 8), 256, 16 * FORWARD,
+            pixels, weight, bias, pooled, codes, count, height, width,
+        )  # fmt: skip
+    return pooled, codes
+
+
+@second_layer.register_fake
+def _second_results(pixels: Tensor, weight: Tensor | None = None, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    count, height, width, _ = pixels.shape
+    pooled = pixels.new_empty((count, SECOND, height // 2 * (width // 2)))
+    return pooled, torch.empty_like(pooled, dtype=torch.uint8)
+
+
+@torch.library.custom_op("newton_losses::second_layer_gradients", mutates_args=(), device_types="cuda")
+def second_layer_gradients(
+    gradient: Tensor, codes: Tensor, pixels: Tensor, weight: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of the pixels, bf16, of the weight `(64, 32, 5, 5)` and of the bias, both float32."""
+    count, height, width, _ = pixels.shape
+    by_pixels, by_weight, by_bias = _second_gradients(gradient, codes, pixels, weight)
+    with torch.cuda.device_of(pixels):  # type: ignore[no-untyped-call]
+        kernels = _kernels(pixels.device.index)
+        kernels.launch(
+            "second_layer_by_pixels", _blocks(kernels, count, height, 4), 384, 16 * BY_PIXELS,
+            gradient, codes, weight, by_pixels, count, height, width,
+        )  # fmt: skip
+        # Two blocks share a part.
+        number = min(kernels.multiprocessors // 2, _blocks(kernels, count, height, 6))
+        parts, bias_parts = by_weight.new_empty((number, by_weight.numel())), by_weight.new_empty((number, SECOND))
+        kernels.launch(
+            "second_layer_by_weight", 2 * number, 384, 16 * BY_WEIGHT,
+            pixels, gradient, codes, parts, bias_parts, count, height, width,
+        )  # fmt: skip
+        blocks = -(-(by_weight.numel() + SECOND) // 256)
+        kernels.launch("second_layer_sum", blocks, 256, 0, parts, bias_parts, by_weight, by_bias, number)
+    return by_pixels, by_weight, by_bias
+
+
+@second_layer_gradients.register_fake
+def _second_gradients(gradient: Tensor, codes: Tensor, pixels: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    by_weight = torch.empty((SECOND, FIRST, 5, 5), dtype=torch.float32, device=pixels.device)
+    return torch.empty_like(pixels), by_weight, by_weight.new_empty(SECOND)
+
+
+def _blocks(kernels: Kernels, count: int, height: int, rows: int) -> int:
+    """One block of threads a multiprocessor, but none without a job of so many rows."""
+    return min(kernels.multiprocessors, count * -(-height // rows))
+
+
+def packed(weight: Tensor) -> Tensor:
+    """`(64, 32, 5, 5)` to bf16 in the kernels' order: tap, by columns; eight inputs; output channel; input channel."""
+    order = weight.detach().reshape(SECOND, FIRST // 8, 8, 5, 5).permute(4, 3, 1, 0, 2)
+    return torch.empty(order.shape, dtype=torch.bfloat16, device=weight.device).copy_(order)

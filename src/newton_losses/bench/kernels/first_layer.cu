@@ -1,0 +1,213 @@
+// The first layer of DigitCNN: a padded 5×5 convolution of bytes into 32 channels, bias, ReLU and 2×2 pooling, forward and
+// the gradients of weight and bias, on the tensor cores of a Hopper GPU. The instructions are in hopper.cu, what both layers
+// need in pooling.cu.
+//
+// A pooled place sees a patch of 6×6 pixels. Its rows, 8 pixels each of which the last two meet zero weights, are what the
+// products run over: every row of the picture lies in shared memory once for every second pixel (its strips), and the six
+// strips of a patch are equally far apart. One product has the four pooled places of 32 channels as its 128 columns.
+//
+// Pixels count from 0 to 255 in there, which bf16 holds exactly; sums are divided by 255.
+
+constexpr int FIRST = 32, SIDE = 6, FIRST_CHUNKS = FIRST / CHUNK, FIRST_TAPS = 25;
+constexpr int PATCH = SIDE * CHUNK, FOUR = 4 * FIRST;
+// Strips of a row: 64 places, and one more for the banks.
+constexpr int STRIPS = 65;
+constexpr int FIRST_WEIGHT_BYTES = SIDE * FOUR * 16;
+constexpr int SLOPES_APART = 65, SLOPES_PLACES = 4 * FIRST_CHUNKS * SLOPES_APART;
+constexpr float SCALE = 1.0f / 255.0f;
+
+// Two pixels as two bf16: a whole number below 256 is the upper half of its float.
+__device__ u32 two_pixels(u16 bytes) {
+    const u32 low = float_bits(static_cast<float>(bytes & 255)), high = float_bits(static_cast<float>(bytes >> 8));
+    return low >> 16 | (high & 0xFFFF0000);
+}
+
+// The strips of a picture with its margins.
+__device__ void copy_strips(u8* strips, const u8* picture, int height, int width) {
+    const int columns = width / 2;
+    for (int i = threadIdx.x; i < (height + 4) * 64; i += blockDim.x) {
+        const int row = i / 64 - 2, place = i % 64;
+        if (place >= columns) continue;
+        u32 word[4];
+#pragma unroll
+        for (int k = 0; k < 4; ++k) {
+            const int column = 2 * (place + k) - 2;
+            const bool inside = row >= 0 && row < height && column >= 0 && column < width;
+            word[k] = inside ? two_pixels(*reinterpret_cast<const u16*>(picture + row * width + column)) : 0;
+        }
+        reinterpret_cast<uint4*>(strips)[i / 64 * STRIPS + place] = uint4{word[0], word[1], word[2], word[3]};
+    }
+}
+
+// The weights at their places in the patch, `(row of the patch, pooled place and channel, pixel)`.
+__device__ void place_weights(u8* to, const float* weight) {
+    for (int i = threadIdx.x; i < SIDE * FOUR; i += blockDim.x) {
+        const int y = i / FOUR - i / (2 * FIRST) % 2, channel = i % FIRST, right = i / FIRST % 2;
+        u16 value[CHUNK];
+#pragma unroll
+        for (int k = 0; k < CHUNK; ++k) {
+            const int x = k - right;
+            const bool inside = y >= 0 && y < 5 && x >= 0 && x < 5;
+            value[k] = inside ? to_bf16(weight[channel * FIRST_TAPS + y * 5 + x]) : static_cast<u16>(0);
+        }
+        u32 word[4];
+#pragma unroll
+        for (int k = 0; k < 4; ++k) word[k] = value[2 * k] | static_cast<u32>(value[2 * k + 1]) << 16;
+        reinterpret_cast<uint4*>(to)[i] = uint4{word[0], word[1], word[2], word[3]};
+    }
+}
+
+// Pictures `(count, height, width)` of bytes to pooled features `(count, height/2, width/2, 32)` bf16 and their codes.
+extern "C" __global__ void __launch_bounds__(128, 4)
+first_layer_forward(const u8* pictures, const float* weight, const float* bias, u16* pooled, u8* codes, int count,
+                    int height, int width) {
+    SHARED(memory);
+    u8* strips = memory + FIRST_WEIGHT_BYTES;
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, columns = width / 2;
+    float offset[FIRST_CHUNKS][2];
+#pragma unroll
+    for (int chunk = 0; chunk < FIRST_CHUNKS; ++chunk)
+#pragma unroll
+        for (int i = 0; i < 2; ++i) offset[chunk][i] = bias[chunk * CHUNK + lane % 4 * 2 + i];
+    place_weights(memory, weight);
+    const u64 weights = describe(memory, 128, FOUR * 16), windows = describe(strips, 128, STRIPS * 16);
+    for (int number = blockIdx.x; number < count; number += gridDim.x) {
+        __syncthreads();
+        copy_strips(strips, pictures + number * height * width, height, width);
+        publish();
+        __syncthreads();
+        for (int row = 0; row < height / 2; ++row) {
+            float sums[64];
+            set_zero(sums);
+            products_begin();
+#pragma unroll
+            for (int strip = 0; strip < SIDE; strip += 2)
+                multiply_64_128<0, 0>(sums, windows + (2 * row + strip) * STRIPS, weights + strip * FOUR);
+            products_go();
+            products_end();
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                const int column = 16 * warp + lane / 4 + 8 * half;
+                if (column >= columns) continue;
+                const int to = ((number * (height / 2) + row) * columns + column) * FIRST + lane % 4 * 2;
+#pragma unroll
+                for (int chunk = 0; chunk < FIRST_CHUNKS; ++chunk) {
+                    u32 both = 0, marks = 0;
+#pragma unroll
+                    for (int i = 0; i < 2; ++i) {
+                        const int at = 4 * chunk + 2 * half + i;
+                        const float four[4] = {sums[at], sums[at + 16], sums[at + 32], sums[at + 48]};
+                        int code;
+                        const float sum = largest(four, code) * SCALE + offset[chunk][i];
+                        both |= static_cast<u32>(to_bf16(rectified(sum, code))) << 16 * i;
+                        marks |= static_cast<u32>(code) << 8 * i;
+                    }
+                    *reinterpret_cast<u32*>(pooled + to + chunk * CHUNK) = both;
+                    *reinterpret_cast<u16*>(codes + to + chunk * CHUNK) = static_cast<u16>(marks);
+                }
+            }
+        }
+    }
+}
+
+// The slopes of a row of pooled places, unfolded: `(pooled place of four and chunk, place)`.
+__device__ void unfold_row(u8* to, const u16* gradient, const u8* codes, int columns, float (&totals)[CHUNK]) {
+    // Eight places, then four chunks: a warp reads 512 bytes in a row.
+    const int chunk = threadIdx.x / 8 % 4;
+#pragma unroll
+    for (int turn = 0; turn < 2; ++turn) {
+        const int place = 32 * turn + threadIdx.x / 32 * 8 + threadIdx.x % 8;
+        if (place >= columns) continue;
+        Slopes found;
+        load_16(found.slope, gradient + place * FIRST + chunk * CHUNK);
+        load_8(found.code, codes + place * FIRST + chunk * CHUNK);
+        store_slopes<2 * FIRST_CHUNKS * SLOPES_APART, FIRST_CHUNKS * SLOPES_APART>(to + (chunk * SLOPES_APART + place) * 16,
+                                                                                     found);
+        add_slopes(totals, found);
+    }
+}
+
+// Parts of the gradients of weight `(32, 25)` and bias `(32,)`, 832 numbers a block of threads.
+extern "C" __global__ void __launch_bounds__(128, 3)
+first_layer_backward(const u8* pictures, const u16* gradient, const u8* codes, float* parts, int count, int height,
+                     int width) {
+    SHARED(memory);
+    u8* strips = memory + 2 * SLOPES_PLACES * 16;
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, columns = width / 2, rows = height / 2;
+    float sums[2][24], totals[CHUNK] = {};
+    set_zero(sums[0]);
+    set_zero(sums[1]);
+    clear(memory, 2 * SLOPES_PLACES + (height + 4) * STRIPS);
+    for (int number = blockIdx.x; number < count; number += gridDim.x) {
+        const u16* from = gradient + number * rows * columns * FIRST;
+        const u8* marks = codes + number * rows * columns * FIRST;
+        __syncthreads();
+        copy_strips(strips, pictures + number * height * width, height, width);
+        unfold_row(memory, from, marks, columns, totals);
+        publish();
+        __syncthreads();
+        for (int row = 0; row < rows; ++row) {
+            u8* slopes = memory + row % 2 * SLOPES_PLACES * 16;
+            const u64 slope = describe(slopes, SLOPES_APART * 16, 128);
+            const u64 window = describe(strips, STRIPS * 16, 128) + 2 * row * STRIPS;
+            products_begin();
+#pragma unroll
+            for (int quarter = 0; quarter < 4; ++quarter)
+#pragma unroll
+                for (int half = 0; half < 2; ++half)
+                    multiply_64_48<1, 1>(sums[half], slope + half * 8 * SLOPES_APART + quarter * 16, window + quarter * 16);
+            products_go();
+            if (row + 1 < rows)
+                unfold_row(memory + (row + 1) % 2 * SLOPES_PLACES * 16, from + (row + 1) * columns * FIRST,
+                           marks + (row + 1) * columns * FIRST, columns, totals);
+            products_end();
+            publish();
+            __syncthreads();
+        }
+    }
+    // All four pooled places of a channel saw the same weights, each from where it lies.
+    float* patches = reinterpret_cast<float*>(memory);
+    float* biases = patches + FOUR * PATCH;
+    __syncthreads();
+#pragma unroll
+    for (int half = 0; half < 2; ++half)
+#pragma unroll
+        for (int i = 0; i < 24; ++i) {
+            const int channel = 64 * half + 16 * warp + lane / 4 + 8 * (i / 2 % 2), pixel = 8 * (i / 4) + lane % 4 * 2 + i % 2;
+            patches[channel * PATCH + pixel] = sums[half][i];
+        }
+#pragma unroll
+    for (int i = 0; i < CHUNK; ++i) biases[(warp * 8 + threadIdx.x % 8) * FIRST + threadIdx.x / 8 % 4 * CHUNK + i] = totals[i];
+    __syncthreads();
+    float* part = parts + blockIdx.x * FIRST * (FIRST_TAPS + 1);
+    for (int i = threadIdx.x; i < FIRST * FIRST_TAPS; i += blockDim.x) {
+        const int channel = i / FIRST_TAPS, y = i % FIRST_TAPS / 5, x = i % 5;
+        float sum = 0;
+#pragma unroll
+        for (int four = 0; four < 4; ++four)
+            sum += patches[(four * FIRST + channel) * PATCH + (y + four / 2) * CHUNK + x + four % 2];
+        part[i] = sum * SCALE;
+    }
+    if (threadIdx.x < FIRST) {
+        float sum = 0;
+        for (int i = 0; i < 32; ++i) sum += biases[i * FIRST + threadIdx.x];
+        part[FIRST * FIRST_TAPS + threadIdx.x] = sum;
+    }
+}
+
+// The sums over the parts, one after another as they come: weight, then bias. Eight threads share a sum.
+extern "C" __global__ void __launch_bounds__(256)
+first_layer_sum(const float* parts, float* result, int number) {
+    constexpr int SIZE = FIRST * (FIRST_TAPS + 1);
+    SHARED(memory);
+    float* shares = reinterpret_cast<float*>(memory);
+    const int i = blockIdx.x * 32 + threadIdx.x % 32;
+    float sum = 0;
+#pragma unroll 8
+    for (int part = threadIdx.x / 32; part < number; part += 8) sum += parts[part * SIZE + i];
+    shares[threadIdx.x] = sum;
+    __syncthreads();
+    if (threadIdx.x >= 32) return;
+    for (int share = 1; share < 8; ++share) sum += shares[share * 32 + threadIdx.x];
+    result[i] = sum;
+}
