@@ -3,9 +3,9 @@
     PYTHONPATH=src python benchmarks/digit_layers.py                # 500 pictures, n = 5
     PYTHONPATH=src python benchmarks/digit_layers.py --pictures 1000
 
-Needs a Hopper GPU. Times are those of the kernels, by torch's profiler, both arms in the same run. Errors are relative, in
-the 2-norm, against float64 with the operands of the second layer rounded as the kernels round them: where two of four
-pooled places are nearly equal, the other arm's rounding before the pooling sends a gradient to the wrong one.
+Needs a Hopper GPU. Times are those of the kernels, by torch's profiler, both arms in the same run. Errors are relative
+(in the 2-norm), against float64 with the operands of the second layer rounded as the kernels round them: where two of
+four pooled places are nearly equal, the other arm's rounding before the pooling sends a gradient to the wrong one.
 """
 
 import argparse
