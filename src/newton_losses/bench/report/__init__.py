@@ -7,6 +7,7 @@ other names are what `docs/evidence.py` makes its page from, so that both say th
 from ._evidence import Evidence as Evidence
 from ._evidence import gather as gather
 from ._goal import STATES as STATES
+from ._goal import Standing as Standing
 from ._goal import standings as standings
 from ._measured import SELECTION as SELECTION
 from ._measured import Runs as Runs

@@ -19,9 +19,10 @@ SEEDS = 10  # of every figure in the paper's tables
 TABLES = ("table1", "table2", "table3")
 # Where `damping="auto"` takes the place of the paper's λ: the end of a method's name, and the table of those cells.
 AUTO = "auto"
-# How a run's test figure is chosen, for every page that shows some. `Task.reported` does it.
+# How a run's test figure is chosen, for every page that shows some. `reported` of the tasks does it.
 SELECTION = (
-    "Test figures are those at the best validation for sorting, and those after the last epoch for shortest paths."
+    "Test figures are those at the best validation for sorting, and those after the last epoch for shortest paths: the "
+    "paper does not say which it takes, and the work that it builds on does so."
 )
 # What runs of one cell may differ in from the paper's, as long as they do not differ among themselves.
 _OPEN = ("precision", "eval_every")
