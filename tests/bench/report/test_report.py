@@ -363,8 +363,8 @@ def test_the_repository_s_runs_with_another_damping_are_listed_apart():
             assert {record.configuration.get("spectrum") or "raw" for record in one.records} == {own.spectrum}, key
     report = compose(REPOSITORY / "results")
     (others,) = (block for block in report.blocks if getattr(block, "name", "") == "others")
-    told = {tuple(cell.text for cell in row[2:7]): row[9].text for row in others.rows}
-    assert told["cauchy", "mnist", "hessian", "auto", "stable"] == "3"
+    told = {tuple(cell.text for cell in row[2:9]): row[9].text for row in others.rows}
+    assert told["cauchy", "mnist", "hessian", "auto", "stable", "n 5, precision bf16", "10000"] == "3"
     assert {key[3] for key in told if key[0] == "cauchy"} >= {"auto", "0.1", "1", "10", "100"}
 
 
