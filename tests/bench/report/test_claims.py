@@ -8,6 +8,7 @@ from run_folders import write_cell
 from newton_losses.bench.presets import cells
 from newton_losses.bench.report._blocks import Status
 from newton_losses.bench.report._claims import ABLATION_CLAIMS, PATHS_CLAIMS, SORTING_CLAIMS
+from newton_losses.bench.report._goal import SETTINGS, Standing
 from newton_losses.bench.report._measured import Measured, PaperFigures, Runs
 from newton_losses.bench.report._questions import GOAL, QUESTIONS
 from newton_losses.bench.report._rules import Part, alike, best, better, judge, reaches, significant
@@ -134,3 +135,21 @@ def test_the_goal_is_measured_against_the_papers_best(tmp_path):
     part = GOAL.parts(Runs(Measured(Store(tmp_path).records()), "here", 100_000, "mnist"))[0]
     assert part.holds
     assert part.words.endswith("against 83.9")
+
+
+@pytest.mark.parametrize(
+    ("figures", "holds", "state", "best"),
+    [
+        ({}, None, "not run", None),
+        ({"baseline": (99.0, 2)}, None, "open", "baseline"),
+        ({"baseline": (99.0, 2), "hessian": (83.9, 3)}, None, "open", "hessian"),
+        ({"baseline": (50.0, 3), "fisher-auto": (83.93, 3)}, True, "reached", "fisher-auto"),
+        (dict.fromkeys(SETTINGS, (83.92, 3)), False, "not reached", "baseline"),
+        (dict.fromkeys(SETTINGS, (83.92, 3)) | {"hessian-auto": (90.0, 2)}, None, "open", "baseline"),
+    ],
+)
+def test_a_column_reaches_the_goal_by_one_setting_and_misses_it_by_all(figures, holds, state, best):
+    ours = {name: Summary(figures[name][0], 1.0, figures[name][1]) if name in figures else None for name in SETTINGS}
+    one = Standing("neuralsort-n5", "fisher", Summary(83.93, 0.62, 10), ours)
+    assert (one.part.holds, one.state) == (holds, state)
+    assert (one.best[0] if one.best else None) == best

@@ -353,17 +353,18 @@ def claims(report):
 
 
 def test_the_repository_s_runs_with_another_damping_are_listed_apart():
-    """Each cell of the stored runs has one λ, that of the paper, and each seed once."""
+    """Each cell of the stored runs has its own λ, that of the paper or auto, its own spectrum, and each seed once."""
     measured = gather(REPOSITORY / "results").measured
     for (_, key), groups in measured._groups.items():
         for one in groups:
             assert len({record.seed for record in one.records}) == len(one.records), key
-            assert {record.configuration["damping"] for record in one.records} == {one.cell.make(device="cpu").damping}
-            assert all(record.configuration.get("spectrum") in (None, "raw") for record in one.records), key
+            own = one.cell.make(device="cpu")
+            assert {record.configuration["damping"] for record in one.records} == {own.damping}
+            assert {record.configuration.get("spectrum") or "raw" for record in one.records} == {own.spectrum}, key
     report = compose(REPOSITORY / "results")
     (others,) = (block for block in report.blocks if getattr(block, "name", "") == "others")
-    told = {tuple(cell.text for cell in row[2:7]): row[9].text for row in others.rows}
-    assert told["cauchy", "mnist", "hessian", "auto", "stable"] == "3"
+    told = {tuple(cell.text for cell in row[2:9]): row[9].text for row in others.rows}
+    assert told["cauchy", "mnist", "hessian", "auto", "stable", "n 5, precision bf16", "10000"] == "3"
     assert {key[3] for key in told if key[0] == "cauchy"} >= {"auto", "0.1", "1", "10", "100"}
 
 

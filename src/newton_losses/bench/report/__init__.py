@@ -1,6 +1,18 @@
 """The report: what was measured beside what the paper says, as one HTML page and as Markdown.
 
-`_compose.py` says what is in it, out of the parts in `_blocks.py`; `_html.py` and `_markdown.py` write them down.
+`_compose.py` says what is in it, out of the parts in `_blocks.py`; `_html.py` and `_markdown.py` write them down. The
+other names are what `docs/evidence.py` makes its page from, so that both say the same of the same runs.
 """
 
+from ._evidence import Evidence as Evidence
+from ._evidence import gather as gather
+from ._goal import STATES as STATES
+from ._goal import Standing as Standing
+from ._goal import standings as standings
+from ._measured import SELECTION as SELECTION
+from ._measured import Runs as Runs
+from ._measured import curved_cells as curved_cells
+from ._names import column_title as column_title
+from ._questions import GOAL as GOAL
+from ._rules import LEAST_SEEDS as LEAST_SEEDS
 from ._write import write_report as write_report

@@ -6,7 +6,7 @@ no table has asked for stays known as such.
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 
@@ -17,6 +17,13 @@ FULL, SHORT = 100_000, 10_000
 EPOCHS = 50
 SEEDS = 10  # of every figure in the paper's tables
 TABLES = ("table1", "table2", "table3")
+# Where `damping="auto"` takes the place of the paper's λ: the end of a method's name, and the table of those cells.
+AUTO = "auto"
+# How a run's test figure is chosen, for every page that shows some. `reported` of the tasks does it.
+SELECTION = (
+    "Test figures are those at the best validation for sorting, and those after the last epoch for shortest paths: the "
+    "paper does not say which it takes, and the work that it builds on does so."
+)
 # What runs of one cell may differ in from the paper's, as long as they do not differ among themselves.
 _OPEN = ("precision", "eval_every")
 # The name of a cell's control by the method that it is shown as.
@@ -38,6 +45,8 @@ class Measured:
         # Of the runs that belong to cells, each once: others say nothing about which protocol a table is under.
         counted = {record.identity: one for groups in self._groups.values() for one in groups for record in one.records}
         self._common = Counter(one.protocol for one in counted.values())
+        for found in group(map(automatic, curved_cells()), self.records):
+            self._groups[AUTO, found.cell.key].append(found)
 
     def group(self, table: str, key: str, accepts: Callable[[Protocol], bool]) -> Group | None:
         """The runs of a cell under one protocol that is accepted.
@@ -80,9 +89,9 @@ class Runs:
         return _fixed(protocol) == _standard(table, self.length, self.data)
 
     def runs(self, column: str, method: str, numerics: str = "reference") -> Group | None:
-        """The runs of a cell, one a seed."""
+        """The runs of a cell, one a seed. A method can be "hessian-auto" or "fisher-auto" too."""
         key = f"{column}-{_CONTROLS.get(method, method)}" + ("-stable" if numerics == "stable" else "")
-        found = (self.measured.group(table, key, self.accepts) for table in TABLES)
+        found = (self.measured.group(table, key, self.accepts) for table in (*TABLES, AUTO))
         return next((one for one in found if one is not None), None)
 
     def figure(
@@ -157,6 +166,23 @@ def paper_figure(cell: Cell, metric: str | None = None) -> Summary | None:
     """
     found = (cell.paper or {}).get(metric or main_metric(cell))
     return None if found is None else Summary(*found, SEEDS)
+
+
+def curved_cells() -> tuple[Cell, ...]:
+    """The cells of the tables that have a λ, of sorting those in log space: what `damping="auto"` is compared with."""
+    found = (cell for table in TABLES for cell in cells(table))
+    return tuple(cell for cell in found if cell.variant != "baseline" and cell.numerics != "reference")
+
+
+def automatic(cell: Cell) -> Cell:
+    """The same cell with `damping="auto"` in the place of its λ.
+
+    >>> cell = automatic(cells("table1", only="softsort-n5-hessian-stable")[0])
+    >>> cell.key, cell.make(device="cpu").damping, cell.make(device="cpu").spectrum
+    ('softsort-n5-hessian-auto-stable', 'auto', 'absolute')
+    """
+    suffix = "-stable" if cell.numerics == "stable" else ""
+    return replace(cell.changed({"damping": AUTO}), key=f"{cell.column}-{cell.variant}-{AUTO}{suffix}")
 
 
 def main_metric(cell: Cell) -> str:

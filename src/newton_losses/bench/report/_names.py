@@ -10,6 +10,13 @@ TITLES = {
     "smoothed-algorithm": "smoothing of the algorithm",
     "fenchel-young": "Fenchel-Young loss",
 }
+METHOD_TITLES = {
+    "baseline": "baseline",
+    "hessian": "Hessian",
+    "fisher": "Fisher",
+    "hessian-auto": "Hessian, auto λ",
+    "fisher-auto": "Fisher, auto λ",
+}
 LOOP_TITLES = {"for-l1": "for, L₁", "for-l2": "for, L₂²", "while-l1": "while, L₁", "while-l2": "while, L₂²"}
 
 

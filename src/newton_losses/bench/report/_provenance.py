@@ -12,7 +12,7 @@ from ... import __version__
 from ..results import RunRecord, UnfinishedRun
 from ._blocks import Block, Cell, Code, Heading, Paragraph, Table
 from ._found import brief, relative
-from ._measured import Measured
+from ._measured import SELECTION, Measured
 
 
 def provenance(
@@ -30,8 +30,7 @@ def provenance(
     blocks.append(
         Paragraph(
             [
-                "Test figures are those at the best validation for sorting, and those after the last epoch for "
-                "shortest paths. This page is made by ",
+                f"{SELECTION} This page is made by ",
                 Code("newton-losses report"),
                 f" of version {__version__} from run folders alone; no number in it is typed by hand, except the "
                 "paper’s.",

@@ -8,8 +8,9 @@ from ..presets import Cell as PaperCell
 from ..presets import cells
 from ..results import Summary, baseline_mark, mark
 from ._blocks import NOT_RUN, NOTHING, Cell, Mark, Table, Text
+from ._goal import SETTINGS, standings
 from ._measured import SEEDS, Runs, main_metric, paper_cells, paper_figure
-from ._names import TITLES, column_title
+from ._names import METHOD_TITLES, TITLES, column_title
 
 _MARKS = {"black": Mark.SIGNIFICANT, "grey": Mark.IMPROVED, "": Mark.PLAIN}
 METHODS = {
@@ -90,6 +91,30 @@ def control_table(runs: Runs, name: str, caption: Text) -> Table:
             tuple(rows),
             groups=(("", 1), ("the paper", 1), ("ours, the paper’s numerics", 5), ("ours, in log space", 3)),
         )
+    )
+
+
+def goal_table(runs: Runs, name: str, caption: Text) -> Table:
+    """A row a column of table 1: the paper's best, each of our settings in log space, our best, and where that is."""
+    rows = []
+    for one in standings(runs):
+        rows.append(
+            (
+                Cell(column_title(one.column)),
+                Cell(METHOD_TITLES[one.paper_method]),
+                _plain(one.paper),
+                *(_plain(figure, seeds=True) for figure in one.ours.values()),
+                NOTHING if one.best is None else Cell(METHOD_TITLES[one.best[0]]),
+                _difference(one.best[1] if one.best else None, one.paper),
+                Cell(one.state),
+            )
+        )
+    return Table(
+        name,
+        caption,
+        ("loss", "method", "best", *(METHOD_TITLES[method] for method in SETTINGS), "best", "difference", "goal"),
+        tuple(rows),
+        groups=(("", 1), ("the paper", 2), ("ours, in log space", len(SETTINGS) + 2), ("", 1)),
     )
 
 
@@ -194,8 +219,8 @@ def _figure(figures: Figures, method: str, *, seeds: bool = True) -> Cell:
     return _shown(figure, _MARKS[kind], f" ({figure.count})" if seeds else "")
 
 
-def _plain(figure: Summary | None) -> Cell:
-    return NOT_RUN if figure is None else _shown(figure, Mark.PLAIN)
+def _plain(figure: Summary | None, *, seeds: bool = False) -> Cell:
+    return NOT_RUN if figure is None else _shown(figure, Mark.PLAIN, f" ({figure.count})" if seeds else "")
 
 
 def _shown(figure: Summary, kind: Mark, more: str = "") -> Cell:
