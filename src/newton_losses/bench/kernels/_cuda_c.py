@@ -91,7 +91,8 @@ class Kernels:
     def __init__(self, device: int, *files: str) -> None:
         self._driver = ctypes.CDLL("libcuda.so.1")
         self._module = ctypes.c_void_p()
-        self._functions: dict[tuple[str, int], ctypes.c_void_p] = {}
+        self._functions: dict[str, ctypes.c_void_p] = {}
+        self._granted: dict[str, int] = {}
         self.multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
         machine_code = compiled(*files)
         with torch.cuda.device(device):
@@ -116,12 +117,14 @@ class Kernels:
         )  # fmt: skip
 
     def _function(self, name: str, shared: int) -> ctypes.c_void_p:
-        if (name, shared) not in self._functions:
+        if name not in self._functions:
             function = ctypes.c_void_p()
             self._check(self._driver.cuModuleGetFunction(ctypes.byref(function), self._module, name.encode()))
-            self._check(self._driver.cuFuncSetAttribute(function, MAX_DYNAMIC_SHARED, shared))
-            self._functions[name, shared] = function
-        return self._functions[name, shared]
+            self._functions[name] = function
+        if shared > self._granted.get(name, 0):  # the last grant counts, also where it is the smaller one
+            self._check(self._driver.cuFuncSetAttribute(self._functions[name], MAX_DYNAMIC_SHARED, shared))
+            self._granted[name] = shared
+        return self._functions[name]
 
     def _check(self, code: int) -> None:
         if code:
