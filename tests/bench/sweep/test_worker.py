@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from bench.small_runs import small_runs
 
+from bench.small_runs import small_runs
 from newton_losses.bench.config import RunConfig
 from newton_losses.bench.convex import ConvexConfig
 from newton_losses.bench.progress import Silent
