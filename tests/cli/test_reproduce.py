@@ -196,6 +196,8 @@ def test_so_do_all_settings_of_a_curvature(tmp_path):
         (("reproduce", "table1", "--jobs", "0", *SMALL), "at least 1"),
         (("reproduce", "table1", "--set", "digits"), "name=value"),
         (("reproduce", "table1", "--set", "batchsize=3"), "did you mean batch_size"),
+        (("reproduce", "table1", "--set", "batch_size=x"), "--batch-size x: it has to be a whole number"),
+        (("reproduce", "table1", "--set", "augment=maybe", "--dry-run"), "--augment maybe: it has to be true or false"),
         (("reproduce", "table1", "--set", "seed=3"), "give --seeds"),
         (("reproduce", "table1", "--set", "graph=false"), "each run chooses it"),
         (("sweep", "sorting", "--algorithm", "softsort", "--seed", "1,2"), "give --seeds"),
