@@ -3,6 +3,7 @@
 import sys
 from typing import Any, TextIO
 
+from ..interrupts import STOPPING
 from ..words import duration
 from ._job import Job
 from ._tally import Tally
@@ -31,6 +32,9 @@ class Lines:
 
     def job_failed(self, job: Job, message: str, again: bool, tally: Tally) -> None:
         self._say(failing(job, message, again))
+
+    def sweep_stopping(self) -> None:
+        self._say(STOPPING)
 
     def close(self) -> None:
         pass
@@ -72,6 +76,9 @@ class Bars:
     def job_failed(self, job: Job, message: str, again: bool, tally: Tally) -> None:
         self._remove(job)
         self._print(failing(job, message, again), style="red")
+
+    def sweep_stopping(self) -> None:
+        self._print(STOPPING)
 
     def close(self) -> None:
         self._bars.stop()
