@@ -16,6 +16,8 @@ from newton_losses import (
     newton_loss,
     newton_target,
 )
+from newton_losses.diagnose import diagnose
+from newton_losses.sorting import SortingLoss
 
 KINDS = ["hessian", "fisher"]
 
@@ -39,6 +41,23 @@ def test_a_loss_that_returns_no_tensor_or_no_floats() -> None:
         newton_loss(lambda y: y.argmax(1), torch.ones(2, 2))
     with pytest.raises(ArgumentError, match="callable"):
         newton_loss(3, torch.ones(2, 2))
+
+
+@pytest.mark.parametrize(
+    ("loss", "words"),
+    [
+        (3, "callable as loss"),
+        (torch.nn.MSELoss, r"the class MSELoss.*MSELoss\(\.\.\.\)"),
+        (SortingLoss, r"the class SortingLoss.*SortingLoss\(\.\.\.\)"),
+    ],
+)
+def test_what_is_no_loss_is_refused_everywhere(loss, words: str) -> None:
+    y, target = torch.ones(3, 2, requires_grad=True), torch.zeros(3, 2)
+    with pytest.raises(ArgumentError, match=words):
+        NewtonLoss(loss)
+    for function in (newton_loss, newton_target, expand, diagnose, torch.no_grad()(newton_loss)):
+        with pytest.raises(ArgumentError, match=words):
+            function(loss, y, target)
 
 
 def mixes_by_mean(y: Tensor) -> Tensor:

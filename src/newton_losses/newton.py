@@ -24,6 +24,7 @@ from .curvature import (
     Spectrum,
     check_damping,
     check_group,
+    check_is_loss,
     check_loss,
     expand,
     goes_by_products,
@@ -205,6 +206,7 @@ class NewtonLoss(nn.Module):
         process_group: GroupChoice = "default",
     ) -> None:
         super().__init__()
+        check_is_loss(loss)
         _check_options(curvature, damping, process_group)
         _check_value(value)
         self.loss = loss
