@@ -82,6 +82,22 @@ def test_a_store_that_cannot_be_written_is_told_once(tmp_path, monkeypatch):
     assert text.count("could not be written") == 1
 
 
+def test_data_that_is_not_there_is_fetched_to_where_it_was_looked_for(monkeypatch):
+    code, text = command("train", "sorting", "--data-root", "my data")
+    assert code == 2
+    assert "`newton-losses data fetch mnist --root 'my data'`" in text
+    monkeypatch.setenv("NEWTON_LOSSES_DATA", "elsewhere")
+    code, text = command("train", "sorting")
+    assert code == 2
+    assert "`newton-losses data fetch mnist`" in text
+
+
+def test_the_folder_of_the_data_goes_by_the_name_that_it_has_in_training():
+    code, text = command("data", "list", "--data-root", "my data")
+    assert code == 0
+    assert text.startswith("in my data")
+
+
 def test_when_all_runs_fail_there_are_no_others(monkeypatch):
     code, text = command(*SWEEP, "--data", "mnist", "--data-root", "nowhere", "--results", "store")
     assert code == 2  # found before the first run
