@@ -115,6 +115,14 @@ def test_a_report_on_an_empty_store_says_so(tmp_path, monkeypatch):
     assert "store holds no finished run, as every cell of the page will say" in text
 
 
+def test_a_report_finds_out_at_once_that_it_cannot_be_written(tmp_path):
+    (tmp_path / "store").mkdir()
+    (tmp_path / "letter").write_text("hello")
+    code, text = command("report", "--results", "store", "--out", "letter")
+    assert code == 2
+    assert text.startswith("error: letter: could not be written (File exists).")
+
+
 # The report on a loss of one's own
 
 LOSS = """
