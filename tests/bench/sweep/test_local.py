@@ -285,6 +285,22 @@ def test_bars_for_a_person(capsys):
     assert STOPPING in said
 
 
+def test_bars_keep_what_tells_runs_apart(monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    bars = Bars()
+    tally = Tally(2, 0, bars)
+    for seed in (0, 1):
+        job = Job(f"sorting n=5, softsort (stable), baseline, data digits, digits 2, seed {seed}", f"{seed}", {})
+        tally.start(job)
+        tally.advance(job, 0.25)
+    bars.close()
+    said = capsys.readouterr().out
+    assert "…, seed 0" in said
+    assert "…, seed 1" in said
+    assert " left" in said
+
+
 def test_a_run_goes_on_as_it_was_begun_and_anew_on_another_device(tmp_path):
     job = Job.of("one", CONFIG.resolved(), tmp_path, "cpu")
     job.configuration["graph"] = True
