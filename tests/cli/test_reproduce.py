@@ -158,7 +158,7 @@ def test_a_damping_goes_to_the_cells_that_take_one(tmp_path):
     note, *lines = text.splitlines()
     assert note == "--damping goes to the runs that have one; the others are done without it, and once."
     assert [line.split(":")[0] for line in lines] == [
-        "curvature none, seed 0", "curvature fisher, damping 0.1, seed 0", "curvature fisher, damping 10.0, seed 0",
+        "curvature none, seed 0", "curvature fisher, damping 0.1, seed 0", "curvature fisher, damping 10, seed 0",
     ]  # fmt: skip
     assert ["--damping" in line for line in lines] == [False, True, True]
     # Nothing to say where all take it.
@@ -175,6 +175,14 @@ def test_so_do_all_settings_of_a_curvature(tmp_path):
     assert [note.split()[0] for note in notes] == ["--relative-damping", "--spectrum"]
     assert ["--relative-damping 2" in line for line in lines] == [False, True, True]
     assert ["--spectrum clip" in line for line in lines] == [False, False, True]
+
+
+def test_settings_have_the_names_of_their_options():
+    words = ("--algorithm", "smoothed-loss", "--samples", "3,10", "--scale", "0.1,2", "--device", "cpu", "--dry-run")
+    _, listed = command("sweep", "paths", *words)
+    assert [line.split(":")[0] for line in listed.splitlines()] == [
+        f"samples {samples}, scale {scale}, seed 0" for samples in (3, 10) for scale in (0.1, 2)
+    ]
 
 
 @pytest.mark.parametrize(
@@ -231,7 +239,7 @@ def test_a_grid_of_ones_own(tmp_path):
     options = ("--seeds", "2", "--results", str(tmp_path), "--device", "cpu")
     _, listed = command("sweep", "sorting", *words, *options, "--dry-run")
     assert [line.split(":")[0] for line in listed.splitlines()] == [
-        "damping 0.1, seed 0", "damping 10.0, seed 0", "damping 0.1, seed 1", "damping 10.0, seed 1",
+        "damping 0.1, seed 0", "damping 10, seed 0", "damping 0.1, seed 1", "damping 10, seed 1",
     ]  # fmt: skip
     for seed in (0, 1):
         for damping in (0.1, 10.0):
@@ -242,7 +250,7 @@ def test_a_grid_of_ones_own(tmp_path):
     code, text = command("sweep", "sorting", *words, *options)
     assert code == 0
     assert text.splitlines()[-2:] == [
-        "damping 10.0: exact match 10.50 ± 0.71 % (2 seeds)",
+        "damping 10: exact match 10.50 ± 0.71 % (2 seeds)",
         "damping 0.1: exact match 0.60 ± 0.71 % (2 seeds)",
     ]
 
