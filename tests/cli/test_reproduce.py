@@ -111,7 +111,8 @@ def test_two_runs_at_once_from_nothing_to_a_table(tmp_path):
     code, text = command("reproduce", "table1", *words, *only, "--jobs", "2", "--results", str(tmp_path))
     assert code == 0, text
     assert "[2/2]" in text
-    assert "3 steps, digits, float32 (not the paper's length, not the paper's data)" in text
+    changes = "batch size 4, eval every 3, digits 1, validation sets 5, test sets 5"
+    assert f"3 steps, digits, float32, {changes} (not the paper's length, not the paper's data)" in text
     records = Store(tmp_path).records()
     assert sorted((record.curvature, record.configuration["clip_norm"]) for record in records) == [
         ("energy", None), ("none", 1.0),
