@@ -1,5 +1,7 @@
 """Bad input gets an error that teaches, or is contained without touching the other samples."""
 
+import math
+
 import pytest
 import torch
 from torch import Tensor
@@ -194,9 +196,21 @@ def test_a_batch_of_bad_samples_only() -> None:
     newton(y)  # which says it once
     newton.skipped.zero_()
     newton(y)
-    assert loss.item() == 0
     assert y.grad.abs().sum() == 0
     assert int(newton.skipped) == 3
+    # As 0 it would be the best loss of all, and a network that has diverged the one to keep.
+    assert math.isnan(loss.item())
+    with torch.no_grad():
+        assert math.isnan(newton(y).item())
+
+
+def test_a_loss_that_learns_is_not_hurt_by_a_batch_of_bad_samples() -> None:
+    weight = torch.ones((), requires_grad=True)
+    y = torch.full((3, 2), torch.nan, requires_grad=True)
+    loss = newton_loss(lambda y: weight + y.sum(1), y)
+    loss.backward()
+    assert math.isnan(loss.item())
+    assert (weight.grad, y.grad.abs().sum()) == (0, 0)
 
 
 def test_a_singular_system_makes_no_step_and_is_counted() -> None:
