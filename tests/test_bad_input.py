@@ -1,5 +1,7 @@
 """Bad input gets an error that teaches, or is contained without touching the other samples."""
 
+import math
+
 import pytest
 import torch
 from torch import Tensor
@@ -16,6 +18,8 @@ from newton_losses import (
     newton_loss,
     newton_target,
 )
+from newton_losses.diagnose import diagnose
+from newton_losses.sorting import SortingLoss
 
 KINDS = ["hessian", "fisher"]
 
@@ -39,6 +43,23 @@ def test_a_loss_that_returns_no_tensor_or_no_floats() -> None:
         newton_loss(lambda y: y.argmax(1), torch.ones(2, 2))
     with pytest.raises(ArgumentError, match="callable"):
         newton_loss(3, torch.ones(2, 2))
+
+
+@pytest.mark.parametrize(
+    ("loss", "words"),
+    [
+        (3, "callable as loss"),
+        (torch.nn.MSELoss, r"the class MSELoss.*MSELoss\(\.\.\.\)"),
+        (SortingLoss, r"the class SortingLoss.*SortingLoss\(\.\.\.\)"),
+    ],
+)
+def test_what_is_no_loss_is_refused_everywhere(loss, words: str) -> None:
+    y, target = torch.ones(3, 2, requires_grad=True), torch.zeros(3, 2)
+    with pytest.raises(ArgumentError, match=words):
+        NewtonLoss(loss)
+    for function in (newton_loss, newton_target, expand, diagnose, torch.no_grad()(newton_loss)):
+        with pytest.raises(ArgumentError, match=words):
+            function(loss, y, target)
 
 
 def mixes_by_mean(y: Tensor) -> Tensor:
@@ -175,9 +196,21 @@ def test_a_batch_of_bad_samples_only() -> None:
     newton(y)  # which says it once
     newton.skipped.zero_()
     newton(y)
-    assert loss.item() == 0
     assert y.grad.abs().sum() == 0
     assert int(newton.skipped) == 3
+    # As 0 it would be the best loss of all, and a network that has diverged the one to keep.
+    assert math.isnan(loss.item())
+    with torch.no_grad():
+        assert math.isnan(newton(y).item())
+
+
+def test_a_loss_that_learns_is_not_hurt_by_a_batch_of_bad_samples() -> None:
+    weight = torch.ones((), requires_grad=True)
+    y = torch.full((3, 2), torch.nan, requires_grad=True)
+    loss = newton_loss(lambda y: weight + y.sum(1), y)
+    loss.backward()
+    assert math.isnan(loss.item())
+    assert (weight.grad, y.grad.abs().sum()) == (0, 0)
 
 
 def test_a_singular_system_makes_no_step_and_is_counted() -> None:

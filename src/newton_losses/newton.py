@@ -24,6 +24,7 @@ from .curvature import (
     Spectrum,
     check_damping,
     check_group,
+    check_is_loss,
     check_loss,
     expand,
     goes_by_products,
@@ -172,8 +173,9 @@ class NewtonLoss(nn.Module):
             `torch.distributed.ProcessGroup` for its ranks, `None` for this process alone.
 
     A sample with a non-finite loss or gradient gets a zero gradient and the others theirs as if it were
-    not there. The buffer `skipped` counts such samples on the device, without waiting for it. An empty
-    batch has the value and the gradient zero. Under `torch.no_grad()` the loss alone is evaluated.
+    not there. The buffer `skipped` counts such samples on the device, without waiting for it. The value is that of the
+    samples with a finite loss, and NaN where there is none. An empty batch has the value and the gradient zero. Under
+    `torch.no_grad()` the loss alone is evaluated.
 
     Where `torch.distributed` is initialised, C is that of all ranks' samples and N their number, and
     the gradient is such that its average over the ranks, which DDP and FSDP take, is that of one process with
@@ -205,6 +207,7 @@ class NewtonLoss(nn.Module):
         process_group: GroupChoice = "default",
     ) -> None:
         super().__init__()
+        check_is_loss(loss)
         _check_options(curvature, damping, process_group)
         _check_value(value)
         self.loss = loss
@@ -276,10 +279,16 @@ def _plain_value(loss: Loss | Expandable, y: Tensor, targets: tuple[Any, ...], r
 
 
 def _reduced(values: Tensor, reduction: Reduction | None) -> Tensor:
-    """The mean, or the sum, of the values that are finite: the same with derivatives and without."""
+    """The mean, or the sum, of the values that are finite: the same with derivatives and without.
+
+    Where there are samples and none is finite it is NaN: as 0 it would be the best of all losses to whoever compares.
+    """
+    if len(values) == 0:
+        return values.sum()
     usable = torch.isfinite(values)
     total = torch.where(usable, values, 0.0).sum()
-    return total if reduction == "sum" else total / usable.sum().clamp(min=1)
+    # Chosen at the end: nothing on the way back is NaN, also to torch's anomaly mode.
+    return torch.where(usable.any(), total if reduction == "sum" else total / usable.sum().clamp(min=1), torch.nan)
 
 
 def _surrogate(y: Tensor, found: NewtonTarget, value: Value, reduction: Reduction | None) -> Tensor:

@@ -7,6 +7,7 @@ from newton_losses import ArgumentError
 from newton_losses.bench import defaults
 from newton_losses.bench.checks import option
 from newton_losses.bench.config import PathsConfig, SortingConfig
+from newton_losses.bench.convex import ConvexConfig
 from newton_losses.bench.device import resolve_device
 from newton_losses.bench.results import identity
 from newton_losses.bench.tasks._task import training_loss
@@ -19,6 +20,10 @@ def sorting(**settings):
 
 def paths(**settings):
     return PathsConfig(**{"algorithm": "fenchel-young", "device": "cpu", **settings}).resolved()
+
+
+def convex(**settings):
+    return ConvexConfig(**{"algorithm": "relu-exact", **settings}).resolved()
 
 
 # The table of the paper's appendix, copied a second time and in its own order, against slips in the first.
@@ -130,6 +135,17 @@ def test_a_configuration_survives_json():
         (sorting, {"steps": 0}, "at least 1"),
         (sorting, {"device": "gpu"}, "--device gpu"),
         (sorting, {"batch_size": 0}, "--batch-size 0"),
+        (sorting, {"batch_size": "x"}, "--batch-size x: it has to be a whole number"),
+        (sorting, {"batch_size": 2.5}, "--batch-size 2.5: it has to be a whole number"),
+        (sorting, {"steps": True}, "--steps True: it has to be a whole number"),
+        (sorting, {"learning_rate": "fast"}, "--learning-rate fast: it has to be a number"),
+        (sorting, {"temperature": "hot"}, "--temperature hot: it has to be a number"),
+        (sorting, {"augment": "maybe"}, "--augment maybe: it has to be true or false"),
+        (sorting, {"algorithm": 3}, "--algorithm 3: it has to be text"),
+        (sorting, {"n": None}, "--n None: it has to be a whole number"),
+        (sorting, {"curvature": "fisher", "damping": []}, "has to be a number or text"),
+        (paths, {"num_samples": "many"}, "--samples many: it has to be a whole number"),
+        (convex, {"steps": "some"}, "--steps some: it has to be a whole number"),
     ],
 )
 def test_mistakes_speak(make, settings, words):

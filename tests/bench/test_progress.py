@@ -40,7 +40,7 @@ def test_plain_lines():
     assert lines[3] == "careful"
     assert lines[4] == (
         "finished: test exact match 40.00 %, element wise 69.00 % (evaluation after step 50 of 100), 1:01, "
-        "1.50 ms a step"
+        "1.50 ms a step, evaluations included"
     )
 
 
@@ -102,7 +102,7 @@ def test_the_live_bar_of_several_fits_a_terminal(steps):
     assert "sorting n=5, softsort (stable), baseline, on cpu, seeds 0, 1, 2, 3" in text
     assert "seed 1: going on after step" in text
     assert "seed 0: this run is finished" in text
-    assert "1.50 ms a step with 3 runs at once" in " ".join(text.split())
+    assert "1.50 ms a step with 3 runs at once, evaluations included" in " ".join(text.split())
     assert "seed 1: careful" in text
     # At the end: seeds 2 and 3 are under way, all steps of seeds 0, 1 and 2 are done and half of seed 3's.
     assert "test 40.0 43.0 %" in text

@@ -82,6 +82,22 @@ def test_a_store_that_cannot_be_written_is_told_once(tmp_path, monkeypatch):
     assert text.count("could not be written") == 1
 
 
+def test_data_that_is_not_there_is_fetched_to_where_it_was_looked_for(monkeypatch):
+    code, text = command("train", "sorting", "--data-root", "my data")
+    assert code == 2
+    assert "`newton-losses data fetch mnist --root 'my data'`" in text
+    monkeypatch.setenv("NEWTON_LOSSES_DATA", "elsewhere")
+    code, text = command("train", "sorting")
+    assert code == 2
+    assert "`newton-losses data fetch mnist`" in text
+
+
+def test_the_folder_of_the_data_goes_by_the_name_that_it_has_in_training():
+    code, text = command("data", "list", "--data-root", "my data")
+    assert code == 0
+    assert text.startswith("in my data")
+
+
 def test_when_all_runs_fail_there_are_no_others(monkeypatch):
     code, text = command(*SWEEP, "--data", "mnist", "--data-root", "nowhere", "--results", "store")
     assert code == 2  # found before the first run
@@ -99,12 +115,29 @@ def test_a_report_on_an_empty_store_says_so(tmp_path, monkeypatch):
     assert "store holds no finished run, as every cell of the page will say" in text
 
 
+def test_a_report_finds_out_at_once_that_it_cannot_be_written(tmp_path):
+    (tmp_path / "store").mkdir()
+    (tmp_path / "letter").write_text("hello")
+    code, text = command("report", "--results", "store", "--out", "letter")
+    assert code == 2
+    assert text.startswith("error: letter: could not be written (File exists).")
+
+
 # The report on a loss of one's own
 
 LOSS = """
 import torch
 def loss(y, t): return ((y - t) ** 2).sum(1)
 def batch(): return torch.ones(4, 3), torch.zeros(4, 3)
+def alone(y): return y.square().sum(1)
+def broken(y, t):
+    return torch.cat([y, t[:, :2]]).sum(1)
+def no_batch(): return {}["batch"]
+def no_tensors(): return [4, 3], [0, 0]
+class Needy(torch.nn.Module):
+    def __init__(self, weight): super().__init__()
+class Broken(torch.nn.Module):
+    def forward(self, y, t): return broken(y, t)
 """
 
 
@@ -113,6 +146,7 @@ def files(tmp_path):
     (tmp_path / "own.py").write_text(LOSS)
     (tmp_path / "broken.py").write_text("def loss(:")
     (tmp_path / "lost.py").write_text("import no_such_module_anywhere")
+    (tmp_path / "early.py").write_text("import torch\n1 / 0")
     (tmp_path / "bad.pt").write_text("garbage")
     torch.save((torch.ones(4, 3), torch.zeros(4, 3)), tmp_path / "good.pt")
 
@@ -122,6 +156,18 @@ def files(tmp_path):
     [
         (("broken.py:loss", "-b", "good.pt"), "broken.py: line 1 is no Python (invalid syntax)."),
         (("lost.py:loss", "-b", "good.pt"), "lost.py: No module named 'no_such_module_anywhere'. Is it"),
+        (("early.py:loss", "-b", "good.pt"), "early.py:loss: ZeroDivisionError: division by zero (early.py, line 2)."),
+        (("early:loss", "-b", "good.pt"), "early:loss: ZeroDivisionError: division by zero (early.py, line 2)."),
+        (
+            ("own.py:alone", "-b", "good.pt"),
+            "own.py:alone, called with outputs of shape (4, 3) and 1 more of the batch: TypeError: alone() takes 1 "
+            "positional argument but 2 were given.",
+        ),
+        (("own.py:broken", "-b", "good.pt"), "own.py:broken, called with outputs of shape (4, 3) and 1 more of the "),
+        (("own.py:Broken", "-b", "good.pt"), "own.py:Broken, called with outputs of shape (4, 3) and 1 more of the "),
+        (("own.py:Needy", "-b", "good.pt"), "own.py:Needy, a class, made without arguments: TypeError: Needy."),
+        (("own.py:loss", "-b", "own.py:no_batch"), "own.py:no_batch: KeyError: 'batch' (own.py, line 8)."),
+        (("own.py:loss", "-b", "own.py:no_tensors"), "The outputs have to be a tensor"),
         (("own.py:loss", "-b", "bad.pt"), "--batch bad.pt: torch.load cannot read it"),
         (("own.py:loss", "-b", "own.py"), "--batch own.py: torch.load cannot read it"),
         (("own.py:loss", "-b", "good.pt", "--plot", "no/where.png"), "--plot no/where.png: could not be written"),
@@ -132,3 +178,20 @@ def test_a_diagnosis_that_cannot_begin(words, answer, files):
     code, text = command("diagnose", *words)
     assert code == 2
     assert text.startswith(f"error: {answer}")
+
+
+@pytest.mark.parametrize("name", ["broken", "Broken"])
+def test_a_loss_that_fails_says_in_which_line_of_the_user(name, files):
+    code, text = command("diagnose", f"own.py:{name}", "-b", "good.pt")
+    assert code == 2
+    assert "Sizes of tensors must match" in text
+    assert text.endswith("(own.py, line 7).")
+
+
+def test_a_bug_of_ours_keeps_its_traceback(files, monkeypatch):
+    def broken(*_, **__):
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("newton_losses.cli._diagnose.make_report", broken)
+    with pytest.raises(ZeroDivisionError):
+        command("diagnose", "own.py:loss", "-b", "good.pt")

@@ -111,7 +111,8 @@ def test_two_runs_at_once_from_nothing_to_a_table(tmp_path):
     code, text = command("reproduce", "table1", *words, *only, "--jobs", "2", "--results", str(tmp_path))
     assert code == 0, text
     assert "[2/2]" in text
-    assert "3 steps, digits, float32 (not the paper's length, not the paper's data)" in text
+    changes = "batch size 4, eval every 3, digits 1, validation sets 5, test sets 5"
+    assert f"3 steps, digits, float32, {changes} (not the paper's length, not the paper's data)" in text
     records = Store(tmp_path).records()
     assert sorted((record.curvature, record.configuration["clip_norm"]) for record in records) == [
         ("energy", None), ("none", 1.0),
@@ -158,7 +159,7 @@ def test_a_damping_goes_to_the_cells_that_take_one(tmp_path):
     note, *lines = text.splitlines()
     assert note == "--damping goes to the runs that have one; the others are done without it, and once."
     assert [line.split(":")[0] for line in lines] == [
-        "curvature none, seed 0", "curvature fisher, damping 0.1, seed 0", "curvature fisher, damping 10.0, seed 0",
+        "curvature none, seed 0", "curvature fisher, damping 0.1, seed 0", "curvature fisher, damping 10, seed 0",
     ]  # fmt: skip
     assert ["--damping" in line for line in lines] == [False, True, True]
     # Nothing to say where all take it.
@@ -175,6 +176,14 @@ def test_so_do_all_settings_of_a_curvature(tmp_path):
     assert [note.split()[0] for note in notes] == ["--relative-damping", "--spectrum"]
     assert ["--relative-damping 2" in line for line in lines] == [False, True, True]
     assert ["--spectrum clip" in line for line in lines] == [False, False, True]
+
+
+def test_settings_have_the_names_of_their_options():
+    words = ("--algorithm", "smoothed-loss", "--samples", "3,10", "--scale", "0.1,2", "--device", "cpu", "--dry-run")
+    _, listed = command("sweep", "paths", *words)
+    assert [line.split(":")[0] for line in listed.splitlines()] == [
+        f"samples {samples}, scale {scale}, seed 0" for samples in (3, 10) for scale in (0.1, 2)
+    ]
 
 
 @pytest.mark.parametrize(
@@ -196,6 +205,8 @@ def test_so_do_all_settings_of_a_curvature(tmp_path):
         (("reproduce", "table1", "--jobs", "0", *SMALL), "at least 1"),
         (("reproduce", "table1", "--set", "digits"), "name=value"),
         (("reproduce", "table1", "--set", "batchsize=3"), "did you mean batch_size"),
+        (("reproduce", "table1", "--set", "batch_size=x"), "--batch-size x: it has to be a whole number"),
+        (("reproduce", "table1", "--set", "augment=maybe", "--dry-run"), "--augment maybe: it has to be true or false"),
         (("reproduce", "table1", "--set", "seed=3"), "give --seeds"),
         (("reproduce", "table1", "--set", "graph=false"), "each run chooses it"),
         (("sweep", "sorting", "--algorithm", "softsort", "--seed", "1,2"), "give --seeds"),
@@ -229,7 +240,7 @@ def test_a_grid_of_ones_own(tmp_path):
     options = ("--seeds", "2", "--results", str(tmp_path), "--device", "cpu")
     _, listed = command("sweep", "sorting", *words, *options, "--dry-run")
     assert [line.split(":")[0] for line in listed.splitlines()] == [
-        "damping 0.1, seed 0", "damping 10.0, seed 0", "damping 0.1, seed 1", "damping 10.0, seed 1",
+        "damping 0.1, seed 0", "damping 10, seed 0", "damping 0.1, seed 1", "damping 10, seed 1",
     ]  # fmt: skip
     for seed in (0, 1):
         for damping in (0.1, 10.0):
@@ -240,7 +251,7 @@ def test_a_grid_of_ones_own(tmp_path):
     code, text = command("sweep", "sorting", *words, *options)
     assert code == 0
     assert text.splitlines()[-2:] == [
-        "damping 10.0: exact match 10.50 ± 0.71 % (2 seeds)",
+        "damping 10: exact match 10.50 ± 0.71 % (2 seeds)",
         "damping 0.1: exact match 0.60 ± 0.71 % (2 seeds)",
     ]
 

@@ -44,6 +44,13 @@ def stop_at(monkeypatch):
     return at
 
 
+@pytest.fixture
+def two_at_once(monkeypatch):
+    """Two runs take turns after every step."""
+    monkeypatch.setattr(_train, "choose_at_once", lambda asked, config, seeds: (2, None))
+    monkeypatch.setattr(loop, "STEPS_A_TURN", 1)
+
+
 def fail():
     raise RunError("the dog ate it")
 
@@ -61,9 +68,7 @@ def test_an_interrupted_run(stop_at, tmp_path):
     assert "stopped after step 3; everything is saved" in told[-1]["message"]
 
 
-def test_all_that_were_interrupted_at_once(stop_at, tmp_path, monkeypatch):
-    monkeypatch.setattr(_train, "choose_at_once", lambda asked, config, seeds: (2, None))
-    monkeypatch.setattr(loop, "STEPS_A_TURN", 1)
+def test_all_that_were_interrupted_at_once(two_at_once, stop_at, tmp_path):
     stop_at(3)
     code, told = events("--seeds", "3,5,7", "--eval-every", "4", "--out", str(tmp_path / "runs"))
     assert code == 130
@@ -72,11 +77,18 @@ def test_all_that_were_interrupted_at_once(stop_at, tmp_path, monkeypatch):
     assert all(f"stopped after step {event['step']};" in event["message"] for event in stopped.values())
 
 
-def test_a_run_that_failed(stop_at, tmp_path):
-    stop_at(6, fail)
+@pytest.mark.parametrize(
+    ("act", "wanted", "last"),
+    [
+        (fail, 2, {"event": "error", "message": "the dog ate it", "seed": 5}),
+        (interrupt, 130, {"event": "interrupted", "message": "stopped; the last checkpoint is intact.", "seed": 5}),
+    ],
+    ids=["an error", "a second Ctrl-C"],
+)
+def test_a_run_that_ended_at_once(act, wanted, last, stop_at, tmp_path):
+    stop_at(6, act)
     code, told = events("--seeds", "3,5,7", "--out", str(tmp_path / "runs"))
-    assert code == 2
-    assert told[-1] == {"event": "error", "message": "the dog ate it", "seed": 5}
+    assert (code, told[-1]) == (wanted, last)
 
 
 def test_a_run_whose_folder_is_refused(tmp_path):
@@ -87,13 +99,6 @@ def test_a_run_whose_folder_is_refused(tmp_path):
     assert (told[-1]["event"], told[-1]["seed"]) == ("error", 5)
 
 
-def test_a_second_control_c(stop_at, tmp_path):
-    stop_at(1, interrupt)
-    code, told = events("--seeds", "3,5", "--out", str(tmp_path / "runs"))
-    assert code == 130
-    assert told[-1] == {"event": "interrupted", "message": "stopped; the last checkpoint is intact.", "seed": 3}
-
-
 def test_a_mistake_that_is_no_run_s(tmp_path):
     code, told = events("--damping", "-1", "--out", str(tmp_path / "run"))
     assert code == 2
@@ -101,12 +106,10 @@ def test_a_mistake_that_is_no_run_s(tmp_path):
     assert "seed" not in told[0]
 
 
-def test_a_second_failure_is_told_as_well(stop_at, tmp_path, monkeypatch):
+def test_a_second_failure_is_told_as_well(two_at_once, stop_at, tmp_path, monkeypatch):
     def save(*_):
         raise RunError("the cat ate the rest")
 
-    monkeypatch.setattr(_train, "choose_at_once", lambda asked, config, seeds: (2, None))
-    monkeypatch.setattr(loop, "STEPS_A_TURN", 1)
     monkeypatch.setattr(loop, "_save", save)
     stop_at(2, fail)
     code, told = events("--seeds", "3,5", "--out", str(tmp_path / "runs"))

@@ -6,6 +6,7 @@ What settings a run has, and which go together, is in `config.py`.
 import difflib
 import math
 from collections.abc import Iterable
+from typing import Any, get_args
 
 from ..errors import ArgumentError
 
@@ -35,6 +36,27 @@ def check_choice(name: str, value: str, choices: Iterable[str], words: str | Non
     near = difflib.get_close_matches(wanted, choices, n=1, cutoff=0.5)
     guess = f"did you mean {near[0]}? It" if near else "it"
     raise ArgumentError(f"{words or option(name)} {value}: {guess} is one of {', '.join(choices)}.")
+
+
+# What a value of a type is to a person.
+_KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
+
+
+def check_kind(name: str, value: Any, hint: Any) -> None:
+    """Refuse a value that is not of a setting's type; a whole number passes for a number.
+
+    >>> check_kind("batch_size", "x", int)
+    Traceback (most recent call last):
+    newton_losses.errors.ArgumentError: --batch-size x: it has to be a whole number.
+    """
+    kinds = get_args(hint) or (hint,)
+    if value is None and type(None) in kinds:
+        return
+    words = [word for kind, word in _KINDS.items() if kind in kinds]
+    fits = isinstance(value, (*(kind for kind in _KINDS if kind in kinds), *((int,) if float in kinds else ())))
+    # To Python true and false are whole numbers.
+    if words and (not fits or (isinstance(value, bool) and bool not in kinds)):
+        raise ArgumentError(f"{option(name)} {value}: it has to be {' or '.join(words)}.")
 
 
 def check_positive(name: str, value: float | None) -> None:

@@ -6,11 +6,11 @@ checks everything and returns the configuration that the run folder keeps.
 
 import difflib
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, get_type_hints
 
 from ..errors import ArgumentError
 from . import defaults
-from .checks import check_at_least, check_choice, check_positive, option, read_damping
+from .checks import check_at_least, check_choice, check_kind, check_positive, option, read_damping
 from .device import resolve_device
 
 # Larger numbers do not fit into 64 bits.
@@ -48,6 +48,9 @@ class RunConfig:
 
     def resolved(self) -> Self:
         """This configuration with the paper's values in its holes, checked."""
+        hints = get_type_hints(type(self))
+        for field in fields(self):
+            check_kind(field.name, getattr(self, field.name), hints[field.name])
         check_choice("algorithm", self.algorithm, self.algorithms)
         check_choice("data", self.data, self.sources)
         check_choice("curvature", self.curvature, defaults.CURVATURES)

@@ -46,11 +46,12 @@ class ConvexConfig(RunConfig):
     device: str = "cpu"
 
     def resolved(self) -> Self:
-        check_at_least("steps", self.steps, 1)
         if self.device not in ("cpu", "auto"):
             raise ArgumentError(f"--device {self.device}: the solver of convex layers runs on the CPU.")
+        config = super().resolved()
+        check_at_least("steps", self.steps, 1)
         # Neither is there anything to compile or to capture, nor a convolution to be less precise in.
-        return replace(super().resolved(), device="cpu", graph=False, compile=False, precision="float32")
+        return replace(config, device="cpu", graph=False, compile=False, precision="float32")
 
     def _check_curvature(self) -> None:
         super()._check_curvature()

@@ -72,6 +72,6 @@ def write_error(path: Path, error: OSError) -> RunError:
     else:
         hint = "Look into the cause and give the same command again"
     return RunError(
-        f"{path}: could not be written ({error.strerror or error}). {hint}: the run goes on from its last "
-        "checkpoint. Nothing that was there has been lost."
+        f"{path}: could not be written ({error.strerror or error}). {hint}. Nothing that was there has "
+        "been lost, and a run goes on from its last checkpoint."
     )

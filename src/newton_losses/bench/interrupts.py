@@ -1,10 +1,14 @@
 """Ctrl-C and a polite `kill`: finish the step, save, say how to go on. A second one stops at once."""
 
 import contextlib
+import os
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from types import FrameType
+
+STOPPING = "stopping as soon as what is under way is done and saved; once more stops at once"
 
 
 class Interrupted(Exception):
@@ -24,16 +28,22 @@ class Interrupted(Exception):
 class StopRequests:
     """`requested` is the number of the signal that arrived, else `None`.
 
-    `is_own`: none arrived, and runs are asked to save because another of them has failed.
+    `is_own`: none arrived, and runs are asked to save because another of them has failed. `answers`: a person at a
+    terminal is told that the first was heard.
     """
 
     requested: int | None = None
     is_own: bool = False
 
+    def __init__(self, *, answers: bool = True) -> None:
+        self._answers = answers
+
     def receive(self, number: int, frame: FrameType | None) -> None:
         if self.requested is not None and not self.is_own:
             raise KeyboardInterrupt
         self.requested, self.is_own = number, False
+        if self._answers:
+            _answer()
 
     def request(self) -> None:
         """Ask runs to stop, if nobody has."""
@@ -46,10 +56,19 @@ class StopRequests:
             self.requested, self.is_own = None, False
 
 
+def _answer() -> None:
+    """Without it a person would wonder: an evaluation can take minutes to come to its end."""
+    if sys.stderr is None or not sys.stderr.isatty() or os.environ.get("RANK", "0") != "0":
+        return
+    # Not by print: this comes in the middle of anything, of another print too. A terminal may be gone by now.
+    with contextlib.suppress(OSError):
+        os.write(sys.stderr.fileno(), f"\n{STOPPING}\n".encode())
+
+
 @contextlib.contextmanager
-def stop_requests() -> Iterator[StopRequests]:
+def stop_requests(*, answers: bool = True) -> Iterator[StopRequests]:
     """Note signals instead of being stopped by them. Off the main thread Python cannot, so nothing happens."""
-    stop = StopRequests()
+    stop = StopRequests(answers=answers)
     if threading.current_thread() is not threading.main_thread():
         yield stop
         return

@@ -118,7 +118,9 @@ class Ranks:
         if skipped is not None and self._skipped_before is not None:
             left_out = (skipped - self._skipped_before).to(loss.dtype)
         gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
-        parts = [*gradients, rows * value, (rows - left_out) * value, left_out]
+        # Of a rank none of whose rows count the loss is NaN, and nothing of it is to enter.
+        of_kept = torch.where(left_out < rows, (rows - left_out) * value, 0.0)
+        parts = [*gradients, rows * value, of_kept, left_out]
         together = torch.cat([part.to(loss.dtype).flatten() for part in parts])
         dist.all_reduce(together, group=self.group)
         *summed, of_all, of_kept, left_out = torch.split(together, [part.numel() for part in parts])

@@ -109,7 +109,7 @@ class RunFolder:
         """The last so many steps: those since the last evaluation with a mean loss of at least one sample."""
         last = skipped = 0
         for one in self.evaluations:
-            # Where a Newton loss has skipped every sample nothing is left, and the mean of nothing is told as 0.
+            # Runs of earlier versions tell the mean of nothing, where a Newton loss has skipped every sample, as 0.
             if one["loss"] is not None and (one["loss"] != 0 or one["skipped_samples"] == skipped):
                 last = one["step"]
             skipped = one["skipped_samples"]

@@ -96,7 +96,8 @@ def outcome(result: Record, again: bool) -> str:
     shared = f" with {result['at_once']} runs at once" if result.get("at_once", 1) > 1 else ""
     return (
         f"{start}: test {values} (evaluation after step {result['reported']['step']} of {result['steps']}), "
-        f"{duration(result['seconds'])}, {result['milliseconds_per_step']:.2f} ms a step{shared}{_warning(result)}"
+        f"{duration(result['seconds'])}, {result['milliseconds_per_step']:.2f} ms a step{shared}, evaluations included"
+        f"{_warning(result)}"
     )
 
 

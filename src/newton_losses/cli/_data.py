@@ -22,7 +22,11 @@ _ABOUT = {
 
 Root = Annotated[
     str | None,
-    typer.Option("--root", help="Folder of the data. Default: $NEWTON_LOSSES_DATA, else the user's cache folder."),
+    typer.Option(
+        "--root",
+        "--data-root",
+        help="Folder of the data. Default: $NEWTON_LOSSES_DATA, else the user's cache folder.",
+    ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 Size = Annotated[int, typer.Option(help="Cells along the side of a map.")]

@@ -1,17 +1,21 @@
 """`newton-losses diagnose`: the report on a loss of the user's own."""
 
+import contextlib
 import importlib
 import importlib.util
 import json
 import sys
+import traceback
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
+import torch
 import typer
 
 from ..diagnose import Report
 from ..diagnose import diagnose as make_report
-from ..errors import ArgumentError
+from ..errors import ArgumentError, NewtonLossesError
 from ._output import spoken_errors
 
 
@@ -38,12 +42,42 @@ def diagnose(
     """  # fmt: skip
     with spoken_errors(as_json):
         function = _named(loss, "loss")
-        function = function() if isinstance(function, type) else function
-        y, *targets = _arguments(batch)
-        report = make_report(function, y, *targets, reduction=_checked(reduction))
+        if isinstance(function, type):
+            with _code_of_the_user(f"{loss}, a class, made without arguments"):
+                function = function()
+        arguments = _arguments(batch)
+        try:
+            report = make_report(function, *arguments, reduction=_checked(reduction))
+        except NewtonLossesError:
+            raise
+        except Exception:
+            _blame(loss, function, arguments)
+            raise
         if plot is not None:
             _draw(report, plot)
         typer.echo(json.dumps(report.to_dict()) if as_json else str(report))
+
+
+def _blame(name: str, loss: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+    """Call the loss by itself: if it fails then too, the fault is not ours."""
+    shape = tuple(getattr(arguments[0], "shape", ()))
+    with _code_of_the_user(f"{name}, called with outputs of shape {shape} and {len(arguments) - 1} more of the batch"):
+        loss(*arguments)
+
+
+@contextlib.contextmanager
+def _code_of_the_user(what: str) -> Iterator[None]:
+    """Tell of an error in the user's code in a sentence, with the line that it came from."""
+    try:
+        yield
+    except NewtonLossesError:
+        raise
+    except Exception as error:
+        ours = ("<", str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
+        theirs = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(ours)]
+        place = f" ({Path(theirs[-1].filename).name}, line {theirs[-1].lineno})" if theirs else ""
+        message = str(error).rstrip(".")
+        raise ArgumentError(f"{what}: {type(error).__name__}: {message}{place}.") from error
 
 
 def _draw(report: Report, plot: Path) -> None:
@@ -63,8 +97,6 @@ def _checked(reduction: str | None) -> Any:
 
 def _arguments(batch: str) -> tuple[Any, ...]:
     if ":" not in batch:
-        import torch
-
         if not Path(batch).is_file():
             raise ArgumentError(f"--batch {batch}: there is no such file. A name in a module is written module:name.")
         try:
@@ -76,7 +108,9 @@ def _arguments(batch: str) -> tuple[Any, ...]:
             ) from error
     else:
         found = _named(batch, "batch")
-        found = found() if callable(found) else found
+        if callable(found):
+            with _code_of_the_user(batch):
+                found = found()
     if not isinstance(found, tuple | list) or not found:
         raise ArgumentError(
             f"--batch {batch}: this is a {type(found).__name__}; it has to be a tuple: outputs, then targets."
@@ -92,7 +126,8 @@ def _named(text: str, what: str) -> Any:
     # As for any script: modules of the folder that the command is called in can be imported.
     if "" not in sys.path and str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
-    module = _from_file(Path(place)) if place.endswith(".py") else _from_module(place, text)
+    with _code_of_the_user(text):
+        module = _from_file(Path(place)) if place.endswith(".py") else _from_module(place, text)
     if not hasattr(module, name):
         raise ArgumentError(f"{what} {text}: {place} has no {name}.")
     return getattr(module, name)

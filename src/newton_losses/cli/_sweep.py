@@ -7,7 +7,7 @@ import typer
 
 from ..bench.config import PathsConfig, RunConfig, SortingConfig
 from ..bench.results import Store, identity, summarise
-from ..bench.words import describe_setting
+from ..bench.words import describe_setting, describe_value
 from ..errors import ArgumentError
 from ._output import spoken_errors
 from ._settings import applicable, parse_grid, product
@@ -98,8 +98,7 @@ def _name(config: RunConfig, grid: dict[str, list[Any]]) -> str:
     """What tells one combination from the others; where there is one alone, what it is."""
     stored = config.to_dict()
     told = [name for name, values in grid.items() if len(values) > 1 and stored[name] is not None]
-    several = [f"{name} {stored[name]}" for name in told]
-    return ", ".join(several) or describe_setting(config)
+    return ", ".join(describe_value(name, stored[name]) for name in told) or describe_setting(config)
 
 
 def _summary(results: Path, configs: list[RunConfig], grid: dict[str, list[Any]]) -> str:

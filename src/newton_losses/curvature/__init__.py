@@ -2,6 +2,7 @@
 
 from ._call import Loss as Loss
 from ._call import Reduction as Reduction
+from ._call import check_is_loss as check_is_loss
 from ._call import flatten_outputs as flatten_outputs
 from ._call import full_precision as full_precision
 from ._call import resolve_reduction as resolve_reduction

@@ -23,6 +23,15 @@ def name_of(loss: object) -> str:
     return getattr(loss, "__name__", type(loss).__name__)
 
 
+def check_is_loss(loss: object) -> None:
+    """Refuse what cannot be called, and a class in the place of one of its objects."""
+    if isinstance(loss, type):
+        name = loss.__name__
+        raise ArgumentError(f"The loss is the class {name}, where one of its objects is needed: {name}(...).")
+    if not callable(loss) and not hasattr(loss, "expand"):
+        raise ArgumentError(f"The loss has to be callable as loss(y, *targets), got {loss!r}.")
+
+
 def flatten_outputs(y: Tensor) -> Tensor:
     """The outputs as detached `(N, m)`, in float32 at least, after checking that they can be outputs."""
     if not isinstance(y, Tensor):

@@ -7,7 +7,16 @@ from torch import Tensor
 
 from ..errors import ArgumentError, ShapeError
 from ._autodiff import Derivatives, SecondProduct, first_order, second_order, second_products
-from ._call import Loss, Reduction, flatten_outputs, full_precision, make_total, name_of, resolve_reduction
+from ._call import (
+    Loss,
+    Reduction,
+    check_is_loss,
+    flatten_outputs,
+    full_precision,
+    make_total,
+    name_of,
+    resolve_reduction,
+)
 from ._expansion import CurvatureKind, Expandable, Expansion
 from ._fisher import empirical_fisher
 from ._forms import Curvature, Dense, LowRank, Products, as_curvature
@@ -47,12 +56,11 @@ def expand(
     """
     if curvature not in KINDS:
         raise ArgumentError(f"curvature={curvature!r}; it can be 'hessian', 'fisher' or None.")
+    check_is_loss(loss)
     flat = flatten_outputs(y)
     with full_precision(flat):
         if isinstance(loss, Expandable):
             return _own_expansion(loss, flat.reshape(y.shape), targets, curvature)
-        if not callable(loss):
-            raise ArgumentError(f"The loss has to be callable as loss(y, *targets), got {loss!r}.")
         if flat.numel() == 0:
             return _empty(flat, curvature)
         total = make_total(loss, y.shape, targets, resolve_reduction(loss, reduction))
@@ -68,6 +76,7 @@ def expand(
 
 def loss_values(loss: Loss | Expandable, y: Tensor, *targets: Any, reduction: Reduction | None = None) -> Tensor:
     """The values ℓᵢ `(N,)` alone, with the conventions of `expand` and without its derivatives."""
+    check_is_loss(loss)
     flat = flatten_outputs(y)
     with torch.no_grad(), full_precision(flat):
         if isinstance(loss, Expandable):

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ..curvature import CurvatureKind, Expandable, Expansion, Loss, Reduction, check_loss, finite, flatten_outputs
-from ..curvature._call import name_of
+from ..curvature._call import check_is_loss, name_of
 from ..curvature._forms import as_curvature
 from ..curvature._inference import outside_inference_mode
 from ..errors import ArgumentError, DerivativeError, SeparabilityError
@@ -63,6 +63,7 @@ def diagnose(loss: Loss | Expandable, y: Tensor, *targets: Any, reduction: Reduc
     >>> report.verdict, report.reasons[0]
     ('no', 'One gradient step solves it: the best one takes 100% of the decrease that is to be had.')
     """
+    check_is_loss(loss)
     flat = flatten_outputs(y)
     if flat.numel() == 0:
         raise ArgumentError(f"diagnose needs samples to measure at; the outputs have shape {tuple(y.shape)}.")

@@ -116,3 +116,20 @@ def test_a_timed_run_is_no_result_and_a_result_no_timed_run():
     long, short = record(full.make(device="cpu")), record(timed.make(device="cpu"))
     assert [one.records for one in group([timed], [long, short])] == [(short,)]
     assert [one.protocol.is_full for one in group([full], [long, short])] == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("table", "settings", "words"),
+    [
+        ("table1", {}, "100,000 steps, mnist, float32"),
+        ("table1", {"digits": 1, "test_sets": 50}, "100,000 steps, mnist, float32, digits 1, test sets 50"),
+        ("table2", {"data": "warcraft"}, "50 epochs, warcraft, float32"),
+        ("table2", {"size": 4, "epochs": 1}, "1 epoch, terrain, float32, size 4"),
+        ("runtimes", {}, "2,000 steps, mnist, float32"),
+        ("runtimes", {"batch_size": 50}, "2,000 steps, mnist, float32, batch size 50"),
+        ("cvxpy", {}, "50 steps, random, float32"),
+    ],
+)
+def test_a_protocol_says_what_is_not_as_usual(table, settings, words):
+    """Figures of other digits, maps or sets are no figures of the paper's, at whatever length."""
+    assert str(Protocol.of(cells(table)[0].make(**settings, device="cpu").to_dict())) == words

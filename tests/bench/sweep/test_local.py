@@ -15,6 +15,7 @@ import pytest
 
 from newton_losses.bench.config import PathsConfig, SortingConfig
 from newton_losses.bench.data import terrain
+from newton_losses.bench.interrupts import STOPPING
 from newton_losses.bench.progress import Silent
 from newton_losses.bench.results import Store
 from newton_losses.bench.sealed import read_json, sealed
@@ -244,6 +245,7 @@ def test_a_signal_lets_all_runs_save_and_starts_no_other(sweep, number):
     assert (result.stopped_by, result.exit_code) == (number, 128 + number)
     assert (result.finished, result.failures) == (0, ())
     assert sorted(sweep.starts()) == ["waits 1", "waits 2"]
+    assert sweep.said.getvalue().count(STOPPING) == 1
 
 
 def test_time_left_counts_parts_of_runs_and_not_what_was_done_before(monkeypatch):
@@ -273,12 +275,30 @@ def test_bars_for_a_person(capsys):
     tally.advance(first, 0.5)
     tally.start(second)
     tally.fail(second, "broke\nfor this reason", again=False)
+    tally.stop()
     tally.finish(first, {"test": {"exact_match": 81.5}, "seconds": 61})
     bars.close()
     said = capsys.readouterr().out
     assert "3 runs, of which 1 are done already" in said
     assert "first: exact match 81.5 in 1:01" in said
     assert "failed: second: broke: for this reason" in said
+    assert STOPPING in said
+
+
+def test_bars_keep_what_tells_runs_apart(monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    bars = Bars()
+    tally = Tally(2, 0, bars)
+    for seed in (0, 1):
+        job = Job(f"sorting n=5, softsort (stable), baseline, data digits, digits 2, seed {seed}", f"{seed}", {})
+        tally.start(job)
+        tally.advance(job, 0.25)
+    bars.close()
+    said = capsys.readouterr().out
+    assert "…, seed 0" in said
+    assert "…, seed 1" in said
+    assert " left" in said
 
 
 def test_a_run_goes_on_as_it_was_begun_and_anew_on_another_device(tmp_path):

@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import secrets
+import shlex
 import shutil
 import sys
 from collections.abc import Iterable, Iterator, Mapping
@@ -57,6 +58,15 @@ def data_root(root: str | os.PathLike[str] | None = None) -> Path:
     else:
         base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(base) / "newton-losses"
+
+
+def root_options(base: Path) -> list[str]:
+    """What `newton-losses data` has to be told to work in the folder `base`: nothing where it does so by itself.
+
+    >>> root_options(Path("my data"))
+    ["--root 'my data'"]
+    """
+    return [] if base == data_root() else [f"--root {shlex.quote(str(base))}"]
 
 
 def known_split(split: str) -> str:

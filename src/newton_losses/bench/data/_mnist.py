@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from ._download import Progress, fetch
-from ._files import DataError, DataNotFoundError, Splits, data_root
+from ._files import DataError, DataNotFoundError, Splits, data_root, root_options
 from ._idx import read_idx
 from ._images import LabeledImages
 
@@ -61,10 +61,11 @@ class MNIST(LabeledImages):
                 fetch(base / "MNIST" / "raw", name, FILE_SUMS[name], mirrors, progress)
         arrays = _read(base, part)
         if arrays is None:
+            command = " ".join(["newton-losses data fetch mnist", *root_options(base)])
             raise DataNotFoundError(
                 f"MNIST is not there. Looked for {part}-images-idx3-ubyte and {part}-labels-idx1-ubyte, "
                 f"packed as .gz or not, in {base / 'MNIST' / 'raw'}, and for {base / 'MNIST' / 'mnist.npz'} "
-                f"and {base / 'mnist.npz'}. Fetch it with `newton-losses data fetch mnist` "
+                f"and {base / 'mnist.npz'}. Fetch it with `{command}` "
                 "(download=True in Python), or put one of these there."
             )
         if check:

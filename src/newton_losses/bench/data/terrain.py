@@ -7,7 +7,6 @@ arithmetic is on integers, so that a seed gives the same bytes on every machine.
 
 import json
 import os
-import shlex
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -26,6 +25,7 @@ from ._files import (
     data_root,
     file_md5,
     known_split,
+    root_options,
 )
 from ._map_files import PARTS, MapFiles, file_name, normalized_splits
 from ._path_maps import PathMaps
@@ -194,8 +194,7 @@ def _facts(folder: Path) -> dict[str, Any] | None:
 
 def _advice(folder: Path, size: int, damaged: dict[str, Any] | None = None) -> str:
     """How to draw a set that is not there, or again one that is `damaged`, of these settings where they are known."""
-    root = folder.parents[1]
-    options = [f"--size {size}"] + ([f"--root {shlex.quote(str(root))}"] if root != data_root() else [])
+    options = [f"--size {size}", *root_options(folder.parents[1])]
     if damaged:
         train, test, _ = damaged["counts"]
         options += [f"--train {train}", f"--test {test}", f"--seed {damaged['seed']}"]

@@ -32,7 +32,7 @@ PROTOCOL = (
 Figure = tuple[float, float]
 _OF_A_RUN = ("seed", "data_root", "device", "compile", "graph", "kernels")
 # Runtimes need steps, not results: enough of them to time, and no evaluation that would count.
-_TIMED: dict[str, dict[str, Any]] = {
+TIMED: dict[str, dict[str, Any]] = {
     "sorting": {"steps": 2000, "eval_every": 2000, "validation_sets": 100, "test_sets": 100},
     "paths": {"epochs": 10, "eval_every": 10},
 }
@@ -218,7 +218,7 @@ def _runtimes(column: dict[str, Any], times: dict[str, str]) -> Iterator[Cell]:
         cell = _paper_cell(column, variant)
         hours, _, minutes = time.partition(":")
         figure = (60.0 * int(hours) + int(minutes), math.nan)
-        timed = _TIMED[cell.task]
+        timed = TIMED[cell.task]
         yield replace(cell, table="runtimes", protocol=timed, paper={MINUTES: figure}, paper_bold=None)
 
 

@@ -1,13 +1,16 @@
 """Which runs of a store belong to which cell, runs of different length or data kept apart."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
-from ..results import RunRecord, Summary, experiment, summarise
-from ._cells import PROTOCOL, Cell, paper_protocol
+from ..results import RunRecord, Summary, configuration_class, experiment, summarise
+from ..words import describe_value
+from ._cells import PROTOCOL, TIMED, Cell, paper_protocol
 
 TIME = "milliseconds_per_step"
+# Told by itself, or, as the drops of the learning rate, a consequence of what is told.
+_TOLD = ("steps", "epochs", "drops", "data", "precision")
 
 
 @dataclass(frozen=True)
@@ -50,8 +53,18 @@ class Protocol:
         return bool(self["data"] == paper_protocol(self.task)["data"])
 
     def __str__(self) -> str:
-        unit = "epochs" if self.task == "paths" else "steps"
-        return f"{self.length:,} {unit}, {self['data']}, {self['precision']}"
+        unit = ("epoch" if self.task == "paths" else "step") + ("" if self.length == 1 else "s")
+        start = f"{self.length:,} {unit}, {self['data']}, {self['precision']}"
+        return ", ".join([start, *self._changes()])
+
+    def _changes(self) -> list[str]:
+        """What else is not as it is by itself, or as it is in every timed run."""
+        usual = {one.name: one.default for one in fields(configuration_class(self.task))}
+        timed = TIMED.get(self.task, {})
+        if timed.items() <= dict(self.settings).items():
+            usual |= timed
+        others = ((name, value) for name, value in self.settings if name not in _TOLD)
+        return [describe_value(name, value) for name, value in others if value != usual[name]]
 
 
 @dataclass(frozen=True)

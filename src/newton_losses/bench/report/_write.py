@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ...errors import ArgumentError
-from ..files import write_atomically, write_error
+from ..files import check_writable, write_atomically
 from ..results import Store
 from ._blocks import Figure
 from ._chart import standalone
@@ -22,6 +22,8 @@ def write_report(results: Path, out: Path, tell: Callable[[str], None] = silent)
     """
     if not results.is_dir():
         raise ArgumentError(f"--results {results}: there is no such folder. It is the one that holds run folders.")
+    check_writable(out)
+    check_writable(out / FIGURES)
     if not Store(results).records():
         tell(f"{results} holds no finished run, as every cell of the page will say")
     report = compose(results, tell)
@@ -29,10 +31,6 @@ def write_report(results: Path, out: Path, tell: Callable[[str], None] = silent)
     for block in report.blocks:
         if isinstance(block, Figure):
             files |= {f"{FIGURES}/{panel.name}.svg": standalone(panel.svg) for panel in block.panels}
-    try:
-        (out / FIGURES).mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise write_error(out, error) from error
     for name, text in files.items():
         write_atomically(out / name, text.encode())
     return [out / name for name in files]

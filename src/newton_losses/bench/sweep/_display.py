@@ -3,9 +3,13 @@
 import sys
 from typing import Any, TextIO
 
+from ..interrupts import STOPPING
 from ..words import duration
 from ._job import Job
 from ._tally import Tally
+
+# What stands beside a label: a bar, how far it is, and the time left of all.
+_BESIDE = 44
 
 
 class Lines:
@@ -32,6 +36,9 @@ class Lines:
     def job_failed(self, job: Job, message: str, again: bool, tally: Tally) -> None:
         self._say(failing(job, message, again))
 
+    def sweep_stopping(self) -> None:
+        self._say(STOPPING)
+
     def close(self) -> None:
         pass
 
@@ -57,7 +64,9 @@ class Bars:
         self._bars.start()
 
     def job_started(self, job: Job, tally: Tally) -> None:
-        self._rows[job.name] = self._bars.add_task(job.label, total=1.0, note="starting")
+        self._rows[job.name] = self._bars.add_task(
+            shortened(job.label, self._console.width - _BESIDE), total=1.0, note="starting"
+        )
 
     def job_advanced(self, job: Job, tally: Tally) -> None:
         fraction = tally.running[job.name]
@@ -72,6 +81,9 @@ class Bars:
     def job_failed(self, job: Job, message: str, again: bool, tally: Tally) -> None:
         self._remove(job)
         self._print(failing(job, message, again), style="red")
+
+    def sweep_stopping(self) -> None:
+        self._print(STOPPING)
 
     def close(self) -> None:
         self._bars.stop()
@@ -88,6 +100,18 @@ class Bars:
         note = f"{tally.done}/{tally.total}, {duration(tally.seconds_left())} left"
         done = tally.done + sum(tally.running.values())
         self._bars.update(self._all, total=tally.total, completed=done, note=note)
+
+
+def shortened(label: str, width: int) -> str:
+    """A label in so many characters, with its end, the seed, which the labels of a sweep have not in common.
+
+    >>> shortened("sorting n=5, softsort (stable), baseline, seed 3", 32)
+    'sorting n=5, softsort (…, seed 3'
+    """
+    if len(label) <= width:
+        return label
+    start, _, end = label.rpartition(", ")
+    return f"{start[: max(width - len(end) - 3, 0)]}…, {end}"
 
 
 def opening(tally: Tally) -> str:

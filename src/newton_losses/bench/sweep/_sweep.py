@@ -59,7 +59,8 @@ def run_sweep(
             tidy(job)
     tally = Tally(len(to_do), len(wanted) - len(to_do), listener)
     pool = pool or LocalPool(slots, store.path / LOGS)
-    with stop_requests() as stop:
+    # The listener answers: bars of several rows would wipe out what anyone else writes.
+    with stop_requests(answers=False) as stop:
         try:
             pool.start(to_do, tally)
             asked = False
@@ -67,6 +68,7 @@ def run_sweep(
                 time.sleep(_LOOK_SECONDS)
                 if stop.requested is not None and not asked:
                     asked = True
+                    tally.stop()
                     pool.stop()
         except BaseException:
             pool.kill()

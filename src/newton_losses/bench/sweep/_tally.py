@@ -27,6 +27,7 @@ class Listener(Protocol):
     def job_advanced(self, job: Job, tally: "Tally") -> None: ...
     def job_finished(self, job: Job, result: dict[str, Any], tally: "Tally") -> None: ...
     def job_failed(self, job: Job, message: str, again: bool, tally: "Tally") -> None: ...
+    def sweep_stopping(self) -> None: ...
     def close(self) -> None: ...
 
 
@@ -86,6 +87,11 @@ class Tally:
         """A job was stopped, or is done elsewhere at the moment."""
         with self._lock:
             self._leave(job)
+
+    def stop(self) -> None:
+        """Somebody has asked for it; jobs at work save first."""
+        with self._lock, _a_reader_who_may_have_left():
+            self._listener.sweep_stopping()
 
     def seconds_left(self) -> float:
         """At the pace so far, in jobs a second; parts of running ones count. NaN before there is a pace."""
