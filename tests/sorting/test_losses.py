@@ -7,7 +7,7 @@ import pytest
 import torch
 from sorting_cases import NAMES, make, scores_and_values
 
-from newton_losses import ArgumentError, ShapeError
+from newton_losses import ArgumentError, NewtonLoss, ShapeError
 from newton_losses.curvature import Expandable
 from newton_losses.sorting import (
     SortingLoss,
@@ -216,6 +216,23 @@ def test_compile(name):
         lambda s, v: loss.expand(s, v, curvature="hessian").curvature, fullgraph=True, backend="aot_eager"
     )
     torch.testing.assert_close(expand(scores, values), loss.expand(scores, values, curvature="hessian").curvature)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("curvature", ["fisher", "hessian"])
+@pytest.mark.parametrize("numerics", ["stable", "reference"])
+@pytest.mark.parametrize("name", ["softsort", "neuralsort", "logistic", "cauchy"])
+def test_what_the_compiler_makes_of_a_newton_loss_is_the_same(name, numerics, curvature):
+    """torch's own compiler, whose code for CPUs has been seen to lose gradients and to break the heap."""
+    scores, values = scores_and_values(20, 5, dtype=torch.float32)
+    loss = NewtonLoss(SortingLoss(name, numerics=numerics), curvature, damping=1.0)
+    results = []
+    for function in (loss, torch.compile(loss)):
+        leaf = scores.clone().requires_grad_()
+        value = function(leaf, values)
+        value.backward()
+        results.append((value.detach(), leaf.grad))
+    torch.testing.assert_close(*results, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.gpu

@@ -6,6 +6,7 @@ from sorting_cases import DISTRIBUTIONS, NAMES, SIZES, make, scores_and_values
 
 from newton_losses.errors import ArgumentError, ShapeError
 from newton_losses.sorting import NeuralSort, SoftSort, SortingNetwork, neuralsort, softsort
+from newton_losses.sorting._wiring import exchanged, strides, wiring
 
 diffsort = pytest.importorskip("diffsort")
 
@@ -85,6 +86,20 @@ def test_log_matrix_is_finite_where_the_matrix_underflows():
     scores = torch.tensor([0.0, 1e6, -1e6])
     for name in NAMES:
         assert make(name, 1000.0).log_matrix(scores).isfinite().all(), name
+
+
+@pytest.mark.parametrize(
+    ("network", "n"), [*(("odd_even", n) for n in range(1, 8)), *(("bitonic", 2**k) for k in range(5))]
+)
+def test_partners_change_places_in_the_same_way_for_the_compiler(network, n, monkeypatch):
+    partners, _ = wiring(network, n)
+    rows = torch.arange(3.0 * n).view(n, 3)
+    assert len(strides(network, n)) == len(partners)
+    for partner, stride in zip(partners, strides(network, n), strict=True):
+        plain = exchanged(rows, partner, stride)
+        with monkeypatch.context() as compiling:
+            compiling.setattr(torch.compiler, "is_compiling", lambda: True)
+            assert torch.equal(exchanged(rows, partner, stride), plain)
 
 
 def test_wiring_lives_in_buffers_that_are_not_saved():

@@ -17,7 +17,7 @@ from ._network_derivatives import compiled_values, impossible_but_diagonal, netw
 from ._operator import Backend, check_backend, chosen_kernel
 from ._relaxation import Relaxation
 from ._stable import log_sum
-from ._wiring import NetworkName, wiring
+from ._wiring import NetworkName, exchanged, strides, wiring
 
 
 class SortingNetwork(Relaxation):
@@ -86,14 +86,15 @@ class SortingNetwork(Relaxation):
         values = as_wide(batch_last(scores))
         state = impossible_but_diagonal(values)
         size = len(values)
-        # A wire's new row comes along two paths, from itself and from its partner: both in one operation.
-        sources = torch.cat((torch.arange(size, device=scores.device).expand_as(partners), partners), 1)
         keep_swap = torch.stack((signs, -signs), 1).unsqueeze(-1).to(values.dtype)
-        for partner, source, sign in zip(partners.unbind(0), sources.unbind(0), keep_swap.unbind(0), strict=True):
-            difference = values.index_select(0, partner) - values
+        for partner, sign, stride in zip(
+            partners.unbind(0), keep_swap.unbind(0), strides(self.network, size), strict=True
+        ):
+            difference = exchanged(values, partner, stride) - values
             chances = self._law.log_cdf(self._law.argument(difference * sign, self.steepness))
             values = torch.addcmul(values, chances[1].exp(), difference)
-            paths = state.index_select(0, source).view(2, size, size, -1)
+            # A wire's new row comes along two paths, from itself and from its partner.
+            paths = torch.stack((state, exchanged(state, partner, stride)))
             state = log_sum(paths + chances.unsqueeze(2))
         return state.movedim(-1, 0).reshape(*scores.shape, scores.shape[-1])
 
@@ -101,12 +102,13 @@ class SortingNetwork(Relaxation):
         partners, signs = self._wiring(scores)
         values = batch_last(scores)
         state = torch.eye(len(values), dtype=scores.dtype, device=scores.device).unsqueeze(-1)
-        for partner, sign in zip(partners.unbind(0), signs.unsqueeze(-1).unbind(0), strict=True):
-            other = values.index_select(0, partner)
+        layers = zip(partners.unbind(0), signs.unsqueeze(-1).unbind(0), strides(self.network, len(values)), strict=True)
+        for partner, sign, stride in layers:
+            other = exchanged(values, partner, stride)
             keep = self._law.log_cdf(self._law.argument((other - values) * sign, self.steepness)).exp()
             values = keep * values + (1 - keep) * other
             keep = keep.unsqueeze(1)
-            state = keep * state + (1 - keep) * state.index_select(0, partner)
+            state = keep * state + (1 - keep) * exchanged(state, partner, stride)
         return state.movedim(-1, 0).reshape(*scores.shape, scores.shape[-1])
 
     def cross_entropies(self, scores: Tensor, target: Tensor, cells: Tensor) -> Tensor:

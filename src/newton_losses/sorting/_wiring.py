@@ -27,6 +27,30 @@ def wiring(network: NetworkName, n: int, device: torch.device | None = None) -> 
     return _bitonic(n, device)
 
 
+def strides(network: NetworkName, n: int) -> list[int]:
+    """How far apart the wires are that each layer compares.
+
+    >>> strides("bitonic", 8)
+    [1, 2, 1, 4, 2, 1]
+    """
+    if network == "odd_even":
+        return [1] * n
+    return [1 << step for block in range(n.bit_length() - 1) for step in reversed(range(block + 1))] or [1]
+
+
+def exchanged(rows: Tensor, partner: Tensor, stride: int) -> Tensor:
+    """The row of each wire's partner, `rows.index_select(0, partner)`, for partners `stride` apart.
+
+    torch's compiler for CPUs, as of 2.13, writes beyond its buffers, or loses a gradient without a word, where gradients
+    are added up at places that an index names. It gets the same in other words.
+    """
+    if not torch.compiler.is_compiling():
+        return rows.index_select(0, partner)
+    ahead = (partner - torch.arange(len(partner), device=partner.device)).view(-1, *[1] * (rows.ndim - 1))
+    below = torch.where(ahead < 0, rows.roll(stride, 0), rows)
+    return torch.where(ahead > 0, rows.roll(-stride, 0), below)
+
+
 def _odd_even(n: int, device: torch.device | None) -> tuple[Tensor, Tensor]:
     wire = torch.arange(n, device=device)
     layer = torch.arange(n, device=device).unsqueeze(-1)
