@@ -41,7 +41,7 @@ def strides(network: NetworkName, n: int) -> list[int]:
 def exchanged(rows: Tensor, partner: Tensor, stride: int) -> Tensor:
     """The row of each wire's partner, `rows.index_select(0, partner)`, for partners `stride` apart.
 
-    torch's compiler for CPUs, as of 2.13, writes beyond its buffers, or loses a gradient without a word, where gradients
+    torch's compiler for CPUs, as of 2.13, writes beyond its buffers or loses a gradient without a word where gradients
     are added up at places that an index names. It gets the same in other words.
     """
     if not torch.compiler.is_compiling():
