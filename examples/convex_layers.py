@@ -59,6 +59,7 @@ def train(damping: float | None, seed: int, steps: int, samples: int, exact: boo
     optimizer = torch.optim.Adam(network.parameters(), lr=1e-2)
     losses = []
     for step in range(steps + 1):
+        print(f"seed {seed}, step {step} of {steps}", end="\r", file=sys.stderr, flush=True)
         loss = nn.functional.mse_loss(network(inputs), targets)
         losses.append(loss.item())
         if step < steps:

@@ -130,4 +130,5 @@ class Kernels:
         if code:
             text: Any = ctypes.c_char_p()
             self._driver.cuGetErrorString(code, ctypes.byref(text))
-            raise CudaError(f"CUDA's driver: {(text.value or b'unknown error').decode()} ({code}).")
+            reason = (text.value or b"unknown error").decode()
+            raise CudaError(f"CUDA's driver: {reason} ({code}). With --no-kernels torch's own kernels do the work.")
