@@ -1,5 +1,5 @@
 // A block of CUDA threads on a CPU: what hopper.cu offers to kernels, done by threads of the host, one after another
-// where the device is asynchronous. With it second_layer.cu compiles as C++.
+// where the device is asynchronous. With it the kernels of both layers compile as C++.
 
 #include <algorithm>
 #include <barrier>

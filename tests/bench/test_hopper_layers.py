@@ -14,6 +14,7 @@ import torch
 from torch.nn import functional
 
 import newton_losses.bench.kernels as kernels
+from newton_losses.bench.kernels._cuda_c import Kernels
 from newton_losses.bench.kernels._digit_hopper import (
     first_layer,
     first_layer_gradients,
@@ -21,10 +22,11 @@ from newton_losses.bench.kernels._digit_hopper import (
     second_layer,
     second_layer_gradients,
 )
+from newton_losses.errors import ArgumentError
 
 HERE = Path(__file__).parent
-FIRST_SIZES = [(1, 4, 8), (2, 28, 112), (3, 8, 56)]
-SECOND_SIZES = [(1, 4, 16), (2, 14, 56), (3, 14, 28), (1, 10, 40), (2, 2, 2)]
+FIRST_SIZES = [(1, 4, 8), (2, 28, 112), (3, 8, 56), (1, 64, 112), (2, 4, 4)]
+SECOND_SIZES = [(1, 4, 16), (2, 14, 56), (3, 14, 28), (1, 10, 40), (2, 2, 2), (3, 6, 4)]
 
 
 @pytest.fixture(scope="module")
@@ -150,6 +152,23 @@ def test_nan(emulated):
     assert_nan_goes_where_it_goes_in_torch(Emulated(emulated, 1))
 
 
+@pytest.fixture
+def without_a_driver():
+    """Kernels on a GPU that is not here: whatever asks the driver fails."""
+    found = object.__new__(Kernels)
+    found.device = torch.device("cuda", 0)
+    return found
+
+
+def test_no_block_is_not_launched(without_a_driver):
+    without_a_driver.launch("first_layer_forward", 0, 128, 0, 0, 28, 112)
+
+
+def test_a_tensor_of_another_device_is_refused(without_a_driver):
+    with pytest.raises(ArgumentError, match="on one device, not cuda:0 and cpu"):
+        without_a_driver.launch("first_layer_forward", 1, 128, 0, torch.zeros(1))
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("size", [*FIRST_SIZES, (600, 28, 112)])
 def test_the_first_layer_on_a_gpu(size):
@@ -192,3 +211,38 @@ def test_the_layers_are_chosen_on_a_hopper_gpu_and_can_be_captured_and_compiled(
     for once, again, replayed in zip(wanted, found, captured, strict=True):
         assert torch.equal(once, again)
         assert torch.equal(once, replayed)
+
+
+def inputs_of_features(count):
+    """Pictures and weights of the network on the GPU, if it is one that has the kernels."""
+    if torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("not a Hopper GPU")
+    generator = torch.Generator().manual_seed(count)
+    pictures = torch.randint(0, 256, (count, 8, 16), generator=generator, dtype=torch.uint8).cuda()
+    weights = [0.1 * torch.randn(shape, generator=generator) for shape in ((32, 1, 5, 5), (32,), (64, 32, 5, 5), (64,))]
+    return pictures, [weight.cuda().requires_grad_() for weight in weights]
+
+
+def features_and_gradients(pictures, weights):
+    features = kernels.digit_features(pictures, *weights)
+    return [features, *torch.autograd.grad(features.float().square().sum(), weights)]
+
+
+@pytest.mark.gpu
+def test_no_picture_has_no_features_and_gradients_of_zero():
+    pictures, weights = inputs_of_features(0)
+    features, *gradients = features_and_gradients(pictures, weights)
+    assert features.shape == (0, 64 * 2 * 4)
+    for gradient, weight in zip(gradients, weights, strict=True):
+        assert torch.equal(gradient, torch.zeros_like(weight))
+
+
+@pytest.mark.gpu
+def test_weights_may_be_float64_and_pictures_begin_anywhere():
+    pictures, weights = inputs_of_features(2)
+    wanted = features_and_gradients(pictures, weights)
+    buffer = torch.zeros(pictures.numel() + 1, dtype=torch.uint8, device="cuda")
+    at_odd_address = buffer[1:].view(pictures.shape).copy_(pictures)
+    wide = [weight.detach().double().requires_grad_() for weight in weights]
+    for found, true in zip(features_and_gradients(at_odd_address, wide), wanted, strict=True):
+        assert torch.equal(found, true.to(found.dtype))

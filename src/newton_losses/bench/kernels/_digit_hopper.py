@@ -39,8 +39,9 @@ def first_layer(pictures: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor,
         shared = 16 * (FIRST_WEIGHTS + (height + 4) * STRIPS)
         blocks = min(count, 4 * kernels.multiprocessors)
         kernels.launch(
-            "first_layer_forward", blocks, 128, shared, pictures, weight, bias, pooled, codes, count, height, width
-        )
+            "first_layer_forward", blocks, 128, shared,
+            _at_even_address(pictures), weight, bias, pooled, codes, count, height, width,
+        )  # fmt: skip
     return pooled, codes
 
 
@@ -62,8 +63,9 @@ def first_layer_gradients(gradient: Tensor, codes: Tensor, pictures: Tensor) -> 
         blocks = min(count, 3 * kernels.multiprocessors)
         parts = result.new_empty((blocks, len(result)))
         kernels.launch(
-            "first_layer_backward", blocks, 128, shared, pictures, gradient, codes, parts, count, height, width
-        )
+            "first_layer_backward", blocks, 128, shared,
+            _at_even_address(pictures), gradient, codes, parts, count, height, width,
+        )  # fmt: skip
         kernels.launch("first_layer_sum", len(result) // 32, 256, 1024, parts, result, blocks)
     return result
 
@@ -126,6 +128,11 @@ def second_layer_gradients(
 def _second_gradients(gradient: Tensor, codes: Tensor, pixels: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     by_weight = torch.empty((SECOND, FIRST, 5, 5), dtype=torch.float32, device=pixels.device)
     return torch.empty_like(pixels), by_weight, by_weight.new_empty(SECOND)
+
+
+def _at_even_address(pictures: Tensor) -> Tensor:
+    """The kernels read two pixels at once; a part of a larger buffer can begin anywhere."""
+    return pictures if pictures.data_ptr() % 2 == 0 else pictures.clone()
 
 
 def _blocks(kernels: Kernels, count: int, height: int, rows: int) -> int:
