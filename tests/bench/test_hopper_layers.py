@@ -16,11 +16,17 @@ from torch.nn import functional
 import newton_losses.bench.kernels as kernels
 from newton_losses.bench.kernels._cuda_c import Kernels
 from newton_losses.bench.kernels._digit_hopper import (
+    BY_PIXELS,
+    BY_WEIGHT,
+    FIRST_SLOPES,
+    FIRST_WEIGHTS,
+    FORWARD,
     first_layer,
     first_layer_gradients,
     packed,
     second_layer,
     second_layer_gradients,
+    strips,
 )
 from newton_losses.errors import ArgumentError
 
@@ -46,30 +52,39 @@ def call(function, blocks, *arguments):
 
 
 class Emulated:
-    """The layers by the library of the host, with everything that is to be written full of other things before."""
+    """The layers by the library of the host, with everything that is to be written full of other things before.
+
+    `places`: how many times 16 bytes of shared memory a kernel is launched with.
+    """
 
     def __init__(self, library, blocks):
         self.library, self.blocks = library, blocks
 
+    def launch(self, name, blocks, places, *arguments):
+        call(getattr(self.library, name), blocks, *arguments)
+        assert self.library.used_by_the_last() <= 16 * places
+
     def first(self, pictures, weight, bias, slope):
         size, parts = pictures.shape, torch.full((self.blocks, 832), torch.nan)
         pooled, codes = torch.full_like(slope, torch.nan), torch.full(slope.shape, 9, dtype=torch.uint8)
-        call(self.library.first_forward, self.blocks, pictures, weight, bias, pooled, codes, *size)
-        call(self.library.first_backward, self.blocks, pictures, slope, codes, parts, *size)
+        places = FIRST_WEIGHTS + strips(size[1]), FIRST_SLOPES + strips(size[1])
+        self.launch("first_forward", self.blocks, places[0], pictures, weight, bias, pooled, codes, *size)
+        self.launch("first_backward", self.blocks, places[1], pictures, slope, codes, parts, *size)
         result = torch.full((832,), torch.nan)
-        call(self.library.first_sum, 26, parts, result, self.blocks)
+        self.launch("first_sum", 26, 64, parts, result, self.blocks)
         return [pooled, *result.split((800, 32))]
 
     def second(self, pixels, weight, bias, slope):
         size, weight = pixels.shape[:3], packed(weight)
         pooled, codes = torch.full_like(slope, torch.nan), torch.full(slope.shape, 9, dtype=torch.uint8)
-        call(self.library.second_forward, self.blocks, pixels, weight, bias, pooled, codes, *size)
+        self.launch("second_forward", self.blocks, FORWARD, pixels, weight, bias, pooled, codes, *size)
         by_pixels = torch.full_like(pixels, torch.nan)
-        call(self.library.second_by_pixels, self.blocks, slope, codes, weight, by_pixels, *size)
+        self.launch("second_by_pixels", self.blocks, BY_PIXELS, slope, codes, weight, by_pixels, *size)
         parts, bias_parts = torch.full((self.blocks, 51200), torch.nan), torch.full((self.blocks, 64), torch.nan)
-        call(self.library.second_by_weight, 2 * self.blocks, pixels, slope, codes, parts, bias_parts, *size)
+        many = 2 * self.blocks
+        self.launch("second_by_weight", many, BY_WEIGHT, pixels, slope, codes, parts, bias_parts, *size)
         by_weight, by_bias = torch.full((64, 32, 5, 5), torch.nan), torch.full((64,), torch.nan)
-        call(self.library.second_sum, 201, parts, bias_parts, by_weight, by_bias, self.blocks)
+        self.launch("second_sum", 201, 0, parts, bias_parts, by_weight, by_bias, self.blocks)
         return [pooled, by_pixels, by_weight, by_bias]
 
 
