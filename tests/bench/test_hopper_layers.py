@@ -5,16 +5,18 @@ bit of their rounding, and of several equal places in a pooled four the first ha
 """
 
 import ctypes
+import importlib.util
 import shutil
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch.nn import functional
 
 import newton_losses.bench.kernels as kernels
-from newton_losses.bench.kernels._cuda_c import Kernels
+from newton_losses.bench.kernels._cuda_c import Kernels, compiler
 from newton_losses.bench.kernels._digit_hopper import (
     BY_PIXELS,
     BY_WEIGHT,
@@ -173,6 +175,18 @@ def without_a_driver():
     found = object.__new__(Kernels)
     found.device = torch.device("cuda", 0)
     return found
+
+
+def test_a_compiler_that_cannot_be_loaded_is_none(tmp_path, monkeypatch):
+    """Other kernels then do the work; an error would stop the training."""
+    library = tmp_path / "cu13" / "lib" / "libnvrtc.so.13"
+    library.parent.mkdir(parents=True)
+    library.write_text("no library")
+    found = SimpleNamespace(submodule_search_locations=[str(tmp_path)])
+    with monkeypatch.context() as patch:
+        patch.setattr(importlib.util, "find_spec", lambda name: found)
+        patch.setattr(torch.version, "cuda", "13.0")
+        assert compiler.__wrapped__() is None
 
 
 def test_no_block_is_not_launched(without_a_driver):

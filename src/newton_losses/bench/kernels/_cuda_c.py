@@ -24,17 +24,17 @@ class CudaError(NewtonLossesError, RuntimeError):
 
 @cache
 def compiler() -> ctypes.CDLL | None:
-    """NVRTC, where torch brought it or the system has it."""
+    """NVRTC, where torch brought it or the system has it, and it can be loaded."""
     if torch.version.cuda is None:
         return None
     name = f"libnvrtc.so.{torch.version.cuda.split('.')[0]}"
     spec = importlib.util.find_spec("nvidia")
     folders = [Path(folder) for folder in (spec.submodule_search_locations or ())] if spec else []
-    for path in (path for folder in folders for path in sorted(folder.glob(f"*/lib/{name}"))):
-        for part in path.parent.glob("libnvrtc-builtins.so*"):
-            ctypes.CDLL(str(part))  # which the compiler looks for by its name, and then finds
-        return ctypes.CDLL(str(path))
     try:
+        for path in (path for folder in folders for path in sorted(folder.glob(f"*/lib/{name}"))):
+            for part in path.parent.glob("libnvrtc-builtins.so*"):
+                ctypes.CDLL(str(part))  # which the compiler looks for by its name, and then finds
+            return ctypes.CDLL(str(path))
         return ctypes.CDLL(name)
     except OSError:
         return None
