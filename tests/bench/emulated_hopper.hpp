@@ -1,7 +1,8 @@
 // A block of CUDA threads on a CPU: what hopper.cu offers to kernels, done by threads of the host, one after another
-// where the device is asynchronous. With it second_layer.cu compiles as C++.
+// where the device is asynchronous. With it the kernels of both layers compile as C++.
 
 #include <algorithm>
+#include <atomic>
 #include <barrier>
 #include <condition_variable>
 #include <cstdint>
@@ -31,6 +32,8 @@ using std::min;
 
 constexpr int SHARED_BYTES = 227 * 1024;
 alignas(128) static u8 shared[SHARED_BYTES];
+// One byte more than the farthest that a kernel has written, or read by a product.
+static std::atomic<int> used;
 static std::unique_ptr<std::barrier<>> everybody;
 static std::vector<std::unique_ptr<std::barrier<>>> warps;
 static std::vector<float> exchange;
@@ -124,6 +127,8 @@ static float operand(u64 description, bool turned, int across, int along) {
     const u64 at = begin + across / 8 * step_across + along / 8 * step_along + row % 8 * 16 + column % 8 * 2;
     u16 value;
     memcpy(&value, shared + at, 2);
+    const int end = int(at) + 2;
+    for (int before = used; before < end && !used.compare_exchange_weak(before, end);) continue;
     return from_bf16(value);
 }
 
@@ -155,7 +160,7 @@ static void launch(int blocks, int threads, const std::function<void()>& kernel)
     warps.clear();
     for (int i = 0; i < threads / 32; ++i) warps.push_back(std::make_unique<std::barrier<>>(32));
     exchange.assign(threads, 0);
-    gridDim.x = blocks, blockDim.x = threads;
+    gridDim.x = blocks, blockDim.x = threads, used = 0;
     for (int block = 0; block < blocks; ++block) {
         blockIdx.x = block;
         for (auto& turn : turns) turn = std::make_unique<Turn>();
@@ -167,5 +172,7 @@ static void launch(int blocks, int threads, const std::function<void()>& kernel)
                 kernel();
             });
         for (auto& one : running) one.join();
+        for (int at = SHARED_BYTES; at > used; --at)
+            if (shared[at - 1] != 0xFF) used = at;
     }
 }

@@ -5,26 +5,36 @@ bit of their rounding, and of several equal places in a pooled four the first ha
 """
 
 import ctypes
+import importlib.util
 import shutil
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch.nn import functional
 
 import newton_losses.bench.kernels as kernels
+from newton_losses.bench.kernels._cuda_c import Kernels, compiler
 from newton_losses.bench.kernels._digit_hopper import (
+    BY_PIXELS,
+    BY_WEIGHT,
+    FIRST_SLOPES,
+    FIRST_WEIGHTS,
+    FORWARD,
     first_layer,
     first_layer_gradients,
     packed,
     second_layer,
     second_layer_gradients,
+    strips,
 )
+from newton_losses.errors import ArgumentError
 
 HERE = Path(__file__).parent
-FIRST_SIZES = [(1, 4, 8), (2, 28, 112), (3, 8, 56)]
-SECOND_SIZES = [(1, 4, 16), (2, 14, 56), (3, 14, 28), (1, 10, 40), (2, 2, 2)]
+FIRST_SIZES = [(1, 4, 8), (2, 28, 112), (3, 8, 56), (1, 64, 112), (2, 4, 4)]
+SECOND_SIZES = [(1, 4, 16), (2, 14, 56), (3, 14, 28), (1, 10, 40), (2, 2, 2), (3, 6, 4)]
 
 
 @pytest.fixture(scope="module")
@@ -44,30 +54,39 @@ def call(function, blocks, *arguments):
 
 
 class Emulated:
-    """The layers by the library of the host, with everything that is to be written full of other things before."""
+    """The layers by the library of the host, with everything that is to be written full of other things before.
+
+    `places`: how many times 16 bytes of shared memory a kernel is launched with.
+    """
 
     def __init__(self, library, blocks):
         self.library, self.blocks = library, blocks
 
+    def launch(self, name, blocks, places, *arguments):
+        call(getattr(self.library, name), blocks, *arguments)
+        assert self.library.used_by_the_last() <= 16 * places
+
     def first(self, pictures, weight, bias, slope):
         size, parts = pictures.shape, torch.full((self.blocks, 832), torch.nan)
         pooled, codes = torch.full_like(slope, torch.nan), torch.full(slope.shape, 9, dtype=torch.uint8)
-        call(self.library.first_forward, self.blocks, pictures, weight, bias, pooled, codes, *size)
-        call(self.library.first_backward, self.blocks, pictures, slope, codes, parts, *size)
+        places = FIRST_WEIGHTS + strips(size[1]), FIRST_SLOPES + strips(size[1])
+        self.launch("first_forward", self.blocks, places[0], pictures, weight, bias, pooled, codes, *size)
+        self.launch("first_backward", self.blocks, places[1], pictures, slope, codes, parts, *size)
         result = torch.full((832,), torch.nan)
-        call(self.library.first_sum, 26, parts, result, self.blocks)
+        self.launch("first_sum", 26, 64, parts, result, self.blocks)
         return [pooled, *result.split((800, 32))]
 
     def second(self, pixels, weight, bias, slope):
         size, weight = pixels.shape[:3], packed(weight)
         pooled, codes = torch.full_like(slope, torch.nan), torch.full(slope.shape, 9, dtype=torch.uint8)
-        call(self.library.second_forward, self.blocks, pixels, weight, bias, pooled, codes, *size)
+        self.launch("second_forward", self.blocks, FORWARD, pixels, weight, bias, pooled, codes, *size)
         by_pixels = torch.full_like(pixels, torch.nan)
-        call(self.library.second_by_pixels, self.blocks, slope, codes, weight, by_pixels, *size)
+        self.launch("second_by_pixels", self.blocks, BY_PIXELS, slope, codes, weight, by_pixels, *size)
         parts, bias_parts = torch.full((self.blocks, 51200), torch.nan), torch.full((self.blocks, 64), torch.nan)
-        call(self.library.second_by_weight, 2 * self.blocks, pixels, slope, codes, parts, bias_parts, *size)
+        many = 2 * self.blocks
+        self.launch("second_by_weight", many, BY_WEIGHT, pixels, slope, codes, parts, bias_parts, *size)
         by_weight, by_bias = torch.full((64, 32, 5, 5), torch.nan), torch.full((64,), torch.nan)
-        call(self.library.second_sum, 201, parts, bias_parts, by_weight, by_bias, self.blocks)
+        self.launch("second_sum", 201, 0, parts, bias_parts, by_weight, by_bias, self.blocks)
         return [pooled, by_pixels, by_weight, by_bias]
 
 
@@ -150,6 +169,35 @@ def test_nan(emulated):
     assert_nan_goes_where_it_goes_in_torch(Emulated(emulated, 1))
 
 
+@pytest.fixture
+def without_a_driver():
+    """Kernels on a GPU that is not here: whatever asks the driver fails."""
+    found = object.__new__(Kernels)
+    found.device = torch.device("cuda", 0)
+    return found
+
+
+def test_a_compiler_that_cannot_be_loaded_is_none(tmp_path, monkeypatch):
+    """Other kernels then do the work; an error would stop the training."""
+    library = tmp_path / "cu13" / "lib" / "libnvrtc.so.13"
+    library.parent.mkdir(parents=True)
+    library.write_text("no library")
+    found = SimpleNamespace(submodule_search_locations=[str(tmp_path)])
+    with monkeypatch.context() as patch:
+        patch.setattr(importlib.util, "find_spec", lambda name: found)
+        patch.setattr(torch.version, "cuda", "13.0")
+        assert compiler.__wrapped__() is None
+
+
+def test_no_block_is_not_launched(without_a_driver):
+    without_a_driver.launch("first_layer_forward", 0, 128, 0, 0, 28, 112)
+
+
+def test_a_tensor_of_another_device_is_refused(without_a_driver):
+    with pytest.raises(ArgumentError, match="on one device, not cuda:0 and cpu"):
+        without_a_driver.launch("first_layer_forward", 1, 128, 0, torch.zeros(1))
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("size", [*FIRST_SIZES, (600, 28, 112)])
 def test_the_first_layer_on_a_gpu(size):
@@ -192,3 +240,38 @@ def test_the_layers_are_chosen_on_a_hopper_gpu_and_can_be_captured_and_compiled(
     for once, again, replayed in zip(wanted, found, captured, strict=True):
         assert torch.equal(once, again)
         assert torch.equal(once, replayed)
+
+
+def inputs_of_features(count):
+    """Pictures and weights of the network on the GPU, if it is one that has the kernels."""
+    if torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("not a Hopper GPU")
+    generator = torch.Generator().manual_seed(count)
+    pictures = torch.randint(0, 256, (count, 8, 16), generator=generator, dtype=torch.uint8).cuda()
+    weights = [0.1 * torch.randn(shape, generator=generator) for shape in ((32, 1, 5, 5), (32,), (64, 32, 5, 5), (64,))]
+    return pictures, [weight.cuda().requires_grad_() for weight in weights]
+
+
+def features_and_gradients(pictures, weights):
+    features = kernels.digit_features(pictures, *weights)
+    return [features, *torch.autograd.grad(features.float().square().sum(), weights)]
+
+
+@pytest.mark.gpu
+def test_no_picture_has_no_features_and_gradients_of_zero():
+    pictures, weights = inputs_of_features(0)
+    features, *gradients = features_and_gradients(pictures, weights)
+    assert features.shape == (0, 64 * 2 * 4)
+    for gradient, weight in zip(gradients, weights, strict=True):
+        assert torch.equal(gradient, torch.zeros_like(weight))
+
+
+@pytest.mark.gpu
+def test_weights_may_be_float64_and_pictures_begin_anywhere():
+    pictures, weights = inputs_of_features(2)
+    wanted = features_and_gradients(pictures, weights)
+    buffer = torch.zeros(pictures.numel() + 1, dtype=torch.uint8, device="cuda")
+    at_odd_address = buffer[1:].view(pictures.shape).copy_(pictures)
+    wide = [weight.detach().double().requires_grad_() for weight in weights]
+    for found, true in zip(features_and_gradients(at_odd_address, wide), wanted, strict=True):
+        assert torch.equal(found, true.to(found.dtype))

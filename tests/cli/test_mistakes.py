@@ -138,6 +138,9 @@ class Needy(torch.nn.Module):
     def __init__(self, weight): super().__init__()
 class Broken(torch.nn.Module):
     def forward(self, y, t): return broken(y, t)
+class Own:
+    def expand(self, y, t, curvature): return {}["own"]
+def silent(y, t): raise ValueError
 """
 
 
@@ -165,6 +168,14 @@ def files(tmp_path):
         ),
         (("own.py:broken", "-b", "good.pt"), "own.py:broken, called with outputs of shape (4, 3) and 1 more of the "),
         (("own.py:Broken", "-b", "good.pt"), "own.py:Broken, called with outputs of shape (4, 3) and 1 more of the "),
+        (
+            ("own.py:Own", "-b", "good.pt"),
+            "own.py:Own, called with outputs of shape (4, 3) and 1 more of the batch: KeyError: 'own'",
+        ),
+        (
+            ("own.py:silent", "-b", "good.pt"),
+            "own.py:silent, called with outputs of shape (4, 3) and 1 more of the batch: ValueError (own.py, line 16).",
+        ),
         (("own.py:Needy", "-b", "good.pt"), "own.py:Needy, a class, made without arguments: TypeError: Needy."),
         (("own.py:loss", "-b", "own.py:no_batch"), "own.py:no_batch: KeyError: 'batch' (own.py, line 8)."),
         (("own.py:loss", "-b", "own.py:no_tensors"), "The outputs have to be a tensor"),

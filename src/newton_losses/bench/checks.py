@@ -56,7 +56,9 @@ def check_kind(name: str, value: Any, hint: Any) -> None:
     fits = isinstance(value, (*(kind for kind in _KINDS if kind in kinds), *((int,) if float in kinds else ())))
     # To Python true and false are whole numbers.
     if words and (not fits or (isinstance(value, bool) and bool not in kinds)):
-        raise ArgumentError(f"{option(name)} {value}: it has to be {' or '.join(words)}.")
+        # A whole number of numpy's looks like one.
+        shown = value if value is None or type(value) in _KINDS else f"{value} ({type(value).__name__})"
+        raise ArgumentError(f"{option(name)} {shown}: it has to be {' or '.join(words)}.")
 
 
 def check_positive(name: str, value: float | None) -> None:

@@ -1,18 +1,20 @@
 """`newton-losses diagnose`: the report on a loss of the user's own."""
 
 import contextlib
+import functools
 import importlib
 import importlib.util
 import json
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
 import torch
 import typer
 
+from ..curvature import Expandable, Loss
 from ..diagnose import Report
 from ..diagnose import diagnose as make_report
 from ..errors import ArgumentError, NewtonLossesError
@@ -58,11 +60,12 @@ def diagnose(
         typer.echo(json.dumps(report.to_dict()) if as_json else str(report))
 
 
-def _blame(name: str, loss: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
-    """Call the loss by itself: if it fails then too, the fault is not ours."""
+def _blame(name: str, loss: Loss | Expandable, arguments: tuple[Any, ...]) -> None:
+    """Call the loss by itself, or the expansion that it brings: if it fails then too, the fault is not ours."""
+    call = functools.partial(loss.expand, curvature="hessian") if isinstance(loss, Expandable) else loss
     shape = tuple(getattr(arguments[0], "shape", ()))
     with _code_of_the_user(f"{name}, called with outputs of shape {shape} and {len(arguments) - 1} more of the batch"):
-        loss(*arguments)
+        call(*arguments)
 
 
 @contextlib.contextmanager
@@ -76,8 +79,8 @@ def _code_of_the_user(what: str) -> Iterator[None]:
         ours = ("<", str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
         theirs = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(ours)]
         place = f" ({Path(theirs[-1].filename).name}, line {theirs[-1].lineno})" if theirs else ""
-        message = str(error).rstrip(".")
-        raise ArgumentError(f"{what}: {type(error).__name__}: {message}{place}.") from error
+        message = ": ".join(filter(None, [what, type(error).__name__, str(error).rstrip(".")]))
+        raise ArgumentError(f"{message}{place}.") from error
 
 
 def _draw(report: Report, plot: Path) -> None:

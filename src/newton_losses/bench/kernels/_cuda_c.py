@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...errors import NewtonLossesError
+from ...errors import ArgumentError, NewtonLossesError
 
 MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 HERE = Path(__file__).parent
@@ -24,17 +24,17 @@ class CudaError(NewtonLossesError, RuntimeError):
 
 @cache
 def compiler() -> ctypes.CDLL | None:
-    """NVRTC, where torch brought it or the system has it."""
+    """NVRTC, where torch brought it or the system has it, and it can be loaded."""
     if torch.version.cuda is None:
         return None
     name = f"libnvrtc.so.{torch.version.cuda.split('.')[0]}"
     spec = importlib.util.find_spec("nvidia")
     folders = [Path(folder) for folder in (spec.submodule_search_locations or ())] if spec else []
-    for path in (path for folder in folders for path in sorted(folder.glob(f"*/lib/{name}"))):
-        for part in path.parent.glob("libnvrtc-builtins.so*"):
-            ctypes.CDLL(str(part))  # which the compiler looks for by its name, and then finds
-        return ctypes.CDLL(str(path))
     try:
+        for path in (path for folder in folders for path in sorted(folder.glob(f"*/lib/{name}"))):
+            for part in path.parent.glob("libnvrtc-builtins.so*"):
+                ctypes.CDLL(str(part))  # which the compiler looks for by its name, and then finds
+            return ctypes.CDLL(str(path))
         return ctypes.CDLL(name)
     except OSError:
         return None
@@ -65,7 +65,8 @@ def compiled(*files: str, architecture: str = "sm_90a") -> bytes:
     options = (ctypes.c_char_p * 1)(f"--gpu-architecture={architecture}".encode())
     failed = library.nvrtcCompileProgram(program, len(options), options)
     if failed:
-        raise CudaError(f"{files[-1]}: {_read(library, 'ProgramLog', program).decode(errors='replace')}")
+        log = _read(library, "ProgramLog", program).rstrip(b"\0").decode(errors="replace")
+        raise CudaError(f"{' + '.join(files)} could not be compiled for {architecture}: {log}")
     machine_code = _read(library, "CUBIN", program)
     library.nvrtcDestroyProgram(ctypes.byref(program))
     return machine_code
@@ -93,6 +94,7 @@ class Kernels:
         self._module = ctypes.c_void_p()
         self._functions: dict[str, ctypes.c_void_p] = {}
         self._granted: dict[str, int] = {}
+        self.device = torch.device("cuda", device)
         self.multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
         machine_code = compiled(*files)
         with torch.cuda.device(device):
@@ -100,7 +102,16 @@ class Kernels:
             self._check(self._driver.cuModuleLoadData(ctypes.byref(self._module), machine_code))
 
     def launch(self, name: str, blocks: int, threads: int, shared: int, *arguments: Tensor | int) -> None:
-        """Start a kernel on the current stream; tensors are on this GPU and contiguous, whole numbers are 32 bits."""
+        """Start a kernel on the current stream; tensors are on this GPU and contiguous, whole numbers are 32 bits.
+
+        Without a block there is nothing to do, which the driver would call an error.
+        """
+        for value in arguments:
+            if isinstance(value, Tensor) and value.device != self.device:
+                devices = f"{self.device} and {value.device}"
+                raise ArgumentError(f"Pictures and weights have to be on one device, not {devices}.")
+        if blocks == 0:
+            return
         values = [
             ctypes.c_void_p(value.data_ptr()) if isinstance(value, Tensor) else ctypes.c_int(value)
             for value in arguments

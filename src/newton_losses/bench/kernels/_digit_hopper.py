@@ -11,7 +11,6 @@ from torch import Tensor
 from ._cuda_c import Kernels
 
 FIRST, SECOND, TAPS = 32, 64, 25
-STRIPS = 65
 FIRST_WEIGHTS = 6 * 4 * FIRST
 FIRST_SLOPES = 2 * 16 * 65
 WEIGHTS = TAPS * 4 * (SECOND + 1)
@@ -36,11 +35,12 @@ def first_layer(pictures: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor,
     pooled, codes = _first_results(pictures)
     with torch.cuda.device_of(pictures):  # type: ignore[no-untyped-call]
         kernels = _kernels(pictures.device.index)
-        shared = 16 * (FIRST_WEIGHTS + (height + 4) * STRIPS)
+        shared = 16 * (FIRST_WEIGHTS + strips(height))
         blocks = min(count, 4 * kernels.multiprocessors)
         kernels.launch(
-            "first_layer_forward", blocks, 128, shared, pictures, weight, bias, pooled, codes, count, height, width
-        )
+            "first_layer_forward", blocks, 128, shared,
+            _at_even_address(pictures), weight, bias, pooled, codes, count, height, width,
+        )  # fmt: skip
     return pooled, codes
 
 
@@ -58,12 +58,13 @@ def first_layer_gradients(gradient: Tensor, codes: Tensor, pictures: Tensor) -> 
     result: Tensor = _first_gradients(gradient, codes, pictures)
     with torch.cuda.device_of(pictures):  # type: ignore[no-untyped-call]
         kernels = _kernels(pictures.device.index)
-        shared = 16 * (FIRST_SLOPES + (height + 4) * STRIPS)
+        shared = 16 * (FIRST_SLOPES + strips(height))
         blocks = min(count, 3 * kernels.multiprocessors)
         parts = result.new_empty((blocks, len(result)))
         kernels.launch(
-            "first_layer_backward", blocks, 128, shared, pictures, gradient, codes, parts, count, height, width
-        )
+            "first_layer_backward", blocks, 128, shared,
+            _at_even_address(pictures), gradient, codes, parts, count, height, width,
+        )  # fmt: skip
         kernels.launch("first_layer_sum", len(result) // 32, 256, 1024, parts, result, blocks)
     return result
 
@@ -126,6 +127,16 @@ def second_layer_gradients(
 def _second_gradients(gradient: Tensor, codes: Tensor, pixels: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     by_weight = torch.empty((SECOND, FIRST, 5, 5), dtype=torch.float32, device=pixels.device)
     return torch.empty_like(pixels), by_weight, by_weight.new_empty(SECOND)
+
+
+def strips(height: int) -> int:
+    """Of a picture with two rows above and below: 64 places a row, and one more."""
+    return (height + 4) * 65
+
+
+def _at_even_address(pictures: Tensor) -> Tensor:
+    """The kernels read two pixels at once; a part of a larger buffer can begin anywhere."""
+    return pictures if pictures.data_ptr() % 2 == 0 else pictures.clone()
 
 
 def _blocks(kernels: Kernels, count: int, height: int, rows: int) -> int:

@@ -1,4 +1,8 @@
-"""The large part of `DigitCNN` in bf16, straight from bytes. The kernels are in the modules named after triton."""
+"""The large part of `DigitCNN` in bf16, straight from bytes, with its gradients.
+
+The kernels are in other modules: those of both convolutions for Hopper GPUs in `_digit_hopper.py`, all others in the
+ones named after triton.
+"""
 
 from typing import Any
 
@@ -69,7 +73,9 @@ class _HopperLayers(torch.autograd.Function):
     ) -> Tensor:
         from ._digit_hopper import first_layer, packed, second_layer
 
-        pixels, codes_1 = first_layer(pictures, weight_1.contiguous(), bias_1)
+        # The kernels take these for float32, one after another, without looking.
+        weight_1, bias_1, bias_2 = (x.float().contiguous() for x in (weight_1, bias_1, bias_2))
+        pixels, codes_1 = first_layer(pictures, weight_1, bias_1)
         weight_2 = packed(weight_2)
         pooled, codes_2 = second_layer(pixels, weight_2, bias_2)
         ctx.save_for_backward(pictures, codes_1, pixels, weight_2, codes_2)

@@ -205,7 +205,8 @@ template <int APART> __device__ void pixel_gradients(u64 weights, u64 slab, u16*
 extern "C" __global__ void __launch_bounds__(384, 1)
 second_layer_by_pixels(const u16* gradient, const u8* codes, const u16* weight, u16* result, int count, int height,
                        int width) {
-    // The windows of the last row end in the next chunk: what they see there is beyond the width.
+    // The windows of the last row end in the next chunk, or in the other slab while it is filled: what they see there is
+    // beyond the width, and not used.
     constexpr int ROWS = 4, FILLER = 2, APART = (ROWS + 4) * NARROW + 1, SLAB = OUT_CHUNKS * APART;
     SHARED(memory);
     u8* slabs = memory + WEIGHTS * 16;
