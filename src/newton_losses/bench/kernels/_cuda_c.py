@@ -41,14 +41,10 @@ def compiler() -> ctypes.CDLL | None:
 
 
 @cache
-def obstacle(device: torch.device) -> str | None:
-    """What keeps kernels for Hopper from being used on a device, as the end of a sentence; `None` if nothing does."""
-    capability = torch.cuda.get_device_capability(device)
-    if torch.version.hip is not None or capability != (9, 0):
-        return f"are for GPUs of compute capability 9.0 (Hopper), and this one has {capability[0]}.{capability[1]}"
-    if compiler() is None:
-        return "need NVRTC, the compiler that comes with torch, which was not found"
-    return None
+def is_hopper(device: torch.device) -> bool:
+    """Whether a device is a Hopper GPU for which there is a compiler."""
+    is_nvidia = torch.version.hip is None
+    return is_nvidia and torch.cuda.get_device_capability(device) == (9, 0) and compiler() is not None
 
 
 @cache

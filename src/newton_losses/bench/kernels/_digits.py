@@ -52,9 +52,9 @@ def has_hopper_layers(pictures: Tensor, weight_1: Tensor, weight_2: Tensor) -> b
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _has_hopper_kernels(device: torch.device) -> bool:
-    from ._cuda_c import obstacle as obstacle_to_cuda_c
+    from ._cuda_c import is_hopper
 
-    return obstacle_to_cuda_c(device) is None
+    return is_hopper(device)
 
 
 def wide_linear(features: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
