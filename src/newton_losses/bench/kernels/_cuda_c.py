@@ -40,7 +40,7 @@ def compiler() -> ctypes.CDLL | None:
         return None
 
 
-@cache
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def is_hopper(device: torch.device) -> bool:
     """Whether a device is a Hopper GPU for which there is a compiler."""
     is_nvidia = torch.version.hip is None

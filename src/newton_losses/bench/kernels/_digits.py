@@ -47,14 +47,12 @@ def has_hopper_layers(pictures: Tensor, weight_1: Tensor, weight_2: Tensor) -> b
     """Whether both layers have kernels of their own for these pictures: on a Hopper GPU, for the network's channels."""
     height, width = pictures.shape[-2:]
     fit = height <= 64 and width <= 112 and weight_1.shape == (32, 1, 5, 5) and weight_2.shape == (64, 32, 5, 5)
-    return fit and _has_hopper_kernels(pictures.device)
+    if not fit:
+        return False
+    from ._cuda_c import is_hopper  # which imports torch's compiler
 
-
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def _has_hopper_kernels(device: torch.device) -> bool:
-    from ._cuda_c import is_hopper
-
-    return is_hopper(device)
+    hopper: bool = is_hopper(pictures.device)
+    return hopper
 
 
 def wide_linear(features: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
