@@ -5,6 +5,8 @@ the caller leaves out. The small systems are solved in float64 where the device 
 nothing at these sizes, and a λ of 1e-6 next to a curvature of 1e3 keeps its meaning.
 """
 
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 import torch
@@ -47,9 +49,10 @@ def damped_solve(
     """
     check_spectrum(spectrum)
     if isinstance(curvature, Products):
+        solve_rows = partial(_solve_products, curvature, spectrum=spectrum, iterations=iterations, tolerance=tolerance)
         if curvature.group is not None:
-            return _solve_together(curvature, curvature.group, rows, damping, spectrum, iterations, tolerance)
-        return _solve_products(curvature, rows, damping, spectrum, iterations, tolerance)
+            return _solve_together(curvature.group, rows, damping, solve_rows)
+        return solve_rows(rows, damping)
     if isinstance(curvature, Dense) and is_small(curvature.matrix, rows, damping):
         kind: Kind = "definite" if curvature.semidefinite else spectrum
         return solve_small(curvature.matrix, rows, damping, kind, curvature.mean)
@@ -134,13 +137,7 @@ def _symmetric(matrix: Tensor) -> Tensor:
 
 
 def _solve_together(
-    curvature: Products,
-    group: "ProcessGroup",
-    rows: Tensor,
-    damping: Tensor | float,
-    spectrum: Spectrum,
-    iterations: int,
-    tolerance: float,
+    group: "ProcessGroup", rows: Tensor, damping: Tensor | float, solve_rows: Callable[[Tensor, Tensor], Tensor]
 ) -> Tensor:
     """Every rank solves for the rows of all, since each product needs all ranks at the same rows.
 
@@ -149,7 +146,7 @@ def _solve_together(
     column = _column(damping, rows)
     sizes = [size for (size,) in gather_numbers(group, torch.tensor([len(rows)], device=rows.device))]
     gathered = torch.cat(gather_rows(group, torch.cat([rows, column], dim=1), sizes))
-    solved = _solve_products(curvature, gathered[:, :-1], gathered[:, -1:], spectrum, iterations, tolerance)
+    solved = solve_rows(gathered[:, :-1], gathered[:, -1:])
     own: Tensor = torch.split(solved, sizes)[own_rank(group)]
     return own
 
