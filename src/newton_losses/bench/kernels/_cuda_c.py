@@ -104,8 +104,7 @@ class Kernels:
         """
         for value in arguments:
             if isinstance(value, Tensor) and value.device != self.device:
-                devices = f"{self.device} and {value.device}"
-                raise ArgumentError(f"Pictures and weights have to be on one device, not {devices}.")
+                raise ArgumentError(f"{name}: tensors have to be on one device, not {self.device} and {value.device}.")
         if blocks == 0:
             return
         values = [
