@@ -4,6 +4,7 @@
 #include "pooling.cu"
 #include "first_layer.cu"
 #include "second_layer.cu"
+#include "second_layer_backward.cu"
 
 extern "C" {
 

@@ -1,4 +1,4 @@
-"""The two layers of `DigitCNN` on a Hopper GPU. The kernels are in first_layer.cu and second_layer.cu.
+"""The two layers of `DigitCNN` on a Hopper GPU. The kernels are in the files named after the layers.
 
 Their shared memory is counted here once more, in slabs of 16 bytes: the kernels lay it out, a launch has to ask for it.
 """
@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ._cuda_c import Kernels
 
+FILES = ("hopper.cu", "pooling.cu", "first_layer.cu", "second_layer.cu", "second_layer_backward.cu")
 FIRST, SECOND, TAPS = 32, 64, 25
 FIRST_WEIGHTS = 6 * 4 * FIRST
 FIRST_SLOPES = 2 * 16 * 65
@@ -22,7 +23,7 @@ BY_WEIGHT = 2 * (10 * 4 * (64 + 5) + 6 * 8 * (64 + 1))
 
 @cache
 def _kernels(device: int) -> Kernels:
-    return Kernels(device, "hopper.cu", "pooling.cu", "first_layer.cu", "second_layer.cu")
+    return Kernels(device, *FILES)
 
 
 @torch.library.custom_op("newton_losses::first_layer", mutates_args=(), device_types="cuda")

@@ -1,23 +1,19 @@
-// The second layer of DigitCNN: a padded 5×5 convolution of 32 into 64 channels, bias, ReLU and 2×2 pooling, forward and
-// backward, on the tensor cores of a Hopper GPU. The instructions are in hopper.cu, what both layers need in pooling.cu.
+// The second layer of DigitCNN: a padded 5×5 convolution of 32 into 64 channels, bias, ReLU and 2×2 pooling, on the tensor
+// cores of a Hopper GPU. The instructions are in hopper.cu, what both layers need in pooling.cu, the gradients in
+// second_layer_backward.cu, which builds on this.
 //
 // A block of threads takes jobs, a few rows of one picture each. Their pixels lie in shared memory once, channels in chunks
 // of eight, with two rows and columns of zeros around them; the taps of the convolution are products with the same pixels,
 // seen through a window that is moved. What lies beyond the width of a picture is computed and not used. While some groups
 // of four warps multiply, the pixels of the next job are brought.
-//
-// A product is as fast as the tensor cores only with 64 columns and more: with fewer, reading its operands takes longer. So
-// taps are put together wherever chunks of neighbouring taps or rows are equally far apart.
-//
-// The gradient before the pooling is never written: the backward kernels unfold it from the codes (pooling.cu).
 
 constexpr int IN = 32, OUT = 64, TAPS = 25;
 constexpr int IN_CHUNKS = IN / CHUNK, OUT_CHUNKS = OUT / CHUNK;
 // Places in shared memory count in 16 bytes: one pixel of one chunk, or one output channel of one chunk. Chunks are an odd
 // number of places apart, so that those of one pixel are in different banks.
 constexpr int WEIGHT_CHUNK = OUT + 1, TAP = IN_CHUNKS * WEIGHT_CHUNK, WEIGHTS = TAPS * TAP;
-// The columns of a slab: those of the widest picture with their margins, a few more where 64 are multiplied.
-constexpr int NARROW = 60, WIDE = 64;
+// The columns of a slab: the 56 of the widest picture, their margins, and four more to multiply by 64.
+constexpr int WIDE = 64;
 
 struct Job {
     int picture, row, rows;
@@ -53,32 +49,6 @@ __device__ void copy_pixels(u8* slab, const u16* pixels, Job job, int height, in
             copy_16(to + row * ROW_APART * 16, inside ? pixels + first + row * width * IN : pixels, inside);
         }
     }
-}
-
-// The slopes of `pairs` pooled rows of a picture, from `row` on, rows outside of it zero, by one group of warps: each has two
-// chunks of channels, and adds up their slopes in `totals`.
-template <int ROW_APART, int CHUNK_APART>
-__device__ void unfold(u8* first, const u16* gradient, const u8* codes, int picture, int row, int pairs, int height,
-                       int width, float (&totals)[2][CHUNK]) {
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4, columns = width / 2, rows = height / 2;
-    if (lane >= columns) return;
-#pragma unroll 1
-    for (int pair = 0; pair < pairs; ++pair)
-#pragma unroll
-        for (int turn = 0; turn < 2; ++turn) {
-            const int chunk = warp + 4 * turn;
-            Slopes found = no_slopes();
-            if (row + pair >= 0 && row + pair < rows) {
-                const int from = ((picture * OUT + chunk * CHUNK) * rows + row + pair) * columns + lane;
-#pragma unroll
-                for (int i = 0; i < CHUNK; ++i) {
-                    found.slope[i] = gradient[from + i * rows * columns];
-                    found.code[i] = codes[from + i * rows * columns];
-                }
-            }
-            store_slopes<ROW_APART, 1>(first + (chunk * CHUNK_APART + 2 * pair * ROW_APART + 2 * lane) * 16, found);
-            add_slopes(totals[turn], found);
-        }
 }
 
 // Sums of 64 channels by 128 places, two rows: each thread has all four places that are pooled into one.
@@ -156,189 +126,5 @@ second_layer_forward(const u16* pixels, const u16* weight, const float* bias, u1
         }
         if (begin >= pairs) next_is_here();
         first ^= pairs % 2;
-    }
-}
-
-// The gradients of two rows of pixels; `slab` has the slopes of the six rows around them.
-template <int APART> __device__ void pixel_gradients(u64 weights, u64 slab, u16* result, int width) {
-    float sums[32], upper[16], lower[16];
-    set_zero(sums);
-    set_zero(upper);
-    set_zero(lower);
-    products_begin();
-#pragma unroll 1
-    for (int left = 0; left < 5; ++left)
-#pragma unroll
-        for (int quarter = 0; quarter < 4; ++quarter) {
-            // What goes back is a convolution with the taps in reverse order. A row of slopes is for both rows of pixels, by
-            // two taps one above the other; the first and the last are for one alone, and have sums of their own.
-            const u64 window = slab + left + quarter * 2 * APART, column = weights + (4 - left) * 5 * TAP + quarter * 16;
-            multiply_64_32<0, 1>(upper, window, column + 4 * TAP);
-#pragma unroll
-            for (int row = 1; row < 5; ++row) multiply_64_64<0, 1>(sums, window + row * NARROW, column + (4 - row) * TAP);
-            multiply_64_32<0, 1>(lower, window + 5 * NARROW, column);
-        }
-    products_go();
-    products_end();
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-        const int column = 16 * warp + lane / 4 + 8 * half;
-        if (column >= width) continue;
-#pragma unroll
-        for (int row = 0; row < 2; ++row) {
-            u32* to = reinterpret_cast<u32*>(result + (row * width + column) * IN) + lane % 4;
-#pragma unroll
-            for (int block = 0; block < IN / 8; ++block) {
-                const int at = 4 * block + 2 * half;
-                const float* own = row == 0 ? upper + at : lower + at;
-                const float* both = sums + 16 * row + at;
-                to[4 * block] = to_bf16(both[0] + own[0]) | static_cast<u32>(to_bf16(both[1] + own[1])) << 16;
-            }
-        }
-    }
-}
-
-// The gradient of the pixels, `(count, height, width, 32)` bf16, from that of the pooled features and their codes.
-//
-// The places of a row by the channels of two rows; a group of warps has two rows.
-extern "C" __global__ void __launch_bounds__(384, 1)
-second_layer_by_pixels(const u16* gradient, const u8* codes, const u16* weight, u16* result, int count, int height,
-                       int width) {
-    // The windows of the last row end in the next chunk, or in the other slab while it is filled: what they see there is
-    // beyond the width, and not used.
-    constexpr int ROWS = 4, FILLER = 2, APART = (ROWS + 4) * NARROW + 1, SLAB = OUT_CHUNKS * APART;
-    SHARED(memory);
-    u8* slabs = memory + WEIGHTS * 16;
-    const int group = warp_group(), jobs = jobs_of<ROWS>(count, height);
-    float unused[2][CHUNK] = {};
-    const auto bring = [&](int number, int turn) {
-        if (number >= jobs) return;
-        const Job job = job_at<ROWS>(number, count, height);
-        unfold<NARROW, APART>(slabs + (turn * SLAB + 2) * 16, gradient, codes, job.picture, job.row / 2 - 1, job.rows / 2 + 2,
-                              height, width, unused);
-    };
-    clear(slabs, 2 * SLAB);
-    copy_weights(memory, weight);
-    __syncthreads();
-    if (group == FILLER) bring(blockIdx.x, 0);
-    publish();
-    __syncthreads();
-    const u64 weights = describe(memory, WEIGHT_CHUNK * 16, 128);
-    int turn = 0;
-    for (int number = blockIdx.x; number < jobs; number += gridDim.x, turn ^= 1) {
-        const Job job = job_at<ROWS>(number, count, height);
-        const int row = 2 * group;
-        if (group == FILLER)
-            bring(number + gridDim.x, turn ^ 1);
-        else if (row < job.rows)
-            pixel_gradients<APART>(weights, describe(slabs + turn * SLAB * 16, 128, APART * 16) + row * NARROW,
-                                   result + (job.picture * height + job.row + row) * width * IN, width);
-        publish();
-        __syncthreads();
-    }
-}
-
-// The gradients of a column of taps, five rows of them, and of `EXTRA` / 32 rows of the last column, by the rows of one job.
-template <int EXTRA, int ROW_APART, int FLAT_APART>
-__device__ void add_taps(float (&sums)[80], float (&extra)[48], u64 slopes, u64 slab, int left, int rows) {
-    products_begin();
-#pragma unroll 1
-    for (int row = 0; row < rows; ++row)
-#pragma unroll
-        for (int quarter = 0; quarter < WIDE / 16; ++quarter) {
-            const u64 slope = slopes + row * FLAT_APART + quarter * 16, window = slab + row * ROW_APART + quarter * 16;
-            multiply_64_160<1, 1>(sums, slope, window + left);
-            if (EXTRA == 96) multiply_64_96<1, 1>(extra, slope, window + 4);
-            if (EXTRA == 64) multiply_64_64<1, 1>(extra, slope, window + 3 * ROW_APART + 4);
-        }
-    products_go();
-    products_end();
-}
-
-// Parts of the gradients of weight, (tap, output channel, input channel), and bias, float32. Two neighbouring blocks of
-// threads share a part; each has two columns of taps and a share of the fifth, the first one also the bias.
-//
-// Output channels by input channels of all five taps of a column: chunks of one row lie behind those of the row above, and
-// so do the rows that the taps see.
-extern "C" __global__ void __launch_bounds__(384, 1)
-second_layer_by_weight(const u16* pixels, const u16* gradient, const u8* codes, float* parts, float* bias_parts, int count,
-                       int height, int width) {
-    constexpr int ROWS = 6, FILLER = 2;
-    constexpr int APART = WIDE + 5, ROW_APART = IN_CHUNKS * APART, SLAB = (ROWS + 4) * ROW_APART;
-    constexpr int SLOPES_APART = WIDE + 1, SLOPES_ROW_APART = OUT_CHUNKS * SLOPES_APART, SLOPES = ROWS * SLOPES_ROW_APART;
-    SHARED(memory);
-    const int group = warp_group(), jobs = jobs_of<ROWS>(count, height), lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
-    const int second = blockIdx.x % 2, part = blockIdx.x / 2, step = gridDim.x / 2, left = 2 * second + group;
-    float sums[80], extra[48], totals[2][CHUNK] = {};
-    set_zero(sums);
-    set_zero(extra);
-    const auto bring = [&](int number, int turn) {
-        if (number >= jobs) return;
-        const Job job = job_at<ROWS>(number, count, height);
-        u8* to = memory + turn * (SLAB + SLOPES) * 16;
-        copy_pixels<ROW_APART, APART, 128>(to, pixels, job, height, width, threadIdx.x % 128);
-        unfold<SLOPES_ROW_APART, SLOPES_APART>(to + SLAB * 16, gradient, codes, job.picture, job.row / 2, job.rows / 2, height,
-                                               width, totals);
-    };
-    clear(memory, 2 * (SLAB + SLOPES));
-    __syncthreads();
-    if (group == FILLER) bring(part, 0);
-    publish();
-    __syncthreads();
-    int turn = 0;
-    for (int number = part; number < jobs; number += step, turn ^= 1) {
-        const Job job = job_at<ROWS>(number, count, height);
-        u8* at = memory + turn * (SLAB + SLOPES) * 16;
-        const u64 slab = describe(at, APART * 16, 128), slopes = describe(at + SLAB * 16, SLOPES_APART * 16, 128);
-        if (group == FILLER)
-            bring(number + step, turn ^ 1);
-        else if (group == 1)
-            add_taps<0, ROW_APART, SLOPES_ROW_APART>(sums, extra, slopes, slab, left, job.rows);
-        else if (second)
-            add_taps<64, ROW_APART, SLOPES_ROW_APART>(sums, extra, slopes, slab, left, job.rows);
-        else
-            add_taps<96, ROW_APART, SLOPES_ROW_APART>(sums, extra, slopes, slab, left, job.rows);
-        publish();
-        __syncthreads();
-    }
-    const auto store = [&](int row, int column, int i, float sum) {
-        const int channel = 16 * warp + lane / 4 + 8 * (i / 2 % 2), at = 8 * (i / 4) + 2 * (lane % 4) + i % 2;
-        const int tap = 5 * (row + at / IN) + column;
-        parts[((part * TAPS + tap) * OUT + channel) * IN + at % IN] = sum;
-    };
-    if (group == FILLER) {
-        if (second) return;
-#pragma unroll
-        for (int turn = 0; turn < 2; ++turn)
-#pragma unroll
-            for (int i = 0; i < CHUNK; ++i) {
-                float total = totals[turn][i];
-                for (int apart = 16; apart > 0; apart /= 2) total += shuffle_down(total, apart);
-                if (lane == 0) bias_parts[part * OUT + (warp + 4 * turn) * CHUNK + i] = total;
-            }
-        return;
-    }
-#pragma unroll
-    for (int i = 0; i < 80; ++i) store(0, left, i, sums[i]);
-    if (group == 1) return;
-#pragma unroll
-    for (int i = 0; i < 48; ++i)
-        if (!second || i < 32) store(3 * second, 4, i, extra[i]);
-}
-
-// The sums over the parts, weight as `(64, 32, 5, 5)` and bias as `(64,)`.
-extern "C" __global__ void __launch_bounds__(256)
-second_layer_sum(const float* parts, const float* bias_parts, float* weight, float* bias, int number) {
-    constexpr int SIZE = TAPS * OUT * IN;
-    const int i = blockIdx.x * blockDim.x + threadIdx.x;
-    float sum = 0;
-    if (i < SIZE) {
-#pragma unroll 12
-        for (int part = 0; part < number; ++part) sum += parts[part * SIZE + i];
-        weight[i % (OUT * IN) * TAPS + i / (OUT * IN)] = sum;
-    } else if (i < SIZE + OUT) {
-        for (int part = 0; part < number; ++part) sum += bias_parts[part * OUT + i - SIZE];
-        bias[i - SIZE] = sum;
     }
 }
