@@ -62,6 +62,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pictures", type=int, default=500)
     count = parser.parse_args().pictures
+    if not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0):
+        parser.error("there is no Hopper GPU here, and these kernels are for no other.")
     generator = torch.Generator("cuda").manual_seed(0)
     pictures = torch.randint(0, 256, (count, HEIGHT, WIDTH), generator=generator, device="cuda", dtype=torch.uint8)
     shapes = ((32, 1, 5, 5), (32,), (64, 32, 5, 5), (64,))

@@ -109,6 +109,8 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=40)
     parser.add_argument("--library", action="store_true", help="torch's kernels instead of this project's")
     arguments = parser.parse_args()
+    if not torch.cuda.is_available():
+        parser.error("there is no CUDA device here, and its kernels are what is timed.")
     base = SortingConfig(
         algorithm=arguments.algorithm, n=arguments.n, device="cuda", precision="bf16", compile=True, graph=True,
         kernels=not arguments.library,
