@@ -126,7 +126,8 @@ def test_two_runs_at_once_from_nothing_to_a_table(tmp_path):
 
 def test_what_would_be_run(tmp_path):
     words = ("--steps", "10000", "--seeds", "2", "--only", "logistic-n10-fisher", "--device", "cpu", "--dry-run")
-    code, text = command("reproduce", "table1", *words, "--numerics", "reference", "--precision", "bf16")
+    words += ("--numerics", "reference", "--precision", "bf16", "--results", str(tmp_path))
+    code, text = command("reproduce", "table1", *words)
     assert code == 0
     assert text.splitlines() == [
         f"logistic-n10-fisher, seed {seed}: newton-losses train sorting --algorithm logistic --curvature fisher "
@@ -248,6 +249,10 @@ def test_a_grid_of_ones_own(tmp_path):
                 algorithm="softsort", curvature="fisher", damping=damping, data="digits", n=3, seed=seed, device="cpu"
             )
             pretend(tmp_path, config.resolved(), {"exact_match": damping + seed})
+        _, listed = command("sweep", "sorting", *words, *options, "--dry-run")
+        note, *left = listed.splitlines()
+        assert note.startswith(f"{2 + 2 * seed} of 4 runs are in ")
+        assert len(left) == 2 - 2 * seed
     code, text = command("sweep", "sorting", *words, *options)
     assert code == 0
     assert text.splitlines()[-2:] == [

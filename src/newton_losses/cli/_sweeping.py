@@ -16,7 +16,7 @@ from ..bench.device import resolve_device
 from ..bench.files import check_writable
 from ..bench.ranks import started_by_torchrun
 from ..bench.results import Store
-from ..bench.sweep import Bars, Job, Lines, SweepResult, run_sweep, train_command
+from ..bench.sweep import Bars, Job, Lines, SweepResult, run_sweep, split, train_command
 from ..errors import ArgumentError
 from ._train import parse_seeds
 
@@ -99,9 +99,12 @@ def run_all(labelled: Iterable[tuple[str, RunConfig]], computing: Computing) -> 
 
 def list_all(labelled: Iterable[tuple[str, RunConfig]], computing: Computing) -> None:
     """Only say what would be run, as commands that do it one by one."""
-    for label, config in labelled:
-        job = Job.of(label, config, computing.results, computing.device)
-        typer.echo(f"{label}: newton-losses {shlex.join(train_command(job.configuration))}")
+    store = Store(computing.results)
+    wanted, to_do = split((Job.of(label, config, store.path, computing.device) for label, config in labelled), store)
+    if len(to_do) < len(wanted):
+        typer.echo(f"{len(wanted) - len(to_do)} of {len(wanted)} runs are in {store.path} already.", err=True)
+    for job in to_do:
+        typer.echo(f"{job.label}: newton-losses {shlex.join(train_command(job.configuration))}")
 
 
 def _check_needs(configs: list[RunConfig]) -> None:

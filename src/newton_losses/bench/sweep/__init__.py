@@ -7,5 +7,6 @@ from ._job import Job as Job
 from ._sweep import Pool as Pool
 from ._sweep import SweepResult as SweepResult
 from ._sweep import run_sweep as run_sweep
+from ._sweep import split as split
 from ._tally import Failure as Failure
 from ._tally import Listener as Listener

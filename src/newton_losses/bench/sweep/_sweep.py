@@ -51,9 +51,7 @@ def run_sweep(
     A record counts wherever in the store it lies, whatever its folder is called. The first Ctrl-C, or a polite
     `kill`, lets every run save itself; a second one ends them at once.
     """
-    wanted = list({identity(job.configuration): job for job in jobs}.values())
-    done = {record.identity for record in store.records()}
-    to_do = [job for job in wanted if identity(job.configuration) not in done]
+    wanted, to_do = split(jobs, store)
     for job in wanted:
         if not job.keep_weights:
             tidy(job)
@@ -77,3 +75,10 @@ def run_sweep(
             listener.close()
             pool.close()
     return SweepResult(tally.total, tally.finished_before, len(tally.finished), tuple(tally.failures), stop.requested)
+
+
+def split(jobs: Iterable[Job], store: Store) -> tuple[list[Job], list[Job]]:
+    """The jobs, each once, and those of them that the store has no record of."""
+    wanted = {identity(job.configuration): job for job in jobs}
+    done = {record.identity for record in store.records()}
+    return list(wanted.values()), [job for key, job in wanted.items() if key not in done]
