@@ -27,7 +27,7 @@ def write_run(
         {"step": steps * k // 5, "loss": 1 / k, "test": {name: value * (1 - 0.5**k) for name, value in test.items()}}
         for k in range(1, 6)
     ]
-    curve[-1]["test"] = test
+    curve[-1].update(test=test, validation=test)
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps({"configuration": configuration, "environment": ENVIRONMENT}))
     (folder / "evaluations.jsonl").write_text("".join(json.dumps(record) + "\n" for record in curve))

@@ -12,9 +12,9 @@ from run_folders import write_cell
 from typer.testing import CliRunner
 
 from newton_losses.bench.presets import cells
-from newton_losses.bench.report import GOAL, SELECTION, curved_cells, gather, standings
+from newton_losses.bench.report import GOAL, GRID, SELECTION, curved_cells, gather, standings
 from newton_losses.bench.report._blocks import Status
-from newton_losses.bench.report._measured import automatic
+from newton_losses.bench.report._measured import damped
 from newton_losses.bench.sweep import Job, train_command
 from newton_losses.cli._app import app
 
@@ -33,7 +33,7 @@ def write(results, chosen, value, seeds=3, **settings):
 def auto(pattern):
     """The cells with damping auto, by the names of those with the paper's λ."""
     keys = {cell.key for name in ("table1", "table2", "table3") for cell in _matching(name, pattern)}
-    return [automatic(cell) for cell in curved_cells() if cell.key in keys]
+    return [damped(cell, "auto") for cell in curved_cells() if cell.key in keys]
 
 
 def _matching(table, pattern):
@@ -61,7 +61,7 @@ def commands(section):
 def trained(command):
     """The runs that a command says it would do, each as a command."""
     words = shlex.split(command.replace("--device cuda", "--device cpu"))
-    done = CliRunner().invoke(app, [*words, "--dry-run"], prog_name="newton-losses")
+    done = CliRunner().invoke(app, [*words, "--dry-run", "--results", "nothing"], prog_name="newton-losses")
     assert done.exit_code == 0, done.output
     return [line.partition(": newton-losses ")[2] for line in done.stdout.splitlines()]
 
@@ -147,6 +147,28 @@ def test_damping_is_compared_with_the_better_of_the_two_others(tmp_path):
     assert row(section, "Cauchy network n=15", "Fisher")[4] == "–"
     assert row(section, "Smoothing of the loss, 30 samples", "Fisher")[4] == "–"
     assert "in 1 of 3 cells; p is below 0.05 in 2 of 2." in section
+
+
+def test_a_damping_is_chosen_by_the_validation_of_one_seed(tmp_path):
+    (cell,) = cells("table1", only="softsort-n5-fisher-stable")
+    write(tmp_path, auto("softsort-n5-fisher-stable"), 70.0, **SHORT)
+    others = [damping for damping in GRID if damping != 1000]
+    for place, damping in enumerate(others):
+        write(tmp_path, [damped(cell, damping)], 40.0 + place, 1, **SHORT)
+    assert PAGE.choice(gather(tmp_path)) == ""  # a part of the grid chooses nothing
+    write(tmp_path, [damped(cell, 1000.0)], 60.0, 3, **SHORT)
+    section = PAGE.choice(gather(tmp_path))
+    found = row(section, "SoftSort n=5", "Fisher")
+    assert [round(float(figure)) for figure in found[:8]] == [40, 41, 42, 43, 44, 45, 60, 46]
+    assert found[8] == "1000"
+    assert [float(found[place].split()[0]) for place in (9, 10)] == pytest.approx([60, 70], abs=0.5)
+    assert found[9].endswith("(3)")
+    assert float(found[11]) > 0.5
+    assert "p is below 0.05 in 0 of 1 cells." in section
+    whole, rest = commands(section)
+    grid = [damped(cell, damping) for damping in GRID]
+    assert sorted(trained(whole)) == expected(grid, 1, **SHORT)
+    assert sorted(trained(rest)) == expected([damped(cell, 1000.0)], 3, **SHORT)
 
 
 def test_full_length_says_where_the_goal_stands(tmp_path):

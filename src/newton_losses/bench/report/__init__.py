@@ -9,6 +9,7 @@ from ._evidence import gather as gather
 from ._goal import STATES as STATES
 from ._goal import Standing as Standing
 from ._goal import standings as standings
+from ._measured import GRID as GRID
 from ._measured import SELECTION as SELECTION
 from ._measured import Runs as Runs
 from ._measured import curved_cells as curved_cells

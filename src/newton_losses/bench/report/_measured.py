@@ -17,8 +17,10 @@ FULL, SHORT = 100_000, 10_000
 EPOCHS = 50
 SEEDS = 10  # of every figure in the paper's tables
 TABLES = ("table1", "table2", "table3")
-# Where `damping="auto"` takes the place of the paper's λ: the end of a method's name, and the table of those cells.
+# What can take the place of a cell's λ, and is then the end of a method's name: "auto", and what the paper chose from.
 AUTO = "auto"
+GRID = (0.001, 0.01, 0.1, 1.0, 10.0, 100.0, 1000.0, 3000.0)
+_DAMPED = "damped"  # the table of those cells
 # How a run's test figure is chosen, for every page that shows some. `reported` of the tasks does it.
 SELECTION = (
     "Test figures are those at the best validation for sorting, and those after the last epoch for shortest paths: the "
@@ -45,8 +47,9 @@ class Measured:
         # Of the runs that belong to cells, each once: others say nothing about which protocol a table is under.
         counted = {record.identity: one for groups in self._groups.values() for one in groups for record in one.records}
         self._common = Counter(one.protocol for one in counted.values())
-        for found in group(map(automatic, curved_cells()), self.records):
-            self._groups[AUTO, found.cell.key].append(found)
+        others = [damped(cell, damping) for cell in curved_cells() for damping in (AUTO, *GRID)]
+        for found in group(others, self.records):
+            self._groups[_DAMPED, found.cell.key].append(found)
 
     def group(self, table: str, key: str, accepts: Callable[[Protocol], bool]) -> Group | None:
         """The runs of a cell under one protocol that is accepted.
@@ -89,9 +92,9 @@ class Runs:
         return _fixed(protocol) == _standard(table, self.length, self.data)
 
     def runs(self, column: str, method: str, numerics: str = "reference") -> Group | None:
-        """The runs of a cell, one a seed. A method can be "hessian-auto" or "fisher-auto" too."""
+        """The runs of a cell, one a seed. A method can be "hessian-auto" or "fisher-10" too."""
         key = f"{column}-{_CONTROLS.get(method, method)}" + ("-stable" if numerics == "stable" else "")
-        found = (self.measured.group(table, key, self.accepts) for table in (*TABLES, AUTO))
+        found = (self.measured.group(table, key, self.accepts) for table in (*TABLES, _DAMPED))
         return next((one for one in found if one is not None), None)
 
     def figure(
@@ -174,15 +177,16 @@ def curved_cells() -> tuple[Cell, ...]:
     return tuple(cell for cell in found if cell.variant != "baseline" and cell.numerics != "reference")
 
 
-def automatic(cell: Cell) -> Cell:
-    """The same cell with `damping="auto"` in the place of its λ.
+def damped(cell: Cell, damping: str | float) -> Cell:
+    """The same cell with another damping in the place of its λ, "auto" or one of the grid.
 
-    >>> cell = automatic(cells("table1", only="softsort-n5-hessian-stable")[0])
+    >>> cell = damped(cells("table1", only="softsort-n5-hessian-stable")[0], "auto")
     >>> cell.key, cell.make(device="cpu").damping, cell.make(device="cpu").spectrum
     ('softsort-n5-hessian-auto-stable', 'auto', 'absolute')
     """
+    name = damping if isinstance(damping, str) else f"{damping:g}"
     suffix = "-stable" if cell.numerics == "stable" else ""
-    return replace(cell.changed({"damping": AUTO}), key=f"{cell.column}-{cell.variant}-{AUTO}{suffix}")
+    return replace(cell.changed({"damping": damping}), key=f"{cell.column}-{cell.variant}-{name}{suffix}")
 
 
 def main_metric(cell: Cell) -> str:
