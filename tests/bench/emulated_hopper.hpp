@@ -88,11 +88,10 @@ static void products_begin() {}
 static void products_go() {}
 static void products_end() {}
 
-static float from_bf16(u16 value) {
-    u32 bits = u32(value) << 16;
-    float result;
-    memcpy(&result, &bits, 4);
-    return result;
+static float bits_float(u32 bits) {
+    float value;
+    memcpy(&value, &bits, 4);
+    return value;
 }
 
 static u32 float_bits(float value) {
@@ -101,8 +100,13 @@ static u32 float_bits(float value) {
     return bits;
 }
 
-static void load_16(u16 (&to)[8], const u16* from) { memcpy(to, from, 16); }
-static void load_8(u8 (&to)[8], const u8* from) { memcpy(to, from, 8); }
+static void load_16(u32 (&to)[4], const void* from) { memcpy(to, from, 16); }
+static void load_8(u32 (&to)[2], const void* from) { memcpy(to, from, 8); }
+
+static u32 two_signs(u32 bytes, int upper) {
+    const u32 two = upper ? bytes >> 16 : bytes;
+    return (two & 0x80 ? 0xFFFFu : 0) | (two & 0x8000 ? 0xFFFF0000u : 0);
+}
 
 static u16 to_bf16(float value) {
     const u32 bits = float_bits(value);
@@ -129,7 +133,7 @@ static float operand(u64 description, bool turned, int across, int along) {
     memcpy(&value, shared + at, 2);
     const int end = int(at) + 2;
     for (int before = used; before < end && !used.compare_exchange_weak(before, end);) continue;
-    return from_bf16(value);
+    return bits_float(u32(value) << 16);
 }
 
 template <int COLUMNS, int SIZE>

@@ -26,17 +26,21 @@ __device__ __forceinline__ void copy_16(void* to, const void* from, bool live) {
 }
 
 // 16 and 8 bytes to registers; addresses are multiples of that.
-__device__ __forceinline__ void load_16(u16 (&to)[8], const u16* from) {
-    const uint4 found = *reinterpret_cast<const uint4*>(from);
-    const u32 word[4] = {found.x, found.y, found.z, found.w};
-#pragma unroll
-    for (int i = 0; i < 8; ++i) to[i] = static_cast<u16>(word[i / 2] >> 16 * (i % 2));
+__device__ __forceinline__ void load_16(u32 (&to)[4], const void* from) {
+    const uint4 found = *static_cast<const uint4*>(from);
+    to[0] = found.x, to[1] = found.y, to[2] = found.z, to[3] = found.w;
 }
 
-__device__ __forceinline__ void load_8(u8 (&to)[8], const u8* from) {
-    const uint2 found = *reinterpret_cast<const uint2*>(from);
-#pragma unroll
-    for (int i = 0; i < 8; ++i) to[i] = static_cast<u8>((i < 4 ? found.x : found.y) >> 8 * (i % 4));
+__device__ __forceinline__ void load_8(u32 (&to)[2], const void* from) {
+    const uint2 found = *static_cast<const uint2*>(from);
+    to[0] = found.x, to[1] = found.y;
+}
+
+// The signs of the lower two bytes of a word, or of its upper two: 16 bits each, all of them the sign.
+__device__ __forceinline__ u32 two_signs(u32 bytes, int upper) {
+    u32 signs;
+    asm("prmt.b32 %0, %1, 0, %2;" : "=r"(signs) : "r"(bytes), "r"(upper ? 0xBBAA : 0x9988));
+    return signs;
 }
 
 // What this thread has written to shared memory, by copies or by itself, is there for products after the next barrier.
@@ -73,7 +77,7 @@ __device__ __forceinline__ u16 to_bf16(float value) {
 
 __device__ __forceinline__ u32 float_bits(float value) { return __float_as_uint(value); }
 
-__device__ __forceinline__ float from_bf16(u16 value) { return __uint_as_float(static_cast<u32>(value) << 16); }
+__device__ __forceinline__ float bits_float(u32 bits) { return __uint_as_float(bits); }
 
 __device__ __forceinline__ float shuffle_down(float value, int apart) { return __shfl_down_sync(~0u, value, apart); }
 

@@ -13,22 +13,25 @@ __device__ void unfold(u8* first, const u16* gradient, const u8* codes, int pict
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4, columns = width / 2, rows = height / 2;
     if (lane >= columns) return;
 #pragma unroll 1
-    for (int pair = 0; pair < pairs; ++pair)
+    for (int pair = 0; pair < pairs; ++pair) {
+        Slopes found[2] = {};
+        if (row + pair >= 0 && row + pair < rows)
 #pragma unroll
-        for (int turn = 0; turn < 2; ++turn) {
-            const int chunk = warp + 4 * turn;
-            Slopes found = no_slopes();
-            if (row + pair >= 0 && row + pair < rows) {
-                const int from = ((picture * OUT + chunk * CHUNK) * rows + row + pair) * columns + lane;
+            for (int turn = 0; turn < 2; ++turn) {
+                const int from = ((picture * OUT + (warp + 4 * turn) * CHUNK) * rows + row + pair) * columns + lane;
 #pragma unroll
                 for (int i = 0; i < CHUNK; ++i) {
-                    found.slope[i] = gradient[from + i * rows * columns];
-                    found.code[i] = codes[from + i * rows * columns];
+                    found[turn].slope[i / 2] |= static_cast<u32>(gradient[from + i * rows * columns]) << 16 * (i % 2);
+                    found[turn].code[i / 4] |= static_cast<u32>(codes[from + i * rows * columns]) << 8 * (i % 4);
                 }
             }
-            store_slopes<ROW_APART, 1>(first + (chunk * CHUNK_APART + 2 * pair * ROW_APART + 2 * lane) * 16, found);
-            add_slopes(totals[turn], found);
+#pragma unroll
+        for (int turn = 0; turn < 2; ++turn) {
+            const int place = (warp + 4 * turn) * CHUNK_APART + 2 * pair * ROW_APART + 2 * lane;
+            store_slopes<ROW_APART, 1>(first + place * 16, found[turn]);
+            add_slopes(totals[turn], found[turn]);
         }
+    }
 }
 
 // The gradients of two rows of pixels; `slab` has the slopes of the six rows around them.
