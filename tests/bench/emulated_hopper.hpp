@@ -77,6 +77,11 @@ static void copy_16(void* to, const void* from, bool live) {
 }
 
 static void publish() {}
+template <int COUNT>
+static void give_registers() {}
+template <int COUNT>
+static void take_registers() {}
+
 static int warp_group() { return threadIdx.x / 128; }
 
 template <int COUNT>
@@ -156,7 +161,6 @@ MULTIPLY(48)
 MULTIPLY(64)
 MULTIPLY(96)
 MULTIPLY(128)
-MULTIPLY(160)
 
 // Blocks one after another, the threads of each at the same time. Shared memory begins as anything but zeros.
 static void launch(int blocks, int threads, const std::function<void()>& kernel) {

@@ -31,12 +31,12 @@ void second_forward(int blocks, const u16* pixels, const u16* weight, const floa
 
 void second_by_pixels(int blocks, const u16* gradient, const u8* codes, const u16* weight, u16* result, int count,
                       int height, int width) {
-    launch(blocks, 384, [=] { second_layer_by_pixels(gradient, codes, weight, result, count, height, width); });
+    launch(blocks, 768, [=] { second_layer_by_pixels(gradient, codes, weight, result, count, height, width); });
 }
 
 void second_by_weight(int blocks, const u16* pixels, const u16* gradient, const u8* codes, float* parts,
                       float* bias_parts, int count, int height, int width) {
-    launch(blocks, 384,
+    launch(blocks, 768,
            [=] { second_layer_by_weight(pixels, gradient, codes, parts, bias_parts, count, height, width); });
 }
 

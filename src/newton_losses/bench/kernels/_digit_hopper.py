@@ -109,14 +109,14 @@ def second_layer_gradients(
     with torch.cuda.device_of(pixels):  # type: ignore[no-untyped-call]
         kernels = _kernels(pixels.device.index)
         kernels.launch(
-            "second_layer_by_pixels", _blocks(kernels, count, height, 4), 384, 16 * BY_PIXELS,
+            "second_layer_by_pixels", _blocks(kernels, count, height, 4), 768, 16 * BY_PIXELS,
             gradient, codes, weight, by_pixels, count, height, width,
         )  # fmt: skip
         # Two blocks share a part.
         number = min(kernels.multiprocessors // 2, _blocks(kernels, count, height, 6))
         parts, bias_parts = by_weight.new_empty((number, by_weight.numel())), by_weight.new_empty((number, SECOND))
         kernels.launch(
-            "second_layer_by_weight", 2 * number, 384, 16 * BY_WEIGHT,
+            "second_layer_by_weight", 2 * number, 768, 16 * BY_WEIGHT,
             pixels, gradient, codes, parts, bias_parts, count, height, width,
         )  # fmt: skip
         blocks = -(-(by_weight.numel() + SECOND) // 256)

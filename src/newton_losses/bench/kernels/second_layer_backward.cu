@@ -5,15 +5,15 @@
 // The columns of a slab of slopes: those of the widest picture with their margins.
 constexpr int NARROW = 60;
 
-// The slopes of `pairs` pooled rows of a picture, from `row` on, rows outside of it zero, by one group of warps: each has two
-// chunks of channels, and adds up their slopes in `totals`.
-template <int ROW_APART, int CHUNK_APART>
-__device__ void unfold(u8* first, const u16* gradient, const u8* codes, int picture, int row, int pairs, int height,
-                       int width, float (&totals)[2][CHUNK]) {
+// The slopes of `pairs` pooled rows of a picture, from `row` on, rows outside of it zero, by `GROUPS` groups of warps that
+// take turns with the rows. This is the `group`-th; a warp has two chunks of channels, and adds up their slopes in `totals`.
+template <int ROW_APART, int CHUNK_APART, int GROUPS>
+__device__ void unfold(u8* first, const u16* gradient, const u8* codes, int picture, int row, int pairs, int group,
+                       int height, int width, float (&totals)[2][CHUNK]) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4, columns = width / 2, rows = height / 2;
     if (lane >= columns) return;
 #pragma unroll 1
-    for (int pair = 0; pair < pairs; ++pair) {
+    for (int pair = group; pair < pairs; pair += GROUPS) {
         Slopes found[2] = {};
         if (row + pair >= 0 && row + pair < rows)
 #pragma unroll
@@ -32,6 +32,19 @@ __device__ void unfold(u8* first, const u16* gradient, const u8* codes, int pict
             add_slopes(totals[turn], found[turn]);
         }
     }
+}
+
+// The totals of a group of warps, one for each channel.
+__device__ void store_totals(const float (&totals)[2][CHUNK], float* to) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
+#pragma unroll
+    for (int turn = 0; turn < 2; ++turn)
+#pragma unroll
+        for (int i = 0; i < CHUNK; ++i) {
+            float total = totals[turn][i];
+            for (int apart = 16; apart > 0; apart /= 2) total += shuffle_down(total, apart);
+            if (lane == 0) to[(warp + 4 * turn) * CHUNK + i] = total;
+        }
 }
 
 // The gradients of two rows of pixels; `slab` has the slopes of the six rows around them.
@@ -76,130 +89,141 @@ template <int APART> __device__ void pixel_gradients(u64 weights, u64 slab, u16*
 
 // The gradient of the pixels, `(count, height, width, 32)` bf16, from that of the pooled features and their codes.
 //
-// The places of a row by the channels of two rows; a group of warps has two rows.
-extern "C" __global__ void __launch_bounds__(384, 1)
+// The places of a row by the channels of two rows; two groups of warps have two rows each, four bring the next slopes.
+extern "C" __global__ void __launch_bounds__(768, 1)
 second_layer_by_pixels(const u16* gradient, const u8* codes, const u16* weight, u16* result, int count, int height,
                        int width) {
     // The windows of the last row end in the next chunk, or in the other slab while it is filled: what they see there is
     // beyond the width, and not used.
-    constexpr int ROWS = 4, FILLER = 2, APART = (ROWS + 4) * NARROW + 1, SLAB = OUT_CHUNKS * APART;
+    constexpr int ROWS = 4, FILLER = 2, FILLERS = 4, APART = (ROWS + 4) * NARROW + 1, SLAB = OUT_CHUNKS * APART;
     SHARED(memory);
     u8* slabs = memory + WEIGHTS * 16;
     const int group = warp_group(), jobs = jobs_of<ROWS>(count, height);
-    float unused[2][CHUNK] = {};
-    const auto bring = [&](int number, int turn) {
-        if (number >= jobs) return;
-        const Job job = job_at<ROWS>(number, count, height);
-        unfold<NARROW, APART>(slabs + (turn * SLAB + 2) * 16, gradient, codes, job.picture, job.row / 2 - 1, job.rows / 2 + 2,
-                              height, width, unused);
-    };
     clear(slabs, 2 * SLAB);
     copy_weights(memory, weight);
-    __syncthreads();
-    if (group == FILLER) bring(blockIdx.x, 0);
     publish();
+    __syncthreads();
+    if (group >= FILLER) {
+        give_registers<64>();
+        float unused[2][CHUNK] = {};
+        int turn = 0;
+        // One job ahead of those who multiply.
+        for (int number = blockIdx.x; number < jobs + gridDim.x; number += gridDim.x, turn ^= 1) {
+            const Job job = job_at<ROWS>(number, count, height);
+            if (number < jobs)
+                unfold<NARROW, APART, FILLERS>(slabs + (turn * SLAB + 2) * 16, gradient, codes, job.picture, job.row / 2 - 1,
+                                               job.rows / 2 + 2, group - FILLER, height, width, unused);
+            publish();
+            __syncthreads();
+        }
+        return;
+    }
+    take_registers<112>();
     __syncthreads();
     const u64 weights = describe(memory, WEIGHT_CHUNK * 16, 128);
     int turn = 0;
     for (int number = blockIdx.x; number < jobs; number += gridDim.x, turn ^= 1) {
         const Job job = job_at<ROWS>(number, count, height);
         const int row = 2 * group;
-        if (group == FILLER)
-            bring(number + gridDim.x, turn ^ 1);
-        else if (row < job.rows)
+        if (row < job.rows)
             pixel_gradients<APART>(weights, describe(slabs + turn * SLAB * 16, 128, APART * 16) + row * NARROW,
                                    result + (job.picture * height + job.row + row) * width * IN, width);
-        publish();
         __syncthreads();
     }
 }
 
-// The gradients of a column of taps, five rows of them, and of `EXTRA` / 32 rows of the last column, by the rows of one job.
-template <int EXTRA, int ROW_APART, int FLAT_APART>
-__device__ void add_taps(float (&sums)[80], float (&extra)[48], u64 slopes, u64 slab, int left, int rows) {
+// The gradients of taps by the rows of one job: output channels by the input channels of the upper three and of the lower two
+// taps of a column, or of one of these.
+template <bool UPPER, bool LOWER, int ROW_APART, int SLOPES_ROW_APART>
+__device__ void add_taps(float (&upper)[48], float (&lower)[32], u64 slopes, u64 slab, int rows) {
     products_begin();
 #pragma unroll 1
     for (int row = 0; row < rows; ++row)
 #pragma unroll
         for (int quarter = 0; quarter < WIDE / 16; ++quarter) {
-            const u64 slope = slopes + row * FLAT_APART + quarter * 16, window = slab + row * ROW_APART + quarter * 16;
-            multiply_64_160<1, 1>(sums, slope, window + left);
-            if (EXTRA == 96) multiply_64_96<1, 1>(extra, slope, window + 4);
-            if (EXTRA == 64) multiply_64_64<1, 1>(extra, slope, window + 3 * ROW_APART + 4);
+            const u64 slope = slopes + row * SLOPES_ROW_APART + quarter * 16, window = slab + row * ROW_APART + quarter * 16;
+            if (UPPER) multiply_64_96<1, 1>(upper, slope, window);
+            if (LOWER) multiply_64_64<1, 1>(lower, slope, window + 3 * ROW_APART);
         }
     products_go();
     products_end();
 }
 
 // Parts of the gradients of weight, (tap, output channel, input channel), and bias, float32. Two neighbouring blocks of
-// threads share a part; each has two columns of taps and a share of the fifth, the first one also the bias.
+// threads share a part: the first has two columns of taps, three taps of the last column and the bias, the second two columns
+// and two taps.
 //
-// Output channels by input channels of all five taps of a column: chunks of one row lie behind those of the row above, and
-// so do the rows that the taps see.
-extern "C" __global__ void __launch_bounds__(384, 1)
+// Output channels by input channels of three and two taps of a column: chunks of one row lie behind those of the row above,
+// and so do the rows that the taps see. Three groups of warps multiply, a column or its part each; three bring the next job.
+extern "C" __global__ void __launch_bounds__(768, 1)
 second_layer_by_weight(const u16* pixels, const u16* gradient, const u8* codes, float* parts, float* bias_parts, int count,
                        int height, int width) {
-    constexpr int ROWS = 6, FILLER = 2;
+    constexpr int ROWS = 6, FILLER = 3, FILLERS = 3;
     constexpr int APART = WIDE + 5, ROW_APART = IN_CHUNKS * APART, SLAB = (ROWS + 4) * ROW_APART;
     constexpr int SLOPES_APART = WIDE + 1, SLOPES_ROW_APART = OUT_CHUNKS * SLOPES_APART, SLOPES = ROWS * SLOPES_ROW_APART;
     SHARED(memory);
-    const int group = warp_group(), jobs = jobs_of<ROWS>(count, height), lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
-    const int second = blockIdx.x % 2, part = blockIdx.x / 2, step = gridDim.x / 2, left = 2 * second + group;
-    float sums[80], extra[48], totals[2][CHUNK] = {};
-    set_zero(sums);
-    set_zero(extra);
-    const auto bring = [&](int number, int turn) {
-        if (number >= jobs) return;
-        const Job job = job_at<ROWS>(number, count, height);
-        u8* to = memory + turn * (SLAB + SLOPES) * 16;
-        copy_pixels<ROW_APART, APART, 128>(to, pixels, job, height, width, threadIdx.x % 128);
-        unfold<SLOPES_ROW_APART, SLOPES_APART>(to + SLAB * 16, gradient, codes, job.picture, job.row / 2, job.rows / 2, height,
-                                               width, totals);
-    };
+    const int group = warp_group(), jobs = jobs_of<ROWS>(count, height);
+    const int second = blockIdx.x % 2, part = blockIdx.x / 2, step = gridDim.x / 2;
+    float* biases = reinterpret_cast<float*>(memory);
     clear(memory, 2 * (SLAB + SLOPES));
     __syncthreads();
-    if (group == FILLER) bring(part, 0);
+    if (group >= FILLER) {
+        give_registers<48>();
+        const int thread = threadIdx.x - 128 * FILLER;
+        float totals[2][CHUNK] = {};
+        int turn = 0;
+        // One job ahead of those who multiply.
+        for (int number = part; number < jobs + step; number += step, turn ^= 1) {
+            const Job job = job_at<ROWS>(number, count, height);
+            u8* to = memory + turn * (SLAB + SLOPES) * 16;
+            if (number < jobs) {
+                copy_pixels<ROW_APART, APART, 128 * FILLERS>(to, pixels, job, height, width, thread);
+                unfold<SLOPES_ROW_APART, SLOPES_APART, FILLERS>(to + SLAB * 16, gradient, codes, job.picture, job.row / 2,
+                                                                job.rows / 2, group - FILLER, height, width, totals);
+            }
+            publish();
+            __syncthreads();
+        }
+        store_totals(totals, biases + (group - FILLER) * OUT);
+        __syncthreads();
+        if (second || thread >= OUT) return;
+        bias_parts[part * OUT + thread] = biases[thread] + biases[OUT + thread] + biases[2 * OUT + thread];
+        return;
+    }
+    take_registers<112>();
+    const int left = group == 2 ? 4 : 2 * second + group;
+    const bool has_upper = group < 2 || !second, has_lower = group < 2 || second;
+    float upper[48], lower[32];
+    set_zero(upper);
+    set_zero(lower);
     publish();
     __syncthreads();
     int turn = 0;
     for (int number = part; number < jobs; number += step, turn ^= 1) {
-        const Job job = job_at<ROWS>(number, count, height);
+        const int rows = job_at<ROWS>(number, count, height).rows;
         u8* at = memory + turn * (SLAB + SLOPES) * 16;
-        const u64 slab = describe(at, APART * 16, 128), slopes = describe(at + SLAB * 16, SLOPES_APART * 16, 128);
-        if (group == FILLER)
-            bring(number + step, turn ^ 1);
-        else if (group == 1)
-            add_taps<0, ROW_APART, SLOPES_ROW_APART>(sums, extra, slopes, slab, left, job.rows);
-        else if (second)
-            add_taps<64, ROW_APART, SLOPES_ROW_APART>(sums, extra, slopes, slab, left, job.rows);
+        const u64 slab = describe(at, APART * 16, 128) + left;
+        const u64 slopes = describe(at + SLAB * 16, SLOPES_APART * 16, 128);
+        if (has_upper && has_lower)
+            add_taps<true, true, ROW_APART, SLOPES_ROW_APART>(upper, lower, slopes, slab, rows);
+        else if (has_upper)
+            add_taps<true, false, ROW_APART, SLOPES_ROW_APART>(upper, lower, slopes, slab, rows);
         else
-            add_taps<96, ROW_APART, SLOPES_ROW_APART>(sums, extra, slopes, slab, left, job.rows);
-        publish();
+            add_taps<false, true, ROW_APART, SLOPES_ROW_APART>(upper, lower, slopes, slab, rows);
         __syncthreads();
     }
-    const auto store = [&](int row, int column, int i, float sum) {
-        const int channel = 16 * warp + lane / 4 + 8 * (i / 2 % 2), at = 8 * (i / 4) + 2 * (lane % 4) + i % 2;
-        const int tap = 5 * (row + at / IN) + column;
-        parts[((part * TAPS + tap) * OUT + channel) * IN + at % IN] = sum;
+    __syncthreads();
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
+    const auto store = [&](int i, float sum) {
+        const int channel = 16 * warp + lane / 4 + 8 * (i / 2 % 2), input = 8 * (i / 4 % 4) + 2 * (lane % 4) + i % 2;
+        parts[((part * TAPS + 5 * (i / 16) + left) * OUT + channel) * IN + input] = sum;
     };
-    if (group == FILLER) {
-        if (second) return;
-#pragma unroll
-        for (int turn = 0; turn < 2; ++turn)
-#pragma unroll
-            for (int i = 0; i < CHUNK; ++i) {
-                float total = totals[turn][i];
-                for (int apart = 16; apart > 0; apart /= 2) total += shuffle_down(total, apart);
-                if (lane == 0) bias_parts[part * OUT + (warp + 4 * turn) * CHUNK + i] = total;
-            }
-        return;
-    }
-#pragma unroll
-    for (int i = 0; i < 80; ++i) store(0, left, i, sums[i]);
-    if (group == 1) return;
 #pragma unroll
     for (int i = 0; i < 48; ++i)
-        if (!second || i < 32) store(3 * second, 4, i, extra[i]);
+        if (has_upper) store(i, upper[i]);
+#pragma unroll
+    for (int i = 0; i < 32; ++i)
+        if (has_lower) store(48 + i, lower[i]);
 }
 
 // The sums over the parts, weight as `(64, 32, 5, 5)` and bias as `(64,)`.
