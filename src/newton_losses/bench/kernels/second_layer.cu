@@ -103,7 +103,6 @@ second_layer_forward(const u16* pixels, const u16* weight, const float* bias, u1
     int turn = 0, first = 0;
     if (group == 1) pass_turn(1);
     for (int number = blockIdx.x; number < jobs; number += gridDim.x, turn ^= 1) {
-        bring(number + gridDim.x, turn ^ 1);
         const Job job = job_at<ROWS>(number, count, height);
         const u64 slab = describe(slabs + turn * SLAB * 16, 128, APART * 16);
         const int pairs = job.rows / 2, begin = group ^ first;
@@ -120,11 +119,17 @@ second_layer_forward(const u16* pixels, const u16* weight, const float* bias, u1
                                           slab + (2 * pair + tap % 5) * WIDE + tap / 5 + half * 2 * APART);
             products_go();
             pass_turn(2 - group);
+            if (pair == begin) bring(number + gridDim.x, turn ^ 1);
             products_end();
-            if (pair + 2 >= pairs) next_is_here();
+            // Who has the last pair stores it while the other begins with the next job.
+            if (pair + 1 == pairs) next_is_here();
             store_pooled(sums, bias, pooled, codes, job.picture, job.row / 2 + pair, height, width);
+            if (pair + 2 == pairs) next_is_here();
         }
-        if (begin >= pairs) next_is_here();
+        if (begin >= pairs) {
+            bring(number + gridDim.x, turn ^ 1);
+            next_is_here();
+        }
         first ^= pairs % 2;
     }
 }
