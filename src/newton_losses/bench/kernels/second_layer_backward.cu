@@ -47,27 +47,34 @@ __device__ void store_totals(const float (&totals)[2][CHUNK], float* to) {
         }
 }
 
-// The gradients of two rows of pixels; `slab` has the slopes of the six rows around them.
-template <int APART> __device__ void pixel_gradients(u64 weights, u64 slab, u16* result, int width) {
-    float sums[32], upper[16], lower[16];
-    set_zero(sums);
-    set_zero(upper);
-    set_zero(lower);
+// The gradients of two rows of pixels, as sums of a group of warps.
+struct PixelSums {
+    // Of the slopes that are for both rows, and of the first and the last row of slopes, which are for one alone.
+    float both[32], upper[16], lower[16];
+};
+
+// Ask for them; `slab` has the slopes of the six rows around them.
+template <int APART> __device__ void multiply_slopes(PixelSums& sums, u64 weights, u64 slab) {
+    set_zero(sums.both);
+    set_zero(sums.upper);
+    set_zero(sums.lower);
     products_begin();
 #pragma unroll 1
     for (int left = 0; left < 5; ++left)
 #pragma unroll
         for (int quarter = 0; quarter < 4; ++quarter) {
-            // What goes back is a convolution with the taps in reverse order. A row of slopes is for both rows of pixels, by
-            // two taps one above the other; the first and the last are for one alone, and have sums of their own.
+            // What goes back is a convolution with the taps in reverse order. A row of slopes is for both rows of pixels by
+            // two taps one above the other.
             const u64 window = slab + left + quarter * 2 * APART, column = weights + (4 - left) * 5 * TAP + quarter * 16;
-            multiply_64_32<0, 1>(upper, window, column + 4 * TAP);
+            multiply_64_32<0, 1>(sums.upper, window, column + 4 * TAP);
 #pragma unroll
-            for (int row = 1; row < 5; ++row) multiply_64_64<0, 1>(sums, window + row * NARROW, column + (4 - row) * TAP);
-            multiply_64_32<0, 1>(lower, window + 5 * NARROW, column);
+            for (int row = 1; row < 5; ++row) multiply_64_64<0, 1>(sums.both, window + row * NARROW, column + (4 - row) * TAP);
+            multiply_64_32<0, 1>(sums.lower, window + 5 * NARROW, column);
         }
     products_go();
-    products_end();
+}
+
+__device__ void store_pixels(const PixelSums& sums, u16* result, int width) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -79,8 +86,8 @@ template <int APART> __device__ void pixel_gradients(u64 weights, u64 slab, u16*
 #pragma unroll
             for (int block = 0; block < IN / 8; ++block) {
                 const int at = 4 * block + 2 * half;
-                const float* own = row == 0 ? upper + at : lower + at;
-                const float* both = sums + 16 * row + at;
+                const float* own = row == 0 ? sums.upper + at : sums.lower + at;
+                const float* both = sums.both + 16 * row + at;
                 to[4 * block] = to_bf16(both[0] + own[0]) | static_cast<u32>(to_bf16(both[1] + own[1])) << 16;
             }
         }
@@ -89,7 +96,8 @@ template <int APART> __device__ void pixel_gradients(u64 weights, u64 slab, u16*
 
 // The gradient of the pixels, `(count, height, width, 32)` bf16, from that of the pooled features and their codes.
 //
-// The places of a row by the channels of two rows; two groups of warps have two rows each, four bring the next slopes.
+// The places of a row by the channels of two rows; two groups of warps have two rows each and take turns, four bring the
+// next slopes.
 extern "C" __global__ void __launch_bounds__(768, 1)
 second_layer_by_pixels(const u16* gradient, const u8* codes, const u16* weight, u16* result, int count, int height,
                        int width) {
@@ -121,14 +129,22 @@ second_layer_by_pixels(const u16* gradient, const u8* codes, const u16* weight, 
     take_registers<112>();
     __syncthreads();
     const u64 weights = describe(memory, WEIGHT_CHUNK * 16, 128);
+    const int row = 2 * group;
     int turn = 0;
+    if (group == 1) pass_turn(1);
     for (int number = blockIdx.x; number < jobs; number += gridDim.x, turn ^= 1) {
         const Job job = job_at<ROWS>(number, count, height);
-        const int row = 2 * group;
+        u16* to = result + (job.picture * height + job.row + row) * width * IN;
+        PixelSums sums;
+        wait_for_turn(1 + group);
         if (row < job.rows)
-            pixel_gradients<APART>(weights, describe(slabs + turn * SLAB * 16, 128, APART * 16) + row * NARROW,
-                                   result + (job.picture * height + job.row + row) * width * IN, width);
-        __syncthreads();
+            multiply_slopes<APART>(sums, weights, describe(slabs + turn * SLAB * 16, 128, APART * 16) + row * NARROW);
+        pass_turn(2 - group);
+        products_end();
+        // The second group stores while the first begins with the next job.
+        if (group == 1) __syncthreads();
+        if (row < job.rows) store_pixels(sums, to, width);
+        if (group == 0) __syncthreads();
     }
 }
 
