@@ -69,7 +69,7 @@ class Emulated:
     def first(self, pictures, weight, bias, slope):
         size, parts = pictures.shape, torch.full((self.blocks, 832), torch.nan)
         pooled, codes = torch.full_like(slope, torch.nan), torch.full(slope.shape, 9, dtype=torch.uint8)
-        places = FIRST_WEIGHTS + strips(size[1]), FIRST_SLOPES + strips(size[1])
+        places = FIRST_WEIGHTS + strips(size[1]), FIRST_SLOPES + strips(size[1] // 2)
         self.launch("first_forward", self.blocks, places[0], pictures, weight, bias, pooled, codes, *size)
         self.launch("first_backward", self.blocks, places[1], pictures, slope, codes, parts, *size)
         result = torch.full((832,), torch.nan)

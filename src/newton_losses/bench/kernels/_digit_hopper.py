@@ -59,8 +59,9 @@ def first_layer_gradients(gradient: Tensor, codes: Tensor, pictures: Tensor) -> 
     result: Tensor = _first_gradients(gradient, codes, pictures)
     with torch.cuda.device_of(pictures):  # type: ignore[no-untyped-call]
         kernels = _kernels(pictures.device.index)
-        shared = 16 * (FIRST_SLOPES + strips(height))
-        blocks = min(count, 3 * kernels.multiprocessors)
+        # A job is half a picture.
+        shared = 16 * (FIRST_SLOPES + strips(height // 2))
+        blocks = min(2 * count, 4 * kernels.multiprocessors)
         parts = result.new_empty((blocks, len(result)))
         kernels.launch(
             "first_layer_backward", blocks, 128, shared,
@@ -131,7 +132,7 @@ def _second_gradients(gradient: Tensor, codes: Tensor, pixels: Tensor, weight: T
 
 
 def strips(height: int) -> int:
-    """Of a picture with two rows above and below: 64 places a row, and one more."""
+    """Of so many rows with two above and below: 64 places a row, and one more."""
     return (height + 4) * 65
 
 

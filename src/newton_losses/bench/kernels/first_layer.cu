@@ -22,11 +22,11 @@ __device__ u32 two_pixels(u16 bytes) {
     return low >> 16 | (high & 0xFFFF0000);
 }
 
-// The strips of a picture with its margins.
-__device__ void copy_strips(u8* strips, const u8* picture, int height, int width) {
+// The strips of so many rows of a picture from `first` on, with their margins.
+__device__ void copy_strips(u8* strips, const u8* picture, int first, int rows, int height, int width) {
     const int columns = width / 2;
-    for (int i = threadIdx.x; i < (height + 4) * 64; i += blockDim.x) {
-        const int row = i / 64 - 2, place = i % 64;
+    for (int i = threadIdx.x; i < (rows + 4) * 64; i += blockDim.x) {
+        const int row = first + i / 64 - 2, place = i % 64;
         if (place >= columns) continue;
         u32 word[4];
 #pragma unroll
@@ -73,7 +73,7 @@ first_layer_forward(const u8* pictures, const float* weight, const float* bias, 
     const u64 weights = describe(memory, 128, FOUR * 16), windows = describe(strips, 128, STRIPS * 16);
     for (int number = blockIdx.x; number < count; number += gridDim.x) {
         __syncthreads();
-        copy_strips(strips, pictures + number * height * width, height, width);
+        copy_strips(strips, pictures + number * height * width, 0, height, height, width);
         publish();
         __syncthreads();
         for (int row = 0; row < height / 2; ++row) {
@@ -110,45 +110,69 @@ first_layer_forward(const u8* pictures, const float* weight, const float* bias, 
     }
 }
 
-// The slopes of a row of pooled places, unfolded: `(pooled place of four and chunk, place)`.
-__device__ void unfold_row(u8* to, const u16* gradient, const u8* codes, int columns, float (&totals)[CHUNK]) {
-    // Eight places, then four chunks: a warp reads 512 bytes in a row.
-    const int chunk = threadIdx.x / 8 % 4;
+// The slopes of two pooled places of a row and eight of their channels.
+struct TwoPlaces {
+    Slopes found[2];
+};
+
+// Eight places, then four chunks: a warp reads 512 bytes in a row.
+__device__ int chunk_of_thread() { return threadIdx.x / 8 % 4; }
+
+__device__ int place_of_thread(int turn) { return 32 * turn + threadIdx.x / 32 * 8 + threadIdx.x % 8; }
+
+__device__ TwoPlaces load_row(const u16* gradient, const u8* codes, int columns) {
+    TwoPlaces two = {};
 #pragma unroll
     for (int turn = 0; turn < 2; ++turn) {
-        const int place = 32 * turn + threadIdx.x / 32 * 8 + threadIdx.x % 8;
+        const int place = place_of_thread(turn), from = place * FIRST + chunk_of_thread() * CHUNK;
         if (place >= columns) continue;
-        Slopes found;
-        load_16(found.slope, gradient + place * FIRST + chunk * CHUNK);
-        load_8(found.code, codes + place * FIRST + chunk * CHUNK);
-        store_slopes<2 * FIRST_CHUNKS * SLOPES_APART, FIRST_CHUNKS * SLOPES_APART>(to + (chunk * SLOPES_APART + place) * 16,
-                                                                                     found);
-        add_slopes(totals, found);
+        load_16(two.found[turn].slope, gradient + from);
+        load_8(two.found[turn].code, codes + from);
+    }
+    return two;
+}
+
+// Unfolded: `(pooled place of four and chunk, place)`.
+__device__ void store_row(u8* to, const TwoPlaces& two, int columns, float (&totals)[CHUNK]) {
+#pragma unroll
+    for (int turn = 0; turn < 2; ++turn) {
+        const int place = place_of_thread(turn);
+        if (place >= columns) continue;
+        store_slopes<2 * FIRST_CHUNKS * SLOPES_APART, FIRST_CHUNKS * SLOPES_APART>(
+            to + (chunk_of_thread() * SLOPES_APART + place) * 16, two.found[turn]);
+        add_slopes(totals, two.found[turn]);
     }
 }
 
 // Parts of the gradients of weight `(32, 25)` and bias `(32,)`, 832 numbers a block of threads.
-extern "C" __global__ void __launch_bounds__(128, 3)
+//
+// A job is the upper or the lower half of a picture. While a row is multiplied, the next one is unfolded, and the one behind
+// it on its way from memory.
+extern "C" __global__ void __launch_bounds__(128, 4)
 first_layer_backward(const u8* pictures, const u16* gradient, const u8* codes, float* parts, int count, int height,
                      int width) {
     SHARED(memory);
     u8* strips = memory + 2 * SLOPES_PLACES * 16;
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, columns = width / 2, rows = height / 2;
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, columns = width / 2, rows = height / 4;
     float sums[2][24], totals[CHUNK] = {};
     set_zero(sums[0]);
     set_zero(sums[1]);
-    clear(memory, 2 * SLOPES_PLACES + (height + 4) * STRIPS);
-    for (int number = blockIdx.x; number < count; number += gridDim.x) {
-        const u16* from = gradient + number * rows * columns * FIRST;
-        const u8* marks = codes + number * rows * columns * FIRST;
+    clear(memory, 2 * SLOPES_PLACES + (height / 2 + 4) * STRIPS);
+    for (int number = blockIdx.x; number < 2 * count; number += gridDim.x) {
+        const int first = number * rows, last = first + rows - 1;
+        const auto load = [&](int row) {
+            const int from = min(row, last) * columns * FIRST;
+            return load_row(gradient + from, codes + from, columns);
+        };
+        TwoPlaces next = load(first);
         __syncthreads();
-        copy_strips(strips, pictures + number * height * width, height, width);
-        unfold_row(memory, from, marks, columns, totals);
+        copy_strips(strips, pictures + number / 2 * height * width, number % 2 * 2 * rows, 2 * rows, height, width);
+        store_row(memory, next, columns, totals);
         publish();
+        next = load(first + 1);
         __syncthreads();
         for (int row = 0; row < rows; ++row) {
-            u8* slopes = memory + row % 2 * SLOPES_PLACES * 16;
-            const u64 slope = describe(slopes, SLOPES_APART * 16, 128);
+            const u64 slope = describe(memory + row % 2 * SLOPES_PLACES * 16, SLOPES_APART * 16, 128);
             const u64 window = describe(strips, STRIPS * 16, 128) + 2 * row * STRIPS;
             products_begin();
 #pragma unroll
@@ -157,11 +181,11 @@ first_layer_backward(const u8* pictures, const u16* gradient, const u8* codes, f
                 for (int half = 0; half < 2; ++half)
                     multiply_64_48<1, 1>(sums[half], slope + half * 8 * SLOPES_APART + quarter * 16, window + quarter * 16);
             products_go();
-            if (row + 1 < rows)
-                unfold_row(memory + (row + 1) % 2 * SLOPES_PLACES * 16, from + (row + 1) * columns * FIRST,
-                           marks + (row + 1) * columns * FIRST, columns, totals);
+            if (row + 1 < rows) store_row(memory + (row + 1) % 2 * SLOPES_PLACES * 16, next, columns, totals);
             products_end();
             publish();
+            // Not before: it would wait for what is on its way.
+            next = load(first + row + 2);
             __syncthreads();
         }
     }
