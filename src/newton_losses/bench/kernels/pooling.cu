@@ -33,14 +33,15 @@ struct Slopes {
 };
 
 // Unfold them: each slope to the one of four places that was the largest, zeros to the others. Places one above the other are
-// `DOWN` times 16 bytes apart, places beside each other `RIGHT` times.
-template <int DOWN, int RIGHT> __device__ void store_slopes(u8* first, const Slopes& found) {
+// `DOWN` times 16 bytes apart, places beside each other `RIGHT` times. Who is told to `swap` (0 or 1) writes right places first.
+template <int DOWN, int RIGHT> __device__ void store_slopes(u8* first, const Slopes& found, int swap = 0) {
 #pragma unroll
-    for (int number = 0; number < 4; ++number) {
+    for (int turn = 0; turn < 4; ++turn) {
+        const int right = turn % 2 ^ swap, number = turn / 2 * 2 + right;
         u32 word[CHUNK / 2];
 #pragma unroll
         for (int i = 0; i < CHUNK / 2; ++i) word[i] = found.slope[i] & two_signs(found.code[i / 2] << (7 - number), i % 2);
-        u8* to = first + (number / 2 * DOWN + number % 2 * RIGHT) * 16;
+        u8* to = first + (turn / 2 * DOWN + right * RIGHT) * 16;
         *reinterpret_cast<uint4*>(to) = uint4{word[0], word[1], word[2], word[3]};
     }
 }

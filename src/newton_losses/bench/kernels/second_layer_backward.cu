@@ -5,46 +5,51 @@
 // The columns of a slab of slopes: those of the widest picture with their margins.
 constexpr int NARROW = 60;
 
-// The slopes of `pairs` pooled rows of a picture, from `row` on, rows outside of it zero, by `GROUPS` groups of warps that
-// take turns with the rows. This is the `group`-th; a warp has two chunks of channels, and adds up their slopes in `totals`.
-template <int ROW_APART, int CHUNK_APART, int GROUPS>
-__device__ void unfold(u8* first, const u16* gradient, const u8* codes, int picture, int row, int pairs, int group,
-                       int height, int width, float (&totals)[2][CHUNK]) {
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4, columns = width / 2, rows = height / 2;
-    if (lane >= columns) return;
-#pragma unroll 1
-    for (int pair = group; pair < pairs; pair += GROUPS) {
-        Slopes found[2] = {};
-        if (row + pair >= 0 && row + pair < rows)
+// What goes back to eight channels of a pooled place, as it comes from memory.
+struct Apart {
+    u16 slope[CHUNK];
+    u8 code[CHUNK];
+};
+
+__device__ Slopes together(const Apart& apart) {
+    Slopes found = {};
 #pragma unroll
-            for (int turn = 0; turn < 2; ++turn) {
-                const int from = ((picture * OUT + (warp + 4 * turn) * CHUNK) * rows + row + pair) * columns + lane;
-#pragma unroll
-                for (int i = 0; i < CHUNK; ++i) {
-                    found[turn].slope[i / 2] |= static_cast<u32>(gradient[from + i * rows * columns]) << 16 * (i % 2);
-                    found[turn].code[i / 4] |= static_cast<u32>(codes[from + i * rows * columns]) << 8 * (i % 4);
-                }
-            }
-#pragma unroll
-        for (int turn = 0; turn < 2; ++turn) {
-            const int place = (warp + 4 * turn) * CHUNK_APART + 2 * pair * ROW_APART + 2 * lane;
-            store_slopes<ROW_APART, 1>(first + place * 16, found[turn]);
-            add_slopes(totals[turn], found[turn]);
-        }
+    for (int i = 0; i < CHUNK; ++i) {
+        found.slope[i / 2] |= static_cast<u32>(apart.slope[i]) << 16 * (i % 2);
+        found.code[i / 4] |= static_cast<u32>(apart.code[i]) << 8 * (i % 4);
     }
+    return found;
 }
 
-// The totals of a group of warps, one for each channel.
-__device__ void store_totals(const float (&totals)[2][CHUNK], float* to) {
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
+// The slopes of `pairs` pooled rows of a picture, from `row` on, rows outside of it zero, by `WARPS` warps of which this is the
+// `warp`-th. Each has one chunk of channels, and adds up their slopes in `totals`; those with the same chunk take turns with
+// the rows. While one row is stored, the next is on its way from memory.
+template <int ROW_APART, int CHUNK_APART, int WARPS>
+__device__ void unfold(u8* first, const u16* gradient, const u8* codes, int picture, int row, int pairs, int warp,
+                       int height, int width, float (&totals)[CHUNK]) {
+    const int lane = threadIdx.x % 32, chunk = warp % OUT_CHUNKS, columns = width / 2, rows = height / 2;
+    if (lane >= columns) return;
+    const auto load = [&](int pair) {
+        Apart apart = {};
+        if (pair < pairs && row + pair >= 0 && row + pair < rows) {
+            const int from = ((picture * OUT + chunk * CHUNK) * rows + row + pair) * columns + lane;
 #pragma unroll
-    for (int turn = 0; turn < 2; ++turn)
-#pragma unroll
-        for (int i = 0; i < CHUNK; ++i) {
-            float total = totals[turn][i];
-            for (int apart = 16; apart > 0; apart /= 2) total += shuffle_down(total, apart);
-            if (lane == 0) to[(warp + 4 * turn) * CHUNK + i] = total;
+            for (int i = 0; i < CHUNK; ++i) {
+                apart.slope[i] = gradient[from + i * rows * columns];
+                apart.code[i] = codes[from + i * rows * columns];
+            }
         }
+        return apart;
+    };
+    Apart next = load(warp / OUT_CHUNKS);
+#pragma unroll 1
+    for (int pair = warp / OUT_CHUNKS; pair < pairs; pair += WARPS / OUT_CHUNKS) {
+        const Slopes found = together(next);
+        next = load(pair + WARPS / OUT_CHUNKS);
+        // Eight lanes write at once: four of them left places, four right ones, all to different banks.
+        store_slopes<ROW_APART, 1>(first + (chunk * CHUNK_APART + 2 * pair * ROW_APART + 2 * lane) * 16, found, lane / 4 % 2);
+        add_slopes(totals, found);
+    }
 }
 
 // The gradients of two rows of pixels, as sums of a group of warps.
@@ -113,14 +118,15 @@ second_layer_by_pixels(const u16* gradient, const u8* codes, const u16* weight, 
     __syncthreads();
     if (group >= FILLER) {
         give_registers<64>();
-        float unused[2][CHUNK] = {};
+        const int warp = threadIdx.x / 32 - 4 * FILLER;
+        float unused[CHUNK] = {};
         int turn = 0;
         // One job ahead of those who multiply.
         for (int number = blockIdx.x; number < jobs + gridDim.x; number += gridDim.x, turn ^= 1) {
             const Job job = job_at<ROWS>(number, count, height);
             if (number < jobs)
-                unfold<NARROW, APART, FILLERS>(slabs + (turn * SLAB + 2) * 16, gradient, codes, job.picture, job.row / 2 - 1,
-                                               job.rows / 2 + 2, group - FILLER, height, width, unused);
+                unfold<NARROW, APART, 4 * FILLERS>(slabs + (turn * SLAB + 2) * 16, gradient, codes, job.picture,
+                                                   job.row / 2 - 1, job.rows / 2 + 2, warp, height, width, unused);
             publish();
             __syncthreads();
         }
@@ -170,23 +176,22 @@ __device__ void add_taps(float (&upper)[48], float (&lower)[32], u64 slopes, u64
 // and two taps.
 //
 // Output channels by input channels of three and two taps of a column: chunks of one row lie behind those of the row above,
-// and so do the rows that the taps see. Three groups of warps multiply, a column or its part each; three bring the next job.
-extern "C" __global__ void __launch_bounds__(768, 1)
+// and so do the rows that the taps see. Three groups of warps multiply, a column or its part each; two bring the next job.
+extern "C" __global__ void __launch_bounds__(640, 1)
 second_layer_by_weight(const u16* pixels, const u16* gradient, const u8* codes, float* parts, float* bias_parts, int count,
                        int height, int width) {
-    constexpr int ROWS = 6, FILLER = 3, FILLERS = 3;
+    constexpr int ROWS = 6, FILLER = 3, FILLERS = 2;
     constexpr int APART = WIDE + 5, ROW_APART = IN_CHUNKS * APART, SLAB = (ROWS + 4) * ROW_APART;
     constexpr int SLOPES_APART = WIDE + 1, SLOPES_ROW_APART = OUT_CHUNKS * SLOPES_APART, SLOPES = ROWS * SLOPES_ROW_APART;
     SHARED(memory);
     const int group = warp_group(), jobs = jobs_of<ROWS>(count, height);
     const int second = blockIdx.x % 2, part = blockIdx.x / 2, step = gridDim.x / 2;
-    float* biases = reinterpret_cast<float*>(memory);
     clear(memory, 2 * (SLAB + SLOPES));
     __syncthreads();
     if (group >= FILLER) {
-        give_registers<48>();
+        give_registers<72>();
         const int thread = threadIdx.x - 128 * FILLER;
-        float totals[2][CHUNK] = {};
+        float totals[CHUNK] = {};
         int turn = 0;
         // One job ahead of those who multiply.
         for (int number = part; number < jobs + step; number += step, turn ^= 1) {
@@ -194,16 +199,18 @@ second_layer_by_weight(const u16* pixels, const u16* gradient, const u8* codes, 
             u8* to = memory + turn * (SLAB + SLOPES) * 16;
             if (number < jobs) {
                 copy_pixels<ROW_APART, APART, 128 * FILLERS>(to, pixels, job, height, width, thread);
-                unfold<SLOPES_ROW_APART, SLOPES_APART, FILLERS>(to + SLAB * 16, gradient, codes, job.picture, job.row / 2,
-                                                                job.rows / 2, group - FILLER, height, width, totals);
+                unfold<SLOPES_ROW_APART, SLOPES_APART, 4 * FILLERS>(to + SLAB * 16, gradient, codes, job.picture, job.row / 2,
+                                                                    job.rows / 2, thread / 32, height, width, totals);
             }
             publish();
             __syncthreads();
         }
-        store_totals(totals, biases + (group - FILLER) * OUT);
-        __syncthreads();
-        if (second || thread >= OUT) return;
-        bias_parts[part * OUT + thread] = biases[thread] + biases[OUT + thread] + biases[2 * OUT + thread];
+        if (second) return;
+#pragma unroll
+        for (int i = 0; i < CHUNK; ++i) {
+            for (int apart = 16; apart > 0; apart /= 2) totals[i] += shuffle_down(totals[i], apart);
+            if (thread % 32 == 0) bias_parts[part * OUT + thread / 32 * CHUNK + i] = totals[i];
+        }
         return;
     }
     take_registers<112>();
@@ -228,7 +235,6 @@ second_layer_by_weight(const u16* pixels, const u16* gradient, const u8* codes, 
             add_taps<false, true, ROW_APART, SLOPES_ROW_APART>(upper, lower, slopes, slab, rows);
         __syncthreads();
     }
-    __syncthreads();
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
     const auto store = [&](int i, float sum) {
         const int channel = 16 * warp + lane / 4 + 8 * (i / 2 % 2), input = 8 * (i / 4 % 4) + 2 * (lane % 4) + i % 2;
