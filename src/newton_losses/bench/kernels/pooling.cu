@@ -33,7 +33,7 @@ struct Slopes {
 };
 
 // Unfold them: each slope to the one of four places that was the largest, zeros to the others. Places one above the other are
-// `DOWN` times 16 bytes apart, places beside each other `RIGHT` times. Who is told to `swap` (0 or 1) writes right places first.
+// `DOWN` times 16 bytes apart, places beside each other `RIGHT` times. With `swap`, 0 or 1, right places are written first.
 template <int DOWN, int RIGHT> __device__ void store_slopes(u8* first, const Slopes& found, int swap = 0) {
 #pragma unroll
     for (int turn = 0; turn < 4; ++turn) {
