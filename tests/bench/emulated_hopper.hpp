@@ -161,6 +161,7 @@ MULTIPLY(48)
 MULTIPLY(64)
 MULTIPLY(96)
 MULTIPLY(128)
+MULTIPLY(160)
 
 // Blocks one after another, the threads of each at the same time. Shared memory begins as anything but zeros.
 static void launch(int blocks, int threads, const std::function<void()>& kernel) {

@@ -36,7 +36,7 @@ void second_by_pixels(int blocks, const u16* gradient, const u8* codes, const u1
 
 void second_by_weight(int blocks, const u16* pixels, const u16* gradient, const u8* codes, float* parts,
                       float* bias_parts, int count, int height, int width) {
-    launch(blocks, 640,
+    launch(blocks, 512,
            [=] { second_layer_by_weight(pixels, gradient, codes, parts, bias_parts, count, height, width); });
 }
 

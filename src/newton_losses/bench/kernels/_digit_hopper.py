@@ -117,7 +117,7 @@ def second_layer_gradients(
         number = min(kernels.multiprocessors // 2, _blocks(kernels, count, height, 6))
         parts, bias_parts = by_weight.new_empty((number, by_weight.numel())), by_weight.new_empty((number, SECOND))
         kernels.launch(
-            "second_layer_by_weight", 2 * number, 640, 16 * BY_WEIGHT,
+            "second_layer_by_weight", 2 * number, 512, 16 * BY_WEIGHT,
             pixels, gradient, codes, parts, bias_parts, count, height, width,
         )  # fmt: skip
         blocks = -(-(by_weight.numel() + SECOND) // 256)

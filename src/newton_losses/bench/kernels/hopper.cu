@@ -99,6 +99,7 @@ __device__ __forceinline__ float shuffle_down(float value, int apart) { return _
 #define NAMES_1 "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
 #define NAMES_2 "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
 #define NAMES_3 "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define NAMES_4 "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79"
 
 // 64 × `columns` sums of a group of four warps, in as many registers as are needed: sums += A Bᵀ over 16 of
 // K. K is the contiguous dimension of an operand in shared memory; where it is M or N instead, the operand is `TURNED`.
@@ -119,3 +120,5 @@ MULTIPLY(96, NAMES_0 ", " NAMES_1 ", " NAMES_2, "%48", "%49", "%50", "%51", SUMS
          SUMS_16(sums, 16), SUMS_16(sums, 32))
 MULTIPLY(128, NAMES_0 ", " NAMES_1 ", " NAMES_2 ", " NAMES_3, "%64", "%65", "%66", "%67", SUMS_16(sums, 0),
          SUMS_16(sums, 16), SUMS_16(sums, 32), SUMS_16(sums, 48))
+MULTIPLY(160, NAMES_0 ", " NAMES_1 ", " NAMES_2 ", " NAMES_3 ", " NAMES_4, "%80", "%81", "%82", "%83", SUMS_16(sums, 0),
+         SUMS_16(sums, 16), SUMS_16(sums, 32), SUMS_16(sums, 48), SUMS_16(sums, 64))

@@ -154,18 +154,19 @@ second_layer_by_pixels(const u16* gradient, const u8* codes, const u16* weight, 
     }
 }
 
-// The gradients of taps by the rows of one job: output channels by the input channels of the upper three and of the lower two
-// taps of a column, or of one of these.
-template <bool UPPER, bool LOWER, int ROW_APART, int SLOPES_ROW_APART>
-__device__ void add_taps(float (&upper)[48], float (&lower)[32], u64 slopes, u64 slab, int rows) {
+// The gradients of a column of taps, five rows of them, and of `EXTRA` rows of the last column, by the rows of one job. The
+// windows of these begin at `last`.
+template <int EXTRA, int ROW_APART, int SLOPES_ROW_APART>
+__device__ void add_taps(float (&sums)[80], float (&extra)[48], u64 slopes, u64 column, u64 last, int rows) {
     products_begin();
 #pragma unroll 1
     for (int row = 0; row < rows; ++row)
 #pragma unroll
         for (int quarter = 0; quarter < WIDE / 16; ++quarter) {
-            const u64 slope = slopes + row * SLOPES_ROW_APART + quarter * 16, window = slab + row * ROW_APART + quarter * 16;
-            if (UPPER) multiply_64_96<1, 1>(upper, slope, window);
-            if (LOWER) multiply_64_64<1, 1>(lower, slope, window + 3 * ROW_APART);
+            const u64 slope = slopes + row * SLOPES_ROW_APART + quarter * 16, at = row * ROW_APART + quarter * 16;
+            multiply_64_160<1, 1>(sums, slope, column + at);
+            if (EXTRA == 2) multiply_64_64<1, 1>(extra, slope, last + at);
+            if (EXTRA == 3) multiply_64_96<1, 1>(extra, slope, last + at);
         }
     products_go();
     products_end();
@@ -175,12 +176,12 @@ __device__ void add_taps(float (&upper)[48], float (&lower)[32], u64 slopes, u64
 // threads share a part: the first has two columns of taps, three taps of the last column and the bias, the second two columns
 // and two taps.
 //
-// Output channels by input channels of three and two taps of a column: chunks of one row lie behind those of the row above,
-// and so do the rows that the taps see. Three groups of warps multiply, a column or its part each; two bring the next job.
-extern "C" __global__ void __launch_bounds__(640, 1)
+// Output channels by input channels of all five taps of a column: chunks of one row lie behind those of the row above, and
+// so do the rows that the taps see. Two groups of warps multiply, a column each; two bring the next job.
+extern "C" __global__ void __launch_bounds__(512, 1)
 second_layer_by_weight(const u16* pixels, const u16* gradient, const u8* codes, float* parts, float* bias_parts, int count,
                        int height, int width) {
-    constexpr int ROWS = 6, FILLER = 3, FILLERS = 2;
+    constexpr int ROWS = 6, FILLER = 2, FILLERS = 2;
     constexpr int APART = WIDE + 5, ROW_APART = IN_CHUNKS * APART, SLAB = (ROWS + 4) * ROW_APART;
     constexpr int SLOPES_APART = WIDE + 1, SLOPES_ROW_APART = OUT_CHUNKS * SLOPES_APART, SLOPES = ROWS * SLOPES_ROW_APART;
     SHARED(memory);
@@ -189,7 +190,7 @@ second_layer_by_weight(const u16* pixels, const u16* gradient, const u8* codes, 
     clear(memory, 2 * (SLAB + SLOPES));
     __syncthreads();
     if (group >= FILLER) {
-        give_registers<72>();
+        give_registers<88>();
         const int thread = threadIdx.x - 128 * FILLER;
         float totals[CHUNK] = {};
         int turn = 0;
@@ -213,39 +214,38 @@ second_layer_by_weight(const u16* pixels, const u16* gradient, const u8* codes, 
         }
         return;
     }
-    take_registers<112>();
-    const int left = group == 2 ? 4 : 2 * second + group;
-    const bool has_upper = group < 2 || !second, has_lower = group < 2 || second;
-    float upper[48], lower[32];
-    set_zero(upper);
-    set_zero(lower);
+    take_registers<168>();
+    const int left = 2 * second + group, below = 3 * second;
+    float sums[80], extra[48];
+    set_zero(sums);
+    set_zero(extra);
     publish();
     __syncthreads();
     int turn = 0;
     for (int number = part; number < jobs; number += step, turn ^= 1) {
         const int rows = job_at<ROWS>(number, count, height).rows;
         u8* at = memory + turn * (SLAB + SLOPES) * 16;
-        const u64 slab = describe(at, APART * 16, 128) + left;
+        const u64 slab = describe(at, APART * 16, 128), column = slab + left, last = slab + below * ROW_APART + 4;
         const u64 slopes = describe(at + SLAB * 16, SLOPES_APART * 16, 128);
-        if (has_upper && has_lower)
-            add_taps<true, true, ROW_APART, SLOPES_ROW_APART>(upper, lower, slopes, slab, rows);
-        else if (has_upper)
-            add_taps<true, false, ROW_APART, SLOPES_ROW_APART>(upper, lower, slopes, slab, rows);
+        if (group == 1)
+            add_taps<0, ROW_APART, SLOPES_ROW_APART>(sums, extra, slopes, column, last, rows);
+        else if (second)
+            add_taps<2, ROW_APART, SLOPES_ROW_APART>(sums, extra, slopes, column, last, rows);
         else
-            add_taps<false, true, ROW_APART, SLOPES_ROW_APART>(upper, lower, slopes, slab, rows);
+            add_taps<3, ROW_APART, SLOPES_ROW_APART>(sums, extra, slopes, column, last, rows);
         __syncthreads();
     }
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
-    const auto store = [&](int i, float sum) {
+    const auto store = [&](int tap, int i, float sum) {
         const int channel = 16 * warp + lane / 4 + 8 * (i / 2 % 2), input = 8 * (i / 4 % 4) + 2 * (lane % 4) + i % 2;
-        parts[((part * TAPS + 5 * (i / 16) + left) * OUT + channel) * IN + input] = sum;
+        parts[((part * TAPS + tap) * OUT + channel) * IN + input] = sum;
     };
 #pragma unroll
-    for (int i = 0; i < 48; ++i)
-        if (has_upper) store(i, upper[i]);
+    for (int i = 0; i < 80; ++i) store(5 * (i / 16) + left, i, sums[i]);
+    if (group == 1) return;
 #pragma unroll
-    for (int i = 0; i < 32; ++i)
-        if (has_lower) store(48 + i, lower[i]);
+    for (int i = 0; i < 48; ++i)
+        if (!second || i < 32) store(5 * (below + i / 16) + 4, i, extra[i]);
 }
 
 // The sums over the parts, weight as `(64, 32, 5, 5)` and bias as `(64,)`.
