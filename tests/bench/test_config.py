@@ -64,6 +64,7 @@ def test_the_settings_of_paths_are_the_papers():
     assert (paths().scale, paths().num_samples, paths().batch_size, paths().epochs) == (0.1, 10, 70, 50)
     assert paths().drops == (30, 40)
     assert paths(epochs=5).drops == (3, 4)
+    assert paths(drops=[9, 5]).drops == (5, 9)
 
 
 def test_what_was_given_stays():
@@ -149,6 +150,11 @@ def test_a_configuration_survives_json():
         (sorting, {"n": None}, "--n None: it has to be a whole number"),
         (sorting, {"curvature": "fisher", "damping": []}, "has to be a number or text"),
         (paths, {"num_samples": "many"}, "--samples many: it has to be a whole number"),
+        (paths, {"drops": "x"}, "--drops x: it has to be a tuple of whole numbers"),
+        (paths, {"drops": 3}, "--drops 3: it has to be a tuple of whole numbers"),
+        (paths, {"drops": (3, "x")}, "--drops (3, 'x'): it has to be a tuple of whole numbers"),
+        (paths, {"drops": (3, 4.5)}, "--drops (3, 4.5): it has to be a tuple of whole numbers"),
+        (paths, {"drops": (True,)}, "--drops (True,): it has to be a tuple of whole numbers"),
         (convex, {"steps": "some"}, "--steps some: it has to be a whole number"),
     ],
 )

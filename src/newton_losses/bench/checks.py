@@ -6,7 +6,8 @@ What settings a run has, and which go together, is in `config.py`.
 import difflib
 import math
 from collections.abc import Iterable
-from typing import Any, get_args
+from types import UnionType
+from typing import Any, get_args, get_origin
 
 from ..errors import ArgumentError
 
@@ -39,7 +40,13 @@ def check_choice(name: str, value: str, choices: Iterable[str], words: str | Non
 
 
 # What a value of a type is to a person.
-_KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
+_KINDS = {
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    str: "text",
+    tuple[int, ...]: "a tuple of whole numbers",
+}
 
 
 def check_kind(name: str, value: Any, hint: Any) -> None:
@@ -49,16 +56,22 @@ def check_kind(name: str, value: Any, hint: Any) -> None:
     Traceback (most recent call last):
     newton_losses.errors.ArgumentError: --batch-size x: it has to be a whole number.
     """
-    kinds = get_args(hint) or (hint,)
-    if value is None and type(None) in kinds:
-        return
+    kinds = get_args(hint) if isinstance(hint, UnionType) else (hint,)
     words = [word for kind, word in _KINDS.items() if kind in kinds]
-    fits = isinstance(value, (*(kind for kind in _KINDS if kind in kinds), *((int,) if float in kinds else ())))
-    # To Python true and false are whole numbers.
-    if words and (not fits or (isinstance(value, bool) and bool not in kinds)):
+    if words and not any(_is_of_kind(value, kind) for kind in kinds):
         # A whole number of numpy's looks like one.
-        shown = value if value is None or type(value) in _KINDS else f"{value} ({type(value).__name__})"
+        is_plain = value is None or type(value) in (*_KINDS, tuple, list)
+        shown = value if is_plain else f"{value} ({type(value).__name__})"
         raise ArgumentError(f"{option(name)} {shown}: it has to be {' or '.join(words)}.")
+
+
+def _is_of_kind(value: Any, kind: Any) -> bool:
+    if get_origin(kind) is tuple:
+        return isinstance(value, tuple | list) and all(_is_of_kind(one, get_args(kind)[0]) for one in value)
+    # To Python true and false are whole numbers.
+    if isinstance(value, bool):
+        return kind is bool
+    return isinstance(value, (int, float) if kind is float else kind)
 
 
 def check_positive(name: str, value: float | None) -> None:
