@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from newton_losses.bench import turns
-from newton_losses.bench.interrupts import Interrupted, StopRequests
+from newton_losses.bench.interrupts import Interrupted, StopRequests, others_of
 from newton_losses.bench.turns import WHEN_DONE, WHEN_NEARLY_DONE, take_turns
 
 
@@ -61,8 +61,9 @@ def test_when_one_fails_those_under_way_save_and_no_other_begins():
         journal.told.append("never")
         yield WHEN_DONE
 
-    with pytest.raises(ValueError, match="a"):
+    with pytest.raises(ValueError, match="a") as caught:
         journal.take(journal.run("a", 3, fail_at=1), journal.run("b", 9), never())
+    assert [other.step for other in others_of(caught.value)] == [1]
     assert " ".join(journal.told) == "a begins b begins a0 b0 a ends b1 b saves b ends"
 
 
@@ -109,7 +110,7 @@ def test_the_step_of_an_interruption_is_of_a_run_that_has_begun():
     with pytest.raises(Interrupted) as caught:
         every.raise_failure()
     assert caught.value.step == 5
-    assert [other.step for other in caught.value.others] == [7, 0]
+    assert [other.step for other in others_of(caught.value)] == [7, 0]
 
 
 def test_a_second_signal_ends_everyone_at_once():

@@ -5,6 +5,7 @@ import json
 import signal
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from newton_losses.bench import loop, trainer
@@ -89,6 +90,33 @@ def test_a_run_that_ended_at_once(act, wanted, last, stop_at, tmp_path):
     stop_at(6, act)
     code, told = events("--seeds", "3,5,7", "--out", str(tmp_path / "runs"))
     assert (code, told[-1]) == (wanted, last)
+
+
+@pytest.mark.parametrize(
+    ("error", "words", "code"),
+    [
+        (RunError("the dog ate it"), (), 2),
+        (torch.OutOfMemoryError(), ("--at-once", "2"), 2),
+        (torch.OutOfMemoryError(), (), 2),
+        (ZeroDivisionError(), (), 1),
+    ],
+    ids=["an error", "a full device", "a device that stays full", "a bug"],
+)
+def test_one_that_is_saved_because_another_failed(error, words, code, two_at_once, stop_at, tmp_path, monkeypatch):
+    monkeypatch.setattr(loop, "give_back_memory", lambda device: False)
+
+    def act():
+        raise error
+
+    stop_at(2, act)
+    found, told = events("--seeds", "3,5,7", "--eval-every", "4", "--out", str(tmp_path / "runs"), *words)
+    assert found == code
+    # The run that failed is told last; a bug has its traceback instead.
+    ends = [event for event in told if event["event"] in ("interrupted", "error")]
+    assert [event["event"] for event in ends] == ["interrupted", "error"][:code]
+    assert (ends[0]["seed"], ends[0]["step"]) == (5, 2)
+    assert "stopped after step 2; everything is saved" in ends[0]["message"]
+    assert told[-len(ends) :] == ends
 
 
 def test_a_run_whose_folder_is_refused(tmp_path):

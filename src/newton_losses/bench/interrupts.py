@@ -5,24 +5,34 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from types import FrameType
 
 STOPPING = "stopping as soon as what is under way is done and saved; once more stops at once"
 
 
+_OTHERS = "interrupted_with_it"
+
+
 class Interrupted(Exception):
-    """A run was asked to stop; its checkpoint of this step is on the disk.
-
-    `others` are those of the runs that were under way in the same process.
-    """
-
-    others: "tuple[Interrupted, ...]" = ()
+    """A run was asked to stop; its checkpoint of this step is on the disk."""
 
     def __init__(self, step: int, signal_number: int) -> None:
         super().__init__(f"stopped after step {step}")
         self.step = step
         self.exit_code = 128 + signal_number
+
+
+def name_others(error: Exception, others: Iterable[Interrupted]) -> None:
+    """Let the error or the interruption of a run know of the runs that were interrupted with it."""
+    # Their tracebacks would keep networks in memory; the step is all that is told of them.
+    setattr(error, _OTHERS, tuple(other.with_traceback(None) for other in others))
+
+
+def others_of(error: Exception) -> tuple[Interrupted, ...]:
+    """The interruptions of the other runs that were under way in the same process."""
+    found: tuple[Interrupted, ...] = getattr(error, _OTHERS, ())
+    return found
 
 
 class StopRequests:

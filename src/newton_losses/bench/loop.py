@@ -15,7 +15,7 @@ from .clock import Clock
 from .config import RunConfig
 from .device import is_out_of_memory, on_device, precision_flags
 from .files import RunError
-from .interrupts import Interrupted, StopRequests, stop_requests
+from .interrupts import Interrupted, StopRequests, name_others, others_of, stop_requests
 from .progress import Progress, Silent
 from .ranks import Ranks, sharing_ranks
 from .run_folder import Record, RunFolder
@@ -98,9 +98,10 @@ def run_together(
                 # Not after a person's Ctrl-C, which all have obeyed.
                 if setting.at_once == 1 or not (fewer_if_full and stop.is_own):
                     raise _full_device(error, left, setting.at_once) from error
+                others = others_of(error)
             else:
                 break
-            setting = _with_fewer(setting, left)
+            setting = _with_fewer(setting, left, others)
         return [setting.results[plan.out] for plan in plans]
 
 
@@ -122,16 +123,19 @@ class _Setting:
 def _full_device(error: RuntimeError, left: Sequence[PlannedRun], at_once: int) -> RunError:
     config = next((plan.config for plan in left if plan.config.seed == seed_of(error)), left[0].config)
     told = full_device(config, at_once)
+    name_others(told, others_of(error))
     if at_once == 1:
         name_seed(told, config.seed)
     return told
 
 
-def _with_fewer(setting: _Setting, left: Sequence[PlannedRun]) -> _Setting:
+def _with_fewer(setting: _Setting, left: Sequence[PlannedRun], others: Sequence[Interrupted]) -> _Setting:
     """Half as many at once, with the memory that the others had."""
     config, number = left[0].config, setting.at_once // 2
     if not give_back_memory(config.device):
-        raise full_device(config, setting.at_once)
+        full = full_device(config, setting.at_once)
+        name_others(full, others)
+        raise full
     setting.stop.withdraw()
     told = f"going on with {number} at a time" if number > 1 else "going on one after another"
     if left[0].progress is not None:

@@ -14,7 +14,7 @@ from typing import Generic, TypeVar
 
 import torch
 
-from .interrupts import Interrupted, StopRequests
+from .interrupts import Interrupted, StopRequests, name_others
 
 Result = TypeVar("Result")
 # A run in pieces. It gives way by saying how many of its turns the device may still have before it when it goes on.
@@ -30,7 +30,7 @@ def take_turns(runs: Sequence[Steps[Result]], at_once: int, device: str, stop: S
     """Bring all runs to their end, at most `at_once` of them under way, and return their results in order.
 
     Where one fails or is interrupted the others are asked to stop, which means that they save, and none of
-    those that wait is begun. Then the first error is raised; an interruption of several is raised as one.
+    those that wait is begun. Then the first error is raised, or the first interruption; it has `others_of` it.
     """
     with _streams(min(at_once, len(runs)), device) as streams:
         turns = _Turns(runs, [_Lane(stream) for stream in streams], stop)
@@ -156,17 +156,19 @@ class _Turns(Generic[Result]):
                 lane.close()
 
     def raise_failure(self) -> None:
+        if not self._failures:
+            return
         errors = [failure for failure in self._failures if not isinstance(failure, Interrupted)]
-        if errors:
-            for other in errors[1:]:
-                errors[0].add_note(f"Then another run failed as well: {other}")
-            raise errors[0]
-        interruptions = [failure for failure in self._failures if isinstance(failure, Interrupted)]
-        if interruptions:
-            # One that was just about to begin says 0, which is no news where others have steps behind them.
-            first, *others = sorted(interruptions, key=lambda interruption: interruption.step or math.inf)
-            first.others = tuple(others)
-            raise first
+        for other in errors[1:]:
+            errors[0].add_note(f"Then another run failed as well: {other}")
+        # One that was just about to begin says 0, which is no news where others have steps behind them.
+        interruptions = sorted(
+            (failure for failure in self._failures if isinstance(failure, Interrupted)),
+            key=lambda interruption: interruption.step or math.inf,
+        )
+        first = errors[0] if errors else interruptions.pop(0)
+        name_others(first, interruptions)
+        raise first
 
     def close(self) -> None:
         for lane in self._lanes:

@@ -10,7 +10,7 @@ from typing import Any
 
 import typer
 
-from ..bench.interrupts import Interrupted
+from ..bench.interrupts import Interrupted, others_of
 from ..bench.progress import PlainLines, Progress
 from ..bench.ranks import EndedElsewhere, is_first_process, started_by_torchrun
 from ..bench.whose import seed_of
@@ -24,7 +24,8 @@ _OPTIONAL = ("sklearn", "matplotlib", "pooch", "tensorboard")
 def spoken_errors(as_json: bool = False) -> Iterator[None]:
     """Turn the library's errors into a message and an exit code; a bug keeps its traceback."""
     try:
-        yield
+        with _told_ends_of_others(as_json):
+            yield
     except NewtonLossesError as error:
         # Of several ranks, one says what is wrong with the settings that all have, or what it alone has met.
         if is_first_process() or not isinstance(error, ArgumentError | EndedElsewhere):
@@ -38,15 +39,32 @@ def spoken_errors(as_json: bool = False) -> Iterator[None]:
         _complain("error", f"this needs the package {error.name}, which the extra 'bench' brings: {install}", as_json)
         raise typer.Exit(FAILED) from None
     except Interrupted as stop:
-        # A person reads the steps of all in the notes of their runs; a program wants an end for each.
-        for one in (stop, *stop.others) if as_json else (stop,):
-            told = f"stopped after step {one.step}; everything is saved. The same command goes on from there:"
-            if is_first_process():
-                _complain("interrupted", f"{told}\n  {_command()}", as_json, seed_of(one), step=one.step)
+        if is_first_process():
+            _tell_interruption(stop, as_json)
         raise typer.Exit(stop.exit_code) from None
     except KeyboardInterrupt as stop:
         _complain("interrupted", "stopped; the last checkpoint is intact.", as_json, seed_of(stop))
         raise typer.Exit(130) from None
+
+
+@contextlib.contextmanager
+def _told_ends_of_others(as_json: bool) -> Iterator[None]:
+    """Before one run's end is told, that of those that were interrupted with it.
+
+    For a program, which wants an end for each; a person reads the steps of all in the notes of their runs.
+    """
+    try:
+        yield
+    except Exception as error:
+        if as_json and is_first_process():
+            for other in others_of(error):
+                _tell_interruption(other, as_json)
+        raise
+
+
+def _tell_interruption(stop: Interrupted, as_json: bool) -> None:
+    told = f"stopped after step {stop.step}; everything is saved. The same command goes on from there:"
+    _complain("interrupted", f"{told}\n  {_command()}", as_json, seed_of(stop), step=stop.step)
 
 
 def _command() -> str:
