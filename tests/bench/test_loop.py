@@ -120,6 +120,17 @@ def test_a_finished_run_is_not_run_again(tmp_path):
     assert told == [True]
 
 
+def test_an_evaluation_is_told_before_it_begins(tmp_path):
+    told = []
+
+    class Listener(Silent):
+        def evaluating(self, step):
+            told.append((step, len((tmp_path / "evaluations.jsonl").read_text().splitlines()) if told else 0))
+
+    run(SORTING, str(tmp_path), progress=Listener())
+    assert told == [(2, 0), (4, 1)]
+
+
 def test_paths_have_a_partial_batch_and_learning_rate_drops(paths_config):
     config = replace(paths_config, epochs=10).resolved()
     task = make_task(config)

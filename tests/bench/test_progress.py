@@ -25,6 +25,7 @@ def tell(listener):
     listener.preparing(CONFIG)
     listener.started(CONFIG, 10, 100, [])
     listener.advanced(20, 0.5)
+    listener.evaluating(50)
     listener.evaluated(RECORD)
     listener.note("careful")
     listener.finished(RESULT)
@@ -60,7 +61,11 @@ def test_the_live_bar_fits_a_terminal():
     tell(LiveBar(rich.Console(file=stream, width=80, force_terminal=True, color_system=None)))
     text = stream.getvalue()
     assert "going on after step 10" in text
-    assert "val 41.0 test 40.0 %" in text
+    # While an evaluation is under way, and not after it.
+    _, found, after = text.rpartition("50/100 evaluating")
+    assert found
+    assert "/s, " in after
+    assert "val 41.0 test 40.0 %" in after
     assert "loss 0.5" in text
     assert "…" not in text
 
@@ -87,6 +92,7 @@ def told_bar(steps):
     runs[0].finished({**RESULT, "steps": steps}, again=True)
     for seed in (1, 2, 3):
         runs[seed].started(replace(CONFIG, seed=seed), steps // 2 if seed == 1 else 0, steps, [])
+        runs[seed].evaluating(steps // 2)
         runs[seed].evaluated({**RECORD, "step": steps // 2, "test": {"exact_match": 40.0 + seed}})
     runs[2].advanced(3 * steps // 4, 0.5)
     runs[1].note("careful")
@@ -104,10 +110,23 @@ def test_the_live_bar_of_several_fits_a_terminal(steps):
     assert "seed 0: this run is finished" in text
     assert "1.50 ms a step with 3 runs at once, evaluations included" in " ".join(text.split())
     assert "seed 1: careful" in text
+    _, found, after = text.rpartition("evaluating seed 3")
+    assert found
+    assert "/s, " in after
     # At the end: seeds 2 and 3 are under way, all steps of seeds 0, 1 and 2 are done and half of seed 3's.
     assert "test 40.0 43.0 %" in text
     assert f"{7 * steps // 2}/{4 * steps}" in text
     assert "…" not in text
+
+
+def test_several_listeners_hear_of_an_evaluation():
+    class Listener(Silent):
+        def evaluating(self, step):
+            heard.append(step)
+
+    heard = []
+    tell(Together(Listener(), Listener()))
+    assert heard == [50, 50]
 
 
 def test_several_listeners_hear_the_same():

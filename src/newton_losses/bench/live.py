@@ -35,15 +35,21 @@ class LiveBar(Silent):
         self._bar.start()
 
     def advanced(self, step: int, loss: float | None) -> None:
-        if self._bar is None:
-            return
-        self._pace.reach(step)
-        pace = f"{self._pace.rate():.1f}/s, {duration(self._pace.left(self._total))} left"
-        self._bar.update(self._task, completed=step, pace=pace, loss=f"loss {number(loss)}")
+        if self._bar is not None:
+            self._bar.update(self._task, completed=step, pace=self._reach(step), loss=f"loss {number(loss)}")
+
+    def evaluating(self, step: int) -> None:
+        if self._bar is not None:
+            self._bar.update(self._task, completed=step, pace="evaluating", refresh=True)
 
     def evaluated(self, record: Record) -> None:
         if self._bar is not None:
-            self._bar.update(self._task, completed=record["step"], figures=_short(record))
+            step = record["step"]
+            self._bar.update(self._task, completed=step, pace=self._reach(step), figures=_short(record))
+
+    def _reach(self, step: int) -> str:
+        self._pace.reach(step)
+        return f"{self._pace.rate():.1f}/s, {duration(self._pace.left(self._total))} left"
 
     def note(self, text: str) -> None:
         self._console.print(text, style="yellow", markup=False, highlight=False)
@@ -94,6 +100,12 @@ class LiveBarOfSeveral:
         self._done[seed] = step
         self._show()
 
+    def evaluating(self, seed: int, step: int) -> None:
+        """In the place of the pace, until the next news: there are none of the other runs meanwhile."""
+        self.reach(seed, step)
+        if self._bar is not None:
+            self._bar.update(self._task, pace=f"evaluating seed {seed}", refresh=True)
+
     def evaluated(self, seed: int, record: Record) -> None:
         self._accuracies[seed] = next(iter(record["test"].values()))
         self.reach(seed, record["step"])
@@ -142,6 +154,9 @@ class OneOfSeveral(Silent):
 
     def advanced(self, step: int, loss: float | None) -> None:
         self._bar.reach(self._seed, step)
+
+    def evaluating(self, step: int) -> None:
+        self._bar.evaluating(self._seed, step)
 
     def evaluated(self, record: Record) -> None:
         self._bar.evaluated(self._seed, record)

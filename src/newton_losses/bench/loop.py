@@ -176,6 +176,7 @@ def _steps(plan: PlannedRun, setting: _Setting) -> Steps[Record]:
             trainer.train_step()
             if task.is_evaluation(trainer.step):
                 yield WHEN_DONE
+                progress.evaluating(trainer.step)
                 progress.evaluated(_evaluate(ranks, trainer, folder, clock))
             asked_to_stop, is_time_to_save = ranks.largest(stop.requested or 0, clock.is_time_to_save())
             if is_time_to_save or asked_to_stop:

@@ -18,6 +18,7 @@ class Progress(Protocol):
     def preparing(self, config: RunConfig) -> None: ...
     def started(self, config: RunConfig, step: int, total: int, evaluations: list[Record]) -> None: ...
     def advanced(self, step: int, loss: float | None) -> None: ...
+    def evaluating(self, step: int) -> None: ...
     def evaluated(self, record: Record) -> None: ...
     def note(self, text: str) -> None: ...
     def finished(self, result: Record, *, again: bool = False) -> None: ...
@@ -34,6 +35,9 @@ class Silent:
         pass
 
     def advanced(self, step: int, loss: float | None) -> None:
+        pass
+
+    def evaluating(self, step: int) -> None:
         pass
 
     def evaluated(self, record: Record) -> None:
@@ -66,6 +70,10 @@ class Together(Silent):
     def advanced(self, step: int, loss: float | None) -> None:
         for listener in self.listeners:
             listener.advanced(step, loss)
+
+    def evaluating(self, step: int) -> None:
+        for listener in self.listeners:
+            listener.evaluating(step)
 
     def evaluated(self, record: Record) -> None:
         for listener in self.listeners:
