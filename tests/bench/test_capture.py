@@ -74,6 +74,15 @@ def test_a_restored_captured_trainer_goes_on_alike():
     assert other.last_loss() == pytest.approx(expected, rel=1e-4)
 
 
+def test_a_captured_step_without_a_finite_loss_is_not_in_the_mean():
+    trainer, losses = trained(SORTING, 3, graph=True)
+    with torch.no_grad():
+        next(trainer.task.model.parameters()).fill_(torch.nan)
+    trainer.train_step()
+    assert trainer.last_loss() is None
+    assert trainer.take_mean_loss() == (pytest.approx(sum(losses) / 3, rel=1e-12), 3)
+
+
 def test_bf16_convolutions_keep_float32_scores():
     config = replace(SORTING, precision="bf16").resolved()
     task = make_task(config)

@@ -224,6 +224,37 @@ def test_a_loss_that_is_not_finite_is_stored_as_null():
     assert trainer.last_loss() is None
 
 
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_a_mean_loss_is_that_of_the_steps_with_a_finite_one(bad):
+    trainer, (first,) = steps_of(SORTING, 1)
+    draw_loss = trainer.task.draw_loss
+    trainer.task.draw_loss = lambda size: draw_loss(size) + bad  # with the gradient as it is
+    trainer.train_step()
+    assert trainer.last_loss() is None
+    trainer.task.draw_loss = draw_loss
+    trainer.train_step()
+    assert trainer.take_mean_loss() == (pytest.approx((first + trainer.last_loss()) / 2, rel=1e-12), 2)
+    assert trainer.take_mean_loss() == (None, 0)
+
+
+@pytest.mark.parametrize(
+    ("bad", "counts", "at_the_end"),
+    [({1}, [1, 0, 0], 0), ({3}, [0, 1, 0], 0), ({5}, [0, 0, 1], 1), ({1, 2, 3, 4}, [1, 2, 1], 4)],
+)
+def test_steps_without_a_finite_loss_are_counted(bad, counts, at_the_end, tmp_path):
+    def make(config):
+        task = make_task(config)
+        draw_loss, steps = task.draw_loss, iter(range(6))
+        task.draw_loss = lambda size: draw_loss(size) + (math.nan if next(steps) in bad else 0)
+        return task
+
+    result = run(replace(SORTING, steps=6), str(tmp_path), make=make)
+    records = [json.loads(line) for line in (tmp_path / "evaluations.jsonl").read_text().splitlines()]
+    assert [record["not_finite_steps"] for record in records] == counts
+    assert [record["loss"] is None for record in records] == [count == 2 for count in counts]
+    assert result["not_finite_steps"] == at_the_end
+
+
 def test_tenths_are_exact():
     weights = torch.tensor([[[0.8, 9.2], [5.3, 1.2]]]).half().float()
     assert tenths(weights, torch.eye(2)[None]).tolist() == [20]
@@ -234,7 +265,8 @@ def test_tenths_are_exact():
 def test_a_loss_that_is_not_finite_to_the_end_is_in_the_result(curvature, numerics, tmp_path):
     config = replace(SORTING, curvature=curvature, numerics=numerics)
     result = run(replace(config, learning_rate=1e30), str(tmp_path / "a"))
-    # The first step is as usual; from the second on no sample has a loss, so that neither evaluation has a mean.
-    assert result["not_finite_steps"] == 4
+    # The first step is as usual; from the second on no sample has a loss, so that the second evaluation has no mean.
+    assert result["not_finite_steps"] == 3
     assert result["steps"] == 4
+    assert result["final"]["loss"] is None
     assert run(config, str(tmp_path / "b"))["not_finite_steps"] == 0

@@ -190,7 +190,7 @@ def test_a_loss_that_is_not_finite_is_told_with_what_to_try():
     assert outcome(result, False) == outcome({**result, "not_finite_steps": 0}, False)
     text = outcome({**result, "not_finite_steps": 900}, False).removeprefix(outcome(result, False))
     assert text == (
-        ". The loss was not finite over the last 900 of 1000 steps: it has no mean there, or all samples were skipped. "
+        ". Towards the end the loss of 900 of 1000 steps was not finite, or all their samples were skipped. "
         "Try --numerics stable, --spectrum absolute, a larger --damping, --clip-norm 1 or a smaller --learning-rate"
     )
     baseline = {**result, "configuration": SortingConfig(algorithm="softsort", device="cpu", clip_norm=1).to_dict()}

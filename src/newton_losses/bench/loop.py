@@ -242,10 +242,11 @@ def _evaluate(ranks: Ranks, trainer: Trainer, folder: RunFolder, clock: Clock) -
         "The ranks of this run have come apart: after the same steps their weights are not the same. Train on machines "
         "of one kind with the same versions. The same command goes on from the last checkpoint, where they agreed.",
     )
-    loss = trainer.take_mean_loss()
+    loss, count = trainer.take_mean_loss()
 
     def evaluate() -> Record:
-        record = {**_record(trainer, loss), **_figures(trainer.task)}
+        before = folder.evaluations[-1]["step"] if folder.evaluations else 0
+        record = {**_record(trainer, loss, trainer.step - before - count), **_figures(trainer.task)}
         if trainer.task.reported([*folder.evaluations, record]) is record:
             folder.save_weights(trainer.task.model.state_dict())
         folder.save(_state(trainer, clock), record)
@@ -261,11 +262,12 @@ def _save(ranks: Ranks, trainer: Trainer, folder: RunFolder, clock: Clock) -> No
     clock.saved()
 
 
-def _record(trainer: Trainer, loss: float | None) -> Record:
+def _record(trainer: Trainer, loss: float | None, not_finite_steps: int) -> Record:
     return {
         "step": trainer.step,
         "learning_rate": trainer.task.learning_rate(trainer.step - 1),
         "loss": loss,
+        "not_finite_steps": not_finite_steps,
         "skipped_samples": trainer.skipped_samples(),
     }
 

@@ -106,14 +106,16 @@ class RunFolder:
 
     @property
     def steps_without_loss(self) -> int:
-        """The last so many steps: those since the last evaluation with a mean loss of at least one sample."""
-        last = skipped = 0
+        """How many at the end: those without a finite loss since the last evaluation before which there was none."""
+        found = last = skipped = 0
         for one in self.evaluations:
             # Runs of earlier versions tell the mean of nothing, where a Newton loss has skipped every sample, as 0.
-            if one["loss"] is not None and (one["loss"] != 0 or one["skipped_samples"] == skipped):
-                last = one["step"]
-            skipped = one["skipped_samples"]
-        return int(self.evaluations[-1]["step"] - last) if self.evaluations else 0
+            has_mean = one["loss"] is not None and (one["loss"] != 0 or one["skipped_samples"] == skipped)
+            # Those versions have no mean either where one step had none, and do not count.
+            here = one.get("not_finite_steps", 0) if has_mean else one["step"] - last
+            found = found + here if here else 0
+            last, skipped = one["step"], one["skipped_samples"]
+        return found
 
     def load(self) -> Record | None:
         """The state to go on from, or `None` for a new run. Brings `evaluations` to the state's step."""

@@ -79,19 +79,24 @@ class Trainer:
         self._optimizer.step()
         with torch.no_grad():
             self.tensors["last_loss"].copy_(loss)
-            self.tensors["loss_sum"].add_(loss)
-            self.tensors["loss_count"].add_(1)
+            # Only finite losses count, which are those that the replacement by 0 leaves equal to themselves.
+            finite = loss.nan_to_num(0.0, 0.0, 0.0)
+            self.tensors["loss_sum"].add_(finite)
+            self.tensors["loss_count"].add_(finite == loss)
 
     def last_loss(self) -> float | None:
         """The loss of the last step; waits for the device. `None` if it is not finite."""
         return _finite(self.tensors["last_loss"])
 
-    def take_mean_loss(self) -> float | None:
-        """The mean loss of the steps since this was last asked for; waits for the device."""
-        mean = _finite(self.tensors["loss_sum"] / self.tensors["loss_count"])
+    def take_mean_loss(self) -> tuple[float | None, int]:
+        """The mean loss of the steps since this was last asked for, and of how many; waits for the device.
+
+        Of those with a finite loss. If there is none, there is no mean.
+        """
+        mean, count = _finite(self.tensors["loss_sum"] / self.tensors["loss_count"]), int(self.tensors["loss_count"])
         self.tensors["loss_sum"].zero_()
         self.tensors["loss_count"].zero_()
-        return mean
+        return mean, count
 
     def skipped_samples(self) -> int:
         """How many samples so far had a loss or gradient that was not finite, where that is counted."""

@@ -116,8 +116,8 @@ def _warning(result: Record) -> str:
     }
     *most, last = [name for name, fits in tries.items() if fits]
     return (
-        f". The loss was not finite over the last {steps} of {result['steps']} steps: it has no mean there, or all "
-        f"samples were skipped. Try {', '.join(most)}{' or ' if most else ''}{last}"
+        f". Towards the end the loss of {steps} of {result['steps']} steps was not finite, or all their samples were "
+        f"skipped. Try {', '.join(most)}{' or ' if most else ''}{last}"
     )
 
 
