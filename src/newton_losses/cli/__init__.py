@@ -2,10 +2,17 @@
 
 import importlib.util
 import sys
+from collections.abc import Callable
+from functools import partial
 
 
 def main() -> None:
-    """Run the command. Without the packages of the extra it says how to get them, and nothing breaks."""
+    """Run the command."""
+    load()()
+
+
+def load() -> Callable[[], object]:
+    """Import the command. Without the packages of the extra it says how to get them, and nothing breaks."""
     missing = [name for name in ("typer", "rich") if importlib.util.find_spec(name) is None]
     if missing:
         print(
@@ -16,4 +23,4 @@ def main() -> None:
         sys.exit(2)
     from ._app import app
 
-    app(prog_name="newton-losses")
+    return partial(app, prog_name="newton-losses")
