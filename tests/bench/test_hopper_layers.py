@@ -121,7 +121,7 @@ def assert_first_layer_is_exact(layers, count, height, width):
     pooled, *gradients = layers.first(pictures, weight, bias, slope)
     # The sums are whole numbers, but their 255th parts are rounded, and then the features to bf16.
     torch.testing.assert_close(pooled.double(), true.detach(), rtol=2**-8 + 1e-6, atol=1e-5)
-    torch.testing.assert_close(gradients[0].double(), by_weight.flatten(), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(gradients[0].double(), by_weight.flatten(), rtol=2e-7, atol=1e-12)
     assert torch.equal(gradients[1].double(), by_bias)
 
 
@@ -223,13 +223,15 @@ def test_the_layers_are_chosen_on_a_hopper_gpu_and_can_be_captured_and_compiled(
     if torch.cuda.get_device_capability() != (9, 0):
         pytest.skip("not a Hopper GPU")
     shapes = ((32, 1, 5, 5), (32,), (64, 32, 5, 5), (64,))
-    weights = [(0.1 * torch.randn(shape, device="cuda")).requires_grad_() for shape in shapes]
+    weights = [0.1 * torch.randn(shape, device="cuda") for shape in shapes]
     pictures = torch.randint(0, 256, (7, 28, 112), dtype=torch.uint8, device="cuda")
     assert has_hopper_layers(pictures, weights[0], weights[2])
 
     def step(function):
-        features = function(pictures, *weights)
-        return [features, *torch.autograd.grad(features.float().square().sum(), weights)]
+        # Leaves of the stream that it runs on: gradients go back to that of their leaves, which is not captured.
+        leaves = [weight.detach().requires_grad_() for weight in weights]
+        features = function(pictures, *leaves)
+        return [features, *torch.autograd.grad(features.float().square().sum(), leaves)]
 
     wanted = step(digit_features)
     found = step(torch.compile(digit_features, fullgraph=True))

@@ -154,7 +154,7 @@ __device__ void store_row(u8* to, const TwoPlaces& two, int columns, float (&tot
     }
 }
 
-// Parts of the gradients of weight `(32, 25)` and bias `(32,)`, 832 numbers a block of threads.
+// Parts of the gradients of weight `(32, 25)`, times 255, and bias `(32,)`, 832 numbers a block of threads.
 //
 // A job is the upper or the lower half of a picture. While a row is multiplied, the next one is unfolded, and the one behind
 // it on its way from memory.
@@ -220,7 +220,7 @@ first_layer_backward(const u8* pictures, const u16* gradient, const u8* codes, f
 #pragma unroll
         for (int four = 0; four < 4; ++four)
             sum += patches[(four * FIRST + channel) * PATCH + (y + four / 2) * CHUNK + x + four % 2];
-        part[i] = sum * SCALE;
+        part[i] = sum;
     }
     if (threadIdx.x < FIRST) {
         float sum = 0;
@@ -229,7 +229,8 @@ first_layer_backward(const u8* pictures, const u16* gradient, const u8* codes, f
     }
 }
 
-// The sums over the parts, one after another as they come: weight, then bias. Eight threads share a sum.
+// The sums over the parts, one after another as they come: weight, then bias. Eight threads share a sum. That of the weight is
+// divided by 255 here, once: if the parts were, each would be rounded, and the errors left where parts cancel.
 extern "C" __global__ void __launch_bounds__(256)
 first_layer_sum(const float* parts, float* result, int number) {
     constexpr int SIZE = FIRST * (FIRST_TAPS + 1);
@@ -243,5 +244,5 @@ first_layer_sum(const float* parts, float* result, int number) {
     __syncthreads();
     if (threadIdx.x >= 32) return;
     for (int share = 1; share < 8; ++share) sum += shares[share * 32 + threadIdx.x];
-    result[i] = sum;
+    result[i] = i < FIRST * FIRST_TAPS ? sum * SCALE : sum;
 }
