@@ -61,6 +61,7 @@ class Sweep:
 @pytest.fixture
 def sweep(tmp_path, monkeypatch):
     monkeypatch.setattr(local, "_IN_USE_SECONDS", 0.1)
+    monkeypatch.setattr(local, "_RETRY_SECONDS", 0.0)
     return Sweep(tmp_path)
 
 
@@ -110,6 +111,26 @@ def test_a_failed_run_is_tried_again_and_does_not_stop_the_others(sweep):
     said = sweep.said.getvalue()
     assert "failed, will be tried again: fails: it ended with code 1: something broke" in said
     assert "failed: fails: it ended with code 1: something broke" in said
+
+
+def test_what_fails_for_a_moment_is_not_tried_again_within_it(sweep, monkeypatch):
+    """As where a device is reset: every run that begins meanwhile fails."""
+    monkeypatch.setattr(local, "_RETRY_SECONDS", 1.0)
+    begin = time.monotonic()
+    assert sweep.run("fails-once", "fine 1", slots=2).finished == 2
+    assert sweep.starts().count("fails-once") == 2
+    assert time.monotonic() - begin > 1.0
+    # Ctrl-C is not kept waiting by it.
+    monkeypatch.setattr(local, "_RETRY_SECONDS", 60.0)
+    pool = local.LocalPool(1, sweep.store.path / ".logs", STUB)
+    pool.start(sweep.jobs("", "", "fails")[2:], Tally(1, 0, Lines(sweep.said)))
+    while "will be tried again: fails" not in sweep.said.getvalue():
+        time.sleep(0.01)
+    pool.stop()
+    begin = time.monotonic()
+    while pool.is_busy():
+        time.sleep(0.01)
+    assert time.monotonic() - begin < 5
 
 
 def test_a_process_does_one_run_after_another(sweep):

@@ -26,14 +26,16 @@ _STOPPED = (128 + signal.SIGINT, 128 + signal.SIGTERM)
 _LAST_LINES = 12
 # How long to leave a run alone that another sweep is at work on.
 _IN_USE_SECONDS = 2.0
+# What made a run fail may pass: a device that is being reset, a server of it that starts anew.
+_RETRY_SECONDS = 15.0
 
 
 class LocalPool:
     """`slots` processes at once, for all jobs one after another, each started with `command`.
 
     A process does jobs as long as they end well; after any other it is replaced. A job that fails is tried once
-    more when the others have had their turn. One that another sweep is at work on waits until that is done, and
-    then counts as done.
+    more, not at once and when the others have had their turn. One that another sweep is at work on waits until that
+    is done, and then counts as done.
     """
 
     def __init__(self, slots: int, logs: Path, command: Sequence[str] = WORKER) -> None:
@@ -131,7 +133,7 @@ class LocalPool:
         tally.fail(job, message, str(log) if log.is_file() else None, again=again)
         if again:
             with self._lock:
-                self._waiting.append((job, attempt + 1, 0.0))
+                self._waiting.append((job, attempt + 1, time.monotonic() + _RETRY_SECONDS))
 
     def _run(self, job: Job, slot: int, tally: Tally) -> int:
         with self._open_log(job) as log:
