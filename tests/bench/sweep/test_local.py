@@ -124,7 +124,7 @@ def test_what_fails_for_a_moment_is_not_tried_again_within_it(sweep, monkeypatch
     monkeypatch.setattr(local, "_RETRY_SECONDS", 60.0)
     pool = local.LocalPool(1, sweep.store.path / ".logs", STUB)
     pool.start(sweep.jobs("", "", "fails")[2:], Tally(1, 0, Lines(sweep.said)))
-    while "will be tried again: fails" not in sweep.said.getvalue():
+    while "will be tried again: fails:" not in sweep.said.getvalue():
         time.sleep(0.01)
     pool.stop()
     begin = time.monotonic()
@@ -234,6 +234,17 @@ def test_a_run_that_another_sweep_is_at_work_on_is_waited_for(sweep):
     assert time.monotonic() - began >= 0.9
     # One start that finds it in use, one that does it: in between only the lock is looked at.
     assert sweep.starts() == ["fine", "fine"]
+
+
+def test_it_does_not_wait_for_one_that_has_to_wait_longer(sweep, monkeypatch):
+    monkeypatch.setattr(local, "_RETRY_SECONDS", 2.0)
+    folder = Path(sweep.jobs("fails-once", "fine")[1].folder)
+    folder.mkdir(parents=True)
+    with open(folder / ".lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        threading.Timer(0.5, lambda: fcntl.flock(lock, fcntl.LOCK_UN)).start()
+        assert sweep.run("fails-once", "fine", slots=1).finished == 2
+    assert sweep.starts() == ["fails-once", "fine", "fine", "fails-once"]
 
 
 def test_what_another_sweep_does_in_the_meantime_is_not_done_again(sweep):

@@ -93,7 +93,8 @@ def test_so_is_every_kind_of_run(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_killed_process_costs_no_other_run_anything(tmp_path, capsys):
+def test_a_killed_process_costs_no_other_run_anything(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(local, "_RETRY_SECONDS", 0.0)
     configs = [replace(SORTING, steps=200, eval_every=20, seed=seed) for seed in range(3)]
     first, second, third = (Path(job.folder) for job in jobs(tmp_path / "store", *configs))
 

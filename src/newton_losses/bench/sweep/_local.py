@@ -6,8 +6,8 @@ import sys
 import threading
 import time
 import traceback
-from collections import deque
 from collections.abc import Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import IO
 
@@ -44,7 +44,8 @@ class LocalPool:
         self._command = list(command)
         self._stopping = threading.Event()
         self._workers: dict[int, WorkerProcess] = {}
-        self._waiting: deque[tuple[Job, int, float]] = deque()
+        # With the number of the attempt, and when it may begin.
+        self._waiting: list[tuple[Job, int, float]] = []
         self._lock = threading.Lock()
 
     def start(self, jobs: list[Job], tally: Tally) -> None:
@@ -88,7 +89,10 @@ class LocalPool:
             with self._lock:
                 if not self._waiting:
                     return
-                job, attempt, not_before = self._waiting.popleft()
+                # The first of those that can begin, or that can do so first.
+                entry = min(self._waiting, key=itemgetter(2))
+                self._waiting.remove(entry)
+            job, attempt, not_before = entry
             if self._stopping.wait(max(0.0, not_before - time.monotonic())):
                 return
             if not_before and is_in_use(Path(job.folder)):
