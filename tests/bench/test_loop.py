@@ -237,6 +237,15 @@ def test_a_mean_loss_is_that_of_the_steps_with_a_finite_one(bad):
     assert trainer.take_mean_loss() == (None, 0)
 
 
+def test_a_sum_of_an_earlier_version_that_is_not_finite_does_not_spoil_the_next_mean():
+    trainer, _ = steps_of(SORTING, 1)
+    state = trainer.state()
+    state["tensors"]["loss_sum"].fill_(math.nan)
+    trainer.restore(state)
+    trainer.train_step()
+    assert trainer.take_mean_loss() == (pytest.approx(trainer.last_loss(), rel=1e-12), 1)
+
+
 @pytest.mark.parametrize(
     ("bad", "counts", "at_the_end"),
     [({1}, [1, 0, 0], 0), ({3}, [0, 1, 0], 0), ({5}, [0, 0, 1], 1), ({1, 2, 3, 4}, [1, 2, 1], 4)],

@@ -125,6 +125,10 @@ class Trainer:
         with torch.no_grad():
             for name, tensor in self.tensors.items():
                 tensor.copy_(state["tensors"][name])
+            # An earlier version has added up losses that were not finite, too: what it had of the others is lost.
+            if not self.tensors["loss_sum"].isfinite():
+                self.tensors["loss_sum"].zero_()
+                self.tensors["loss_count"].zero_()
         for name, generator in self.task.generators.items():
             generator.set_state(state["generators"][name])
 
