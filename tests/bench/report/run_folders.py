@@ -19,15 +19,16 @@ def write_run(
     milliseconds: float = 2.0,
     finished: bool = True,
     changes: dict[str, Any] | None = None,
+    validation: dict[str, float] | None = None,
 ) -> Path:
-    """One run; `changes` are put over its configuration, whatever they are."""
+    """One run; `changes` are put over its configuration, whatever they are. `validation` is by default as `test`."""
     configuration = {**config.to_dict(), **(changes or {})}
     steps = int(configuration.get("steps") or configuration["epochs"] * 143)
     curve = [
         {"step": steps * k // 5, "loss": 1 / k, "test": {name: value * (1 - 0.5**k) for name, value in test.items()}}
         for k in range(1, 6)
     ]
-    curve[-1].update(test=test, validation=test)
+    curve[-1].update(test=test, validation=validation or test)
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps({"configuration": configuration, "environment": ENVIRONMENT}))
     (folder / "evaluations.jsonl").write_text("".join(json.dumps(record) + "\n" for record in curve))

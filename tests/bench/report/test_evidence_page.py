@@ -8,7 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from run_folders import write_cell
+from run_folders import write_cell, write_run
 from typer.testing import CliRunner
 
 from newton_losses.bench.presets import cells
@@ -152,23 +152,33 @@ def test_damping_is_compared_with_the_better_of_the_two_others(tmp_path):
 def test_a_damping_is_chosen_by_the_validation_of_one_seed(tmp_path):
     (cell,) = cells("table1", only="softsort-n5-fisher-stable")
     write(tmp_path, auto("softsort-n5-fisher-stable"), 70.0, **SHORT)
-    others = [damping for damping in GRID if damping != 1000]
-    for place, damping in enumerate(others):
-        write(tmp_path, [damped(cell, damping)], 40.0 + place, 1, **SHORT)
+
+    def run(damping, seed, test, validation):
+        config = damped(cell, damping).make(seed=seed, device="cpu", **SHORT)
+        figures = ({"exact_match": value, "element_wise": value} for value in (test, validation))
+        write_run(tmp_path / f"{damping:g}-{seed}", config, next(figures), validation=next(figures))
+
+    for place, damping in enumerate(GRID[1:]):
+        run(
+            damping, 0, test=60.0 - place, validation=40.0 + place % 5
+        )  # validation is best at the fifth, test at the first
     assert PAGE.choice(gather(tmp_path)) == ""  # a part of the grid chooses nothing
-    write(tmp_path, [damped(cell, 1000.0)], 60.0, 3, **SHORT)
+    run(GRID[0], 0, test=50.0, validation=30.0)
+    for seed in (1, 2):
+        run(100.0, seed, test=56.0 + seed, validation=10.0)
+        run(1.0, seed, test=99.0, validation=99.0)  # no other seed has a say
     section = PAGE.choice(gather(tmp_path))
     found = row(section, "SoftSort n=5", "Fisher")
-    assert [round(float(figure)) for figure in found[:8]] == [40, 41, 42, 43, 44, 45, 60, 46]
-    assert found[8] == "1000"
-    assert [float(found[place].split()[0]) for place in (9, 10)] == pytest.approx([60, 70], abs=0.5)
-    assert found[9].endswith("(3)")
+    assert found[:8] == ["50.0", "60.0", "59.0", "58.0", "57.0", "56.0", "55.0", "54.0"]
+    assert found[8] == "100"
+    assert found[9] == "57.00 ± 1.00 (3)"
+    assert float(found[10].split()[0]) == pytest.approx(70, abs=0.5)
     assert float(found[11]) > 0.5
     assert "p is below 0.05 in 0 of 1 cells." in section
     whole, rest = commands(section)
     grid = [damped(cell, damping) for damping in GRID]
     assert sorted(trained(whole)) == expected(grid, 1, **SHORT)
-    assert sorted(trained(rest)) == expected([damped(cell, 1000.0)], 3, **SHORT)
+    assert sorted(trained(rest)) == expected([damped(cell, 100.0)], 3, **SHORT)
 
 
 def test_full_length_says_where_the_goal_stands(tmp_path):
