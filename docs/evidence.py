@@ -9,7 +9,7 @@ import statistics
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from newton_losses.bench.presets import Cell, Group, cells
 from newton_losses.bench.report import (
@@ -18,15 +18,18 @@ from newton_losses.bench.report import (
     LEAST_SEEDS,
     SELECTION,
     STATES,
+    Automatic,
+    Chosen,
     Evidence,
-    Runs,
     Standing,
+    automatic,
+    chosen,
     column_title,
     curved_cells,
     gather,
     standings,
 )
-from newton_losses.bench.results import Summary, p_value
+from newton_losses.bench.results import Summary
 
 T = TypeVar("T")
 ROOT = Path(__file__).parent.parent
@@ -140,41 +143,9 @@ def paths(found: Evidence) -> str:
     return "\n".join(parts)
 
 
-class Automatic(NamedTuple):
-    """A cell with `damping="auto"`: its runs and figure, and those of the plain loss and of the paper's λ."""
-
-    cell: Cell
-    group: Group
-    own: Summary
-    plain: Summary | None
-    tuned: Summary | None
-
-    @property
-    def rival(self) -> Summary | None:
-        return max(there([self.plain, self.tuned]), key=lambda one: one.mean, default=None)
-
-    @property
-    def p(self) -> float:
-        return math.nan if self.rival is None else p_value(self.own, self.rival)
-
-    def row(self) -> list[str]:
-        label = [column_title(self.cell.column), ARMS[self.cell.variant], written(self.plain)]
-        figures = [f"{self.cell.config['damping']:g}", written(self.tuned), written(self.own)]
-        return [*label, *figures, NOTHING if math.isnan(self.p) else f"{self.p:.2f}"]
-
-
-def automatic(runs: Runs, task: str) -> list[Automatic]:
-    """The cells of a task that have runs with `damping="auto"`."""
-    found = []
-    for cell in (cell for cell in curved_cells() if cell.task == task):
-        numerics = cell.numerics or "reference"
-        plain, tuned, own = (
-            runs.figure(cell.column, method, numerics) for method in ("baseline", cell.variant, f"{cell.variant}-auto")
-        )
-        group = runs.runs(cell.column, f"{cell.variant}-auto", numerics)
-        if group is not None and own is not None:
-            found.append(Automatic(cell, group, own, plain, tuned))
-    return found
+def automatic_row(one: Automatic) -> list[str]:
+    label = [column_title(one.cell.column), ARMS[one.cell.variant], written(one.plain)]
+    return [*label, f"{one.cell.config['damping']:g}", written(one.tuned), written(one.own), probability(one.p)]
 
 
 def damping(found: Evidence) -> str:
@@ -189,7 +160,7 @@ def damping(found: Evidence) -> str:
     ]
     sorted_sets, maps = automatic(found.sorting[1], "sorting"), automatic(found.paths[1], "paths")
     every = [*sorted_sets, *maps]
-    parts.append(table(["", "", "plain", "paper's λ", "with it", '"auto"', "p"], [one.row() for one in every]))
+    parts.append(table(["", "", "plain", "paper's λ", "with it", '"auto"', "p"], [automatic_row(one) for one in every]))
     compared = [(one.own, one.rival) for one in every if one.rival is not None]
     above = sum(own.mean >= rival.mean for own, rival in compared)
     known = [one.p for one in every if not math.isnan(one.p)]
@@ -202,43 +173,10 @@ def damping(found: Evidence) -> str:
     return "\n".join(parts)
 
 
-class Chosen(NamedTuple):
-    """A cell with the λ that one seed chooses from the paper's grid: all of them with that seed, and "auto"."""
-
-    cell: Cell
-    of_a_seed: dict[float, float]
-    damping: float
-    group: Group
-    own: Summary
-    auto: Summary | None
-
-    @property
-    def p(self) -> float:
-        return math.nan if self.auto is None else p_value(self.auto, self.own)
-
-    def row(self) -> list[str]:
-        label = [column_title(self.cell.column), ARMS[self.cell.variant]]
-        figures = [f"{figure:.1f}" for figure in self.of_a_seed.values()]
-        chosen = [f"{self.damping:g}", written(self.own), written(self.auto)]
-        return [*label, *figures, *chosen, NOTHING if math.isnan(self.p) else f"{self.p:.2f}"]
-
-
-def chosen(runs: Runs, seed: int = 0) -> list[Chosen]:
-    """The cells of sorting of which the whole grid was run with a seed."""
-    found = []
-    for cell in (cell for cell in curved_cells() if cell.task == "sorting"):
-        grid = {damping: runs.runs(cell.column, f"{cell.variant}-{damping:g}", "stable") for damping in GRID}
-        groups = {damping: group for damping, group in grid.items() if group is not None}
-        records = {damping: [one for one in groups[damping].records if one.seed == seed] for damping in groups}
-        if len(groups) < len(GRID) or not all(records.values()):
-            continue
-        best = max(GRID, key=lambda damping: records[damping][0].reported["validation"]["exact_match"])
-        of_a_seed = {damping: one.test["exact_match"] for damping, (one,) in records.items()}
-        own = groups[best].summary("exact_match")
-        auto = runs.figure(cell.column, f"{cell.variant}-auto", "stable")
-        if own is not None:
-            found.append(Chosen(cell, of_a_seed, best, groups[best], own, auto))
-    return found
+def chosen_row(one: Chosen) -> list[str]:
+    label = [column_title(one.cell.column), ARMS[one.cell.variant]]
+    figures = [f"{figure:.1f}" for figure in one.of_a_seed.values()]
+    return [*label, *figures, f"{one.damping:g}", written(one.own), written(one.auto), probability(one.p)]
 
 
 def choice(found: Evidence) -> str:
@@ -258,7 +196,7 @@ def choice(found: Evidence) -> str:
         "test figures of seed 0 for every λ of the grid, of which the one with the highest validation was run with the "
         'other seeds too. Its own mean has the luck of that choice in it, "auto" has not. The last column is the '
         'probability of so large an advantage of the chosen λ over "auto" if there were none.\n',
-        table(heads, [one.row() for one in every]),
+        table(heads, [chosen_row(one) for one in every]),
         f"p is below {LEVEL:g} in {sum(p < LEVEL for p in known)} of {len(known)} cells.\n",
         commands(whole, []) + commands(rest, [one.group for one in every]),
     ]
@@ -271,6 +209,10 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 def written(figure: Summary | None) -> str:
     return NOT_RUN if figure is None else f"{figure} ({figure.count})"
+
+
+def probability(p: float) -> str:
+    return NOTHING if math.isnan(p) else f"{p:.2f}"
 
 
 def there(several: Iterable[T | None]) -> list[T]:

@@ -4,6 +4,10 @@
 other names are what `docs/evidence.py` makes its page from, so that both say the same of the same runs.
 """
 
+from ._damping import Automatic as Automatic
+from ._damping import Chosen as Chosen
+from ._damping import automatic as automatic
+from ._damping import chosen as chosen
 from ._evidence import Evidence as Evidence
 from ._evidence import gather as gather
 from ._goal import STATES as STATES
@@ -11,7 +15,6 @@ from ._goal import Standing as Standing
 from ._goal import standings as standings
 from ._measured import GRID as GRID
 from ._measured import SELECTION as SELECTION
-from ._measured import Runs as Runs
 from ._measured import curved_cells as curved_cells
 from ._names import column_title as column_title
 from ._questions import GOAL as GOAL

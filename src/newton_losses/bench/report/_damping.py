@@ -1,0 +1,90 @@
+"""`damping="auto"` beside other λ: that of the paper's tables, and one that a seed chooses from the paper's grid."""
+
+import math
+from dataclasses import dataclass
+
+from ..presets import Cell, Group
+from ..results import RunRecord, Summary, p_value
+from ._measured import AUTO, GRID, Runs, curved_cells, main_metric
+
+
+@dataclass(frozen=True)
+class Automatic:
+    """A cell with `damping="auto"`: its runs and figure, and those of the plain loss and of the paper's λ."""
+
+    cell: Cell
+    group: Group
+    own: Summary
+    plain: Summary | None
+    tuned: Summary | None
+
+    @property
+    def rival(self) -> Summary | None:
+        """The better of the two others: the plain loss is a λ without bounds."""
+        return max((one for one in (self.plain, self.tuned) if one), key=lambda one: one.mean, default=None)
+
+    @property
+    def p(self) -> float:
+        """The probability of so large an advantage of the rival if there were none."""
+        return math.nan if self.rival is None else p_value(self.own, self.rival)
+
+
+def automatic(runs: Runs, task: str) -> list[Automatic]:
+    """The cells of a task that have runs with `damping="auto"`."""
+    found = []
+    for cell in (cell for cell in curved_cells() if cell.task == task):
+        numerics = cell.numerics or "reference"
+        plain, tuned, own = (
+            runs.figure(cell.column, method, numerics)
+            for method in ("baseline", cell.variant, f"{cell.variant}-{AUTO}")
+        )
+        group = runs.runs(cell.column, f"{cell.variant}-{AUTO}", numerics)
+        if group is not None and own is not None:
+            found.append(Automatic(cell, group, own, plain, tuned))
+    return found
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """A cell of sorting with the λ of the paper's grid that one seed chooses.
+
+    - `of_a_seed`: the test figure of that seed for every λ.
+    - `group`, `own`: the runs with the chosen `damping`, of all seeds, and their figure; `auto`: that of "auto".
+    """
+
+    cell: Cell
+    of_a_seed: dict[float, float]
+    damping: float
+    group: Group
+    own: Summary
+    auto: Summary | None
+
+    @property
+    def p(self) -> float:
+        """The probability of so large an advantage of the chosen λ over "auto" if there were none."""
+        return math.nan if self.auto is None else p_value(self.auto, self.own)
+
+
+def chosen(runs: Runs, seed: int = 0) -> list[Chosen]:
+    """The cells of which the whole grid was run with this seed, each with the λ of its highest validation."""
+    found = []
+    for cell in (cell for cell in curved_cells() if cell.task == "sorting"):
+        metric = main_metric(cell)
+        groups = {damping: runs.runs(cell.column, f"{cell.variant}-{damping:g}", "stable") for damping in GRID}
+        there = {damping: group for damping, group in groups.items() if group is not None}
+        records = {damping: one for damping in there for one in there[damping].records if one.seed == seed}
+        if len(records) < len(GRID):
+            continue
+        validations = {damping: _validation(record, metric) for damping, record in records.items()}
+        best = max(validations, key=validations.__getitem__)
+        own = there[best].summary(metric)
+        if own is not None:
+            of_a_seed = {damping: record.test[metric] for damping, record in records.items()}
+            auto = runs.figure(cell.column, f"{cell.variant}-{AUTO}", "stable")
+            found.append(Chosen(cell, of_a_seed, best, there[best], own, auto))
+    return found
+
+
+def _validation(record: RunRecord, metric: str) -> float:
+    """The validation of the step that the run's test figure is of; a run without one is not chosen."""
+    return float(record.reported.get("validation", {}).get(metric, -math.inf))
