@@ -15,7 +15,7 @@ from newton_losses.bench.config import SortingConfig
 from newton_losses.bench.loop import run
 from newton_losses.bench.presets import cells
 from newton_losses.bench.report import write_report
-from newton_losses.bench.report._blocks import Heading, Mark, Verdict
+from newton_losses.bench.report._blocks import Heading, Mark, Table, Verdict
 from newton_losses.bench.report._compose import compose
 from newton_losses.bench.report._evidence import gather
 from newton_losses.bench.report._measured import Measured, Runs
@@ -362,10 +362,14 @@ def test_the_repository_s_runs_with_another_damping_are_listed_apart():
             assert {record.configuration["damping"] for record in one.records} == {own.damping}
             assert {record.configuration.get("spectrum") or "raw" for record in one.records} == {own.spectrum}, key
     report = compose(REPOSITORY / "results")
-    (others,) = (block for block in report.blocks if getattr(block, "name", "") == "others")
-    told = {tuple(cell.text for cell in row[2:9]): row[9].text for row in others.rows}
-    assert told["cauchy", "mnist", "hessian", "auto", "stable", "n 5, precision bf16", "10000"] == "3"
-    assert {key[3] for key in told if key[0] == "cauchy"} >= {"auto", "0.1", "1", "10", "100"}
+    tables = {block.name: block for block in report.blocks if isinstance(block, Table)}
+    others = {tuple(cell.text for cell in row[2:9]) for row in tables["others"].rows}
+    assert ("cauchy", "mnist", "hessian", "0.1", "stable", "n 5, spectrum absolute, precision bf16", "10000") in others
+    # Those with "auto" and with the grid of λ have tables of their own.
+    assert all(key[3] != "auto" for key in others if key[1] in ("mnist", "terrain") and key[6] == "10000")
+    rows = {tuple(cell.text for cell in row[:2]): row for row in tables["damping-auto"].rows}
+    assert rows["Cauchy network n=5", "Hessian"][5].detail.endswith("(3)")
+    assert len(tables["damping-grid"].rows) >= 8
 
 
 def test_report_from_the_repository_tells_how_far_it_is(tmp_path):

@@ -6,6 +6,7 @@ from pathlib import Path
 from ._blocks import Block, Cell, Code, Figure, Heading, Link, Paragraph, Report, Status, Strong, Table, Verdict
 from ._claims import ABLATION_CLAIMS, PATHS_CLAIMS, SORTING_CLAIMS
 from ._convex import convex_table, convex_verdict
+from ._damping_section import damping_section
 from ._evidence import Evidence, gather
 from ._figures import ablation_panels, path_panels, sorting_panels
 from ._gradient_section import gradient_section, gradient_verdicts
@@ -32,6 +33,7 @@ def compose(results: Path, tell: Callable[[str], None] = silent) -> Report:
         *table_sections(found),
         *_curves(found),
         *_ablation(found),
+        *damping_section(found),
         *_times(found),
         *gradient_section(),
         *_convex(found),

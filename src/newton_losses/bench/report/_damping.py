@@ -72,7 +72,12 @@ def chosen(runs: Runs, seed: int = 0) -> list[Chosen]:
         metric = main_metric(cell)
         groups = {damping: runs.runs(cell.column, f"{cell.variant}-{damping:g}", "stable") for damping in GRID}
         there = {damping: group for damping, group in groups.items() if group is not None}
-        records = {damping: one for damping in there for one in there[damping].records if one.seed == seed}
+        records = {
+            damping: one
+            for damping, group in there.items()
+            for one in group.records
+            if one.seed == seed and metric in one.test
+        }
         if len(records) < len(GRID):
             continue
         validations = {damping: _validation(record, metric) for damping, record in records.items()}
@@ -87,4 +92,6 @@ def chosen(runs: Runs, seed: int = 0) -> list[Chosen]:
 
 def _validation(record: RunRecord, metric: str) -> float:
     """The validation of the step that the run's test figure is of; a run without one is not chosen."""
-    return float(record.reported.get("validation", {}).get(metric, -math.inf))
+    found = record.reported.get("validation")
+    value = found.get(metric) if isinstance(found, dict) else None
+    return float(value) if isinstance(value, int | float) and math.isfinite(value) else -math.inf

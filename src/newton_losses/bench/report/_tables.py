@@ -77,7 +77,7 @@ def control_table(runs: Runs, name: str, caption: Text) -> Table:
         rows.append(
             (
                 Cell(column_title(column)),
-                _plain(best),
+                plain(best),
                 *(_figure(reference, method) for method in METHODS),
                 *(_figure(stable, method) for method in stable),
             )
@@ -102,8 +102,8 @@ def goal_table(runs: Runs, name: str, caption: Text) -> Table:
             (
                 Cell(column_title(one.column)),
                 Cell(METHOD_TITLES[one.paper_method]),
-                _plain(one.paper),
-                *(_plain(figure, seeds=True) for figure in one.ours.values()),
+                plain(one.paper),
+                *(plain(figure, seeds=True) for figure in one.ours.values()),
                 NOTHING if one.best is None else Cell(METHOD_TITLES[one.best[0]]),
                 _difference(one.best[1] if one.best else None, one.paper),
                 Cell(one.state),
@@ -219,7 +219,8 @@ def _figure(figures: Figures, method: str, *, seeds: bool = True) -> Cell:
     return _shown(figure, _MARKS[kind], f" ({figure.count})" if seeds else "")
 
 
-def _plain(figure: Summary | None, *, seeds: bool = False) -> Cell:
+def plain(figure: Summary | None, *, seeds: bool = False) -> Cell:
+    """A figure as it is, with its number of seeds where that is asked for."""
     return NOT_RUN if figure is None else _shown(figure, Mark.PLAIN, f" ({figure.count})" if seeds else "")
 
 

@@ -1,0 +1,84 @@
+"""The section about `damping="auto"`: no λ to tune, and what that costs or brings beside one that was tuned."""
+
+import math
+from collections.abc import Sequence
+
+from ._blocks import NOTHING, Block, Cell, Code, Heading, Paragraph, Table
+from ._damping import Automatic, Chosen, automatic, chosen
+from ._evidence import Evidence
+from ._measured import GRID
+from ._names import METHOD_TITLES, column_title
+from ._tables import plain
+
+LEVEL = 0.05  # of the paper's tests
+
+
+def damping_section(found: Evidence) -> list[Block]:
+    """Every cell that has runs with "auto", and those of which the whole grid of λ was run."""
+    short, look_alike = found.sorting[1], found.paths[1]
+    every = [*automatic(short, "sorting"), *automatic(look_alike, "paths")]
+    blocks: list[Block] = [Heading(2, "Damping without tuning", "auto")]
+    if not every:
+        text = 'Not run. "auto" takes λ from the curvature of each batch; the paper tunes it cell by cell. '
+        return [*blocks, Paragraph([text, Code("newton-losses sweep … --damping auto"), " runs it."])]
+    blocks.append(_beside_the_papers(every, f"{short.label} and {look_alike.label}"))
+    if several := chosen(short):
+        blocks.append(_beside_the_grid(several, short.label))
+    return blocks
+
+
+def _beside_the_papers(every: Sequence[Automatic], where: str) -> Table:
+    caption = (
+        f"Test accuracy in %, {where}: with the λ that the paper found for the cell, and with “auto”, which takes it "
+        "from the curvature, and a Hessian’s eigenvalues by absolute value; sorting in log space. A λ without bounds "
+        "is the plain loss, the other one to beat. p: the probability of so large an advantage over “auto” of the "
+        f"better of these two if there were none (one-sided t-test); {_below(every)}"
+    )
+    rows = [
+        (
+            *_labels(one),
+            plain(one.plain, seeds=True),
+            _number(float(one.cell.config["damping"])),
+            *(plain(one.tuned, seeds=True), plain(one.own, seeds=True), _probability(one.p)),
+        )
+        for one in every
+    ]
+    heads = ("loss", "curvature", "plain", "the paper’s λ", "with it", "“auto”", "p")
+    return Table("damping-auto", caption, heads, tuple(rows), labels=2)
+
+
+def _beside_the_grid(several: Sequence[Chosen], where: str) -> Table:
+    caption = (
+        f"The same against a λ that is chosen as the paper chose its own, {where}, in log space: the first columns are "
+        "the test figures of one seed for every λ of the paper’s grid; the one with that seed’s highest validation was "
+        "run with other seeds too. Its mean has the luck of the choice in it, that of “auto” has not. p as above; "
+        f"{_below(several)}"
+    )
+    rows = [
+        (
+            *_labels(one),
+            *(Cell(f"{figure:.1f}", figure) for figure in one.of_a_seed.values()),
+            _number(one.damping),
+            *(plain(one.own, seeds=True), plain(one.auto, seeds=True), _probability(one.p)),
+        )
+        for one in several
+    ]
+    heads = ("loss", "curvature", *(f"{damping:g}" for damping in GRID), "chosen λ", "with it", "“auto”", "p")
+    return Table("damping-grid", caption, heads, tuple(rows), labels=2)
+
+
+def _labels(one: Automatic | Chosen) -> tuple[Cell, Cell]:
+    return Cell(column_title(one.cell.column)), Cell(METHOD_TITLES[one.cell.variant])
+
+
+def _below(several: Sequence[Automatic | Chosen]) -> str:
+    known = [one.p for one in several if not math.isnan(one.p)]
+    return f"it is below {LEVEL:g} in {sum(p < LEVEL for p in known)} of {len(known)} cells."
+
+
+def _number(value: float) -> Cell:
+    return Cell(f"{value:g}", value)
+
+
+def _probability(p: float) -> Cell:
+    return NOTHING if math.isnan(p) else Cell(f"{p:.2f}", p)

@@ -1,0 +1,73 @@
+"""The report's section about the automatic damping."""
+
+import math
+
+import pytest
+from run_folders import write_cell, write_run
+
+from newton_losses.bench.presets import cells
+from newton_losses.bench.report import gather
+from newton_losses.bench.report._blocks import Mark, Paragraph, Table
+from newton_losses.bench.report._damping_section import damping_section
+from newton_losses.bench.report._measured import GRID, damped
+
+SHORT = {"steps": 10_000, "precision": "bf16"}
+(CELL,) = cells("table1", only="softsort-n10-hessian-stable")
+(PLAIN,) = cells("table1", only="softsort-n10-baseline-stable")
+
+
+def write(results, cell, value, seeds=3):
+    write_cell(results, cell, {"exact_match": value, "element_wise": value}, seeds, **SHORT)
+
+
+def tables(results):
+    return {block.name: block for block in damping_section(gather(results)) if isinstance(block, Table)}
+
+
+def test_nothing_run_is_said(tmp_path):
+    _, paragraph = damping_section(gather(tmp_path))
+    assert isinstance(paragraph, Paragraph)
+    assert paragraph.text[0].startswith("Not run.")
+
+
+def test_it_is_set_beside_the_papers_and_the_plain_loss(tmp_path):
+    write(tmp_path, damped(CELL, "auto"), 40.0)
+    write(tmp_path, PLAIN, 50.0)
+    (table,) = tables(tmp_path).values()
+    ((loss, curvature, plain, damping, tuned, own, p),) = table.rows
+    assert (loss.text, curvature.text, damping.text) == ("SoftSort n=10", "Hessian", "1")
+    assert (plain.value, own.value) == pytest.approx((50, 40), abs=0.5)
+    assert tuned.mark is Mark.ABSENT
+    assert p.text == "0.00"
+    assert "below 0.05 in 1 of 1 cells" in table.caption
+
+
+def test_one_seed_is_no_test(tmp_path):
+    write(tmp_path, damped(CELL, "auto"), 40.0, seeds=1)
+    write(tmp_path, CELL, 50.0)
+    (table,) = tables(tmp_path).values()
+    assert table.rows[0][-1].mark is Mark.ABSENT
+    assert "below 0.05 in 0 of 0 cells" in table.caption
+
+
+def test_the_grid_is_shown_when_it_is_whole(tmp_path):
+    write(tmp_path, damped(CELL, "auto"), 40.0)
+    for damping in GRID[:-1]:
+        write(tmp_path, damped(CELL, damping), 30.0, seeds=1)
+    assert "damping-grid" not in tables(tmp_path)
+    write(tmp_path, damped(CELL, GRID[-1]), 50.0)
+    (row,) = tables(tmp_path)["damping-grid"].rows
+    assert [round(cell.value) for cell in row[2:10]] == [30] * 7 + [50]
+    assert row[10].text == "3000"
+    assert row[13].text == "0.00"
+
+
+@pytest.mark.parametrize("validation", [{"element_wise": 99.0}, {"exact_match": None}, {"exact_match": math.nan}, [1]])
+def test_a_run_without_a_validation_is_not_chosen(validation, tmp_path):
+    write(tmp_path, damped(CELL, "auto"), 40.0)
+    for damping in GRID[1:]:
+        write(tmp_path, damped(CELL, damping), 30.0, seeds=1)
+    config = damped(CELL, GRID[0]).make(seed=0, device="cpu", **SHORT)
+    write_run(tmp_path / "odd", config, {"exact_match": 90.0, "element_wise": 90.0}, validation=validation)
+    (row,) = tables(tmp_path)["damping-grid"].rows
+    assert row[10].text != "0.001"
