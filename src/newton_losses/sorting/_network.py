@@ -127,8 +127,9 @@ class SortingNetwork(Relaxation):
         values = as_wide(batch_last(scores))
         kernel = chosen_kernel(self.backend, scores)
         dtype = values.dtype if kernel is not None or self._law.cancels else target.dtype
+        wide, apart = (target.to(dtype), cells.to(dtype)), strides(self.network, len(values))
         value, gradient, total = network_derivatives(
-            values, target.to(dtype), cells.to(dtype), partners, signs, self._law, self.steepness, hessian, kernel
+            values, *wide, partners, apart, signs, self._law, self.steepness, hessian, kernel
         )
         narrow = target.dtype
         return value.to(narrow), gradient.to(narrow), None if total is None else total.to(narrow)

@@ -17,7 +17,9 @@ and by Triton the one before them too: on a GPU each of a chain's operators woul
 Wires come first and the batch last in all shapes: a layer moves whole rows, and inner loops run over N.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -27,6 +29,7 @@ from ._distributions import Distribution
 from ._operator import Kernel, differences_operator, network_operator
 from ._rows import row_derivatives, row_hessian
 from ._stable import FAR
+from ._wiring import exchanged
 
 
 @dataclass(frozen=True)
@@ -66,11 +69,22 @@ class Comparators:
         return self.firsts[2]
 
 
+class Layer(NamedTuple):
+    """Whom each wire of a layer is compared with."""
+
+    partner: Tensor
+    apart: int
+
+    def exchange(self, rows: Tensor) -> Tensor:
+        return exchanged(rows, self.partner, self.apart)
+
+
 def network_derivatives(
     values: Tensor,
     target: Tensor,
     cells: Tensor,
     partners: Tensor,
+    apart: Sequence[int],
     signs: Tensor,
     law: Distribution,
     steepness: float,
@@ -79,6 +93,7 @@ def network_derivatives(
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Losses `(N,)`, gradients `(N, n)` and, if wanted, the sum of their Hessians `(n, n)`.
 
+    `apart` is how far the `partners` of each layer are from each other.
     Values `(n, N)` and log-matrix are carried in the dtype of the values, all else in that of `target`, which is
     float64 where a `kernel` computes.
     """
@@ -90,7 +105,8 @@ def network_derivatives(
         seconds = _seconds(comparators, law) if hessian else logs.new_empty(0, 0, 0, 0)
         value, gradient, total = network_operator(partners, logs, firsts, seconds, target, cells, kernel)
         return value + _nothing_if_finite(values), gradient, total if hessian else None
-    return _derivatives(comparators, partners.unbind(0), values, target, cells, law, hessian)
+    layers = tuple(map(Layer, partners.unbind(0), apart))
+    return _derivatives(comparators, layers, values, target, cells, law, hessian)
 
 
 def compiled_values(
@@ -119,7 +135,7 @@ def _nothing_if_finite(values: Tensor) -> Tensor:
 
 def _derivatives(
     comparators: Comparators,
-    layers: tuple[Tensor, ...],
+    layers: Sequence[Layer],
     values: Tensor,
     target: Tensor,
     cells: Tensor,
@@ -200,13 +216,13 @@ def _seconds(comparators: Comparators, law: Distribution) -> Tensor:
 
 
 def _matrix(
-    comparators: Comparators, layers: tuple[Tensor, ...], state: Tensor, dtype: torch.dtype
+    comparators: Comparators, layers: Sequence[Layer], state: Tensor, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
     """Sweep 2, forward: the shares r of the kept path, `(layers, n, n, N)`, and the final log-matrix."""
     keep, swap = comparators.keep.unsqueeze(2), comparators.swap.unsqueeze(2)
     shares = []
-    for layer, partner in enumerate(layers):
-        kept, swapped = state + keep[layer], state.index_select(0, partner) + swap[layer]
+    for number, layer in enumerate(layers):
+        kept, swapped = state + keep[number], layer.exchange(state) + swap[number]
         # Cut where a share no longer counts: numbers that underflow are slow on a CPU.
         share = hardshrink((kept - swapped).to(dtype).clamp(-60, 60).sigmoid(), 1e-18)
         state = torch.maximum(kept, swapped) - torch.maximum(share, 1 - share).log()
@@ -214,36 +230,36 @@ def _matrix(
     return torch.stack(shares), state
 
 
-def _matrix_adjoints(adjoint: Tensor, shares: Tensor, layers: tuple[Tensor, ...]) -> Tensor:
+def _matrix_adjoints(adjoint: Tensor, shares: Tensor, layers: Sequence[Layer]) -> Tensor:
     """Sweep 3, back: the derivatives of the loss by the log-matrix after each layer, `(layers, n, n, N)`."""
     adjoints = []
-    for layer in reversed(range(len(layers))):
+    for number in reversed(range(len(layers))):
         adjoints.append(adjoint)
-        kept = adjoint * shares[layer]
-        adjoint = kept + (adjoint - kept).index_select(0, layers[layer])
+        kept = adjoint * shares[number]
+        adjoint = kept + layers[number].exchange(adjoint - kept)
     return torch.stack(adjoints[::-1])
 
 
-def _value_adjoints(push: Tensor, move_first: Tensor, layers: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+def _value_adjoints(push: Tensor, move_first: Tensor, layers: Sequence[Layer]) -> tuple[Tensor, Tensor]:
     """Sweep 3 for the values: the gradient by the scores, `(n, N)`, and by each layer's new values."""
     adjoint = torch.zeros_like(push[0])
     adjoints = []
-    for layer in reversed(range(len(layers))):
+    for number in reversed(range(len(layers))):
         adjoints.append(adjoint)
-        by_difference = torch.addcmul(push[layer], adjoint, move_first[layer])
-        adjoint = adjoint - by_difference + by_difference.index_select(0, layers[layer])
+        by_difference = torch.addcmul(push[number], adjoint, move_first[number])
+        adjoint = adjoint - by_difference + layers[number].exchange(by_difference)
     return adjoint, torch.stack(adjoints[::-1])
 
 
-def _value_tangents(move_first: Tensor, layers: tuple[Tensor, ...]) -> Tensor:
+def _value_tangents(move_first: Tensor, layers: Sequence[Layer]) -> Tensor:
     """Sweep 4, forward: the derivatives of all differences by the scores, `(layers, n, m, N)`."""
     identity = torch.eye(move_first.shape[1], dtype=move_first.dtype, device=move_first.device)
     tangents = identity.unsqueeze(-1).expand(-1, -1, move_first.shape[-1])
     move_first = move_first.unsqueeze(2)
     steps = []
-    for layer, partner in enumerate(layers):
-        step = tangents.index_select(0, partner) - tangents
-        tangents = torch.addcmul(tangents, move_first[layer], step)
+    for number, layer in enumerate(layers):
+        step = layer.exchange(tangents) - tangents
+        tangents = torch.addcmul(tangents, move_first[number], step)
         steps.append(step)
     return torch.stack(steps)
 
@@ -253,7 +269,7 @@ def _matrix_tangents(
     shares: Tensor,
     bent: Tensor,
     steps: Tensor,
-    layers: tuple[Tensor, ...],
+    layers: Sequence[Layer],
 ) -> tuple[Tensor, Tensor]:
     """Sweep 4 for the matrix: Σ `bent` · (tangents of the odds)², `(m, m)`, and the last tangents
     `(n, m, n, N)`, up to a constant of each row."""
@@ -268,14 +284,14 @@ def _matrix_tangents(
     # A GPU is busy with many short products, a CPU with few long ones.
     products = size * size if shares.is_cuda else size
     total = shares.new_zeros(products, size, size)
-    for layer, partner in enumerate(layers):
-        other, other_shared = tangents.index_select(0, partner), shared.index_select(0, partner)
+    for number, layer in enumerate(layers):
+        other, other_shared = layer.exchange(tangents), layer.exchange(shared)
         # In place: these tensors are m times as large as all others, and time goes with memory.
-        gap = tangents.sub_(other).add_((shared - other_shared + odds[layer]).unsqueeze(2))
+        gap = tangents.sub_(other).add_((shared - other_shared + odds[number]).unsqueeze(2))
         left, right = (
-            (x.transpose(1, 2) if shares.is_cuda else x).reshape(products, size, -1) for x in (gap * bent[layer], gap)
+            (x.transpose(1, 2) if shares.is_cuda else x).reshape(products, size, -1) for x in (gap * bent[number], gap)
         )
         total = torch.baddbmm(total, left, right.mT)
-        tangents = other.addcmul_(shares[layer], gap)
-        shared = other_shared + swaps[layer]
+        tangents = other.addcmul_(shares[number], gap)
+        shared = other_shared + swaps[number]
     return total.sum(0), tangents

@@ -42,8 +42,8 @@ def exchanged(rows: Tensor, partner: Tensor, stride: int) -> Tensor:
     """The row of each wire's partner, `rows.index_select(0, partner)`, for partners `stride` apart.
 
     torch's compiler for CPUs, as of 2.13, writes beyond its buffers or loses a gradient without a word where gradients
-    are added up at places that an index names. Any compiler gets the same in other words, which it can put together
-    with what is around.
+    are added up at places that an index names, and as of 2.11 cannot compile what it makes of some rows taken by an
+    index. Any compiler gets the same in other words, which it can put together with what is around.
     """
     if not torch.compiler.is_compiling():
         return rows.index_select(0, partner)
