@@ -20,7 +20,7 @@ from unittest.mock import patch
 import torch
 
 from newton_losses.bench.kernels import _digit_hopper as layers
-from newton_losses.bench.kernels._cuda_c import HERE, Kernels, compiled
+from newton_losses.bench.kernels._cuda_c import HERE, Kernels, compiled, compiler
 
 HEIGHT, WIDTH, LAUNCHES, REPLAYS = 28, 112, 25, 5
 PROBE_PLACES = 227 * 64  # times 16 bytes: all the shared memory that there is
@@ -201,6 +201,8 @@ def main() -> None:
     options = parser.parse_args()
     if not options.compile and (not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0)):
         parser.error("there is no Hopper GPU here, and these kernels are for no other. --compile needs none.")
+    if compiler() is None:
+        parser.error("CUDA C cannot be compiled here: NVRTC comes with torch's builds for CUDA, and this is another.")
     sources = [probe_source(*shape) for shape in PROBES.values()] + [source(variant) for variant in VARIANTS]
     with TemporaryDirectory() as folder, ThreadPoolExecutor() as pool:
         programs = [str(Path(folder) / f"{i}.cu") for i in range(len(sources))]
