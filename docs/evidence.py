@@ -27,6 +27,7 @@ from newton_losses.bench.report import (
     column_title,
     curved_cells,
     gather,
+    how_often_behind,
     standings,
 )
 from newton_losses.bench.results import Summary
@@ -49,7 +50,6 @@ claim of the paper, are on one page that this makes:
 The page, `site/index.html`, needs no network; `site/report.md` is the same as Markdown.
 """
 NOT_RUN, NOTHING = "not run", "–"
-LEVEL = 0.05  # of the paper's tests
 
 PATHS_ARMS = {"baseline": "plain", "fisher": "Fisher", "hessian": "Hessian"}
 ARMS = {**PATHS_ARMS, "fisher-auto": 'Fisher, "auto"', "hessian-auto": 'Hessian, "auto"'}
@@ -163,10 +163,9 @@ def damping(found: Evidence) -> str:
     parts.append(table(["", "", "plain", "paper's λ", "with it", '"auto"', "p"], [automatic_row(one) for one in every]))
     compared = [(one.own, one.rival) for one in every if one.rival is not None]
     above = sum(own.mean >= rival.mean for own, rival in compared)
-    known = [one.p for one in every if not math.isnan(one.p)]
     parts.append(
-        f'The mean of "auto" is at least that of the better of the two in {above} of {len(compared)} cells; p is below '
-        f"{LEVEL:g} in {sum(p < LEVEL for p in known)} of {len(known)}.\n\n"
+        f'The mean of "auto" is at least that of the better of the two in {above} of {len(compared)} cells; p is '
+        f"{how_often_behind(every)}.\n\n"
     )
     for those, length in ((sorted_sets, f"--steps {found.sorting[1].length}"), (maps, "")):
         parts[-1] += commands(sweeps([one.cell for one in those], length), [one.group for one in those])
@@ -185,7 +184,6 @@ def choice(found: Evidence) -> str:
     every = chosen(runs)
     if not every:
         return ""
-    known = [one.p for one in every if not math.isnan(one.p)]
     heads = ["", "", *(f"{damping:g}" for damping in GRID), "chosen λ", "with it", '"auto"', "p"]
     words = ",".join(f"{damping:g}" for damping in GRID)
     whole = sweeps([one.cell for one in every], f"--steps {runs.length}", words)
@@ -197,7 +195,7 @@ def choice(found: Evidence) -> str:
         'other seeds too. Its own mean has the luck of that choice in it, "auto" has not. The last column is the '
         'probability of so large an advantage of the chosen λ over "auto" if there were none.\n',
         table(heads, [chosen_row(one) for one in every]),
-        f"p is below {LEVEL:g} in {sum(p < LEVEL for p in known)} of {len(known)} cells.\n",
+        f"p is {how_often_behind(every)} cells.\n",
         commands(whole, []) + commands(rest, [one.group for one in every]),
     ]
     return "\n".join(parts)

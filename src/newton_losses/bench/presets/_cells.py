@@ -138,6 +138,11 @@ def paper_protocol(task: str) -> dict[str, Any]:
     return dict(_paper()["protocol"][task])
 
 
+def paper_grid() -> tuple[float, ...]:
+    """The λ that the paper has chosen from."""
+    return tuple(_paper()["grid"]["dampings"])
+
+
 @functools.cache
 def _paper() -> dict[str, Any]:
     return tomllib.loads((resources.files(__package__) / "paper.toml").read_text())

@@ -8,6 +8,7 @@ from ._damping import Automatic as Automatic
 from ._damping import Chosen as Chosen
 from ._damping import automatic as automatic
 from ._damping import chosen as chosen
+from ._damping import how_often_behind as how_often_behind
 from ._evidence import Evidence as Evidence
 from ._evidence import gather as gather
 from ._goal import STATES as STATES

@@ -1,10 +1,11 @@
 """`damping="auto"` beside other λ: that of the paper's tables, and one that a seed chooses from the paper's grid."""
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ..presets import Cell, Group
-from ..results import RunRecord, Summary, p_value
+from ..results import LEVEL, RunRecord, Summary, p_value
 from ._measured import AUTO, GRID, Runs, curved_cells, main_metric
 
 
@@ -88,6 +89,12 @@ def chosen(runs: Runs, seed: int = 0) -> list[Chosen]:
             auto = runs.figure(cell.column, f"{cell.variant}-{AUTO}", "stable")
             found.append(Chosen(cell, of_a_seed, best, there[best], own, auto))
     return found
+
+
+def how_often_behind(several: Iterable[Automatic | Chosen]) -> str:
+    """In how many cells "auto" is behind beyond noise, as what is to be said of p."""
+    known = [one.p for one in several if not math.isnan(one.p)]
+    return f"below {LEVEL:g} in {sum(p < LEVEL for p in known)} of {len(known)}"
 
 
 def _validation(record: RunRecord, metric: str) -> float:

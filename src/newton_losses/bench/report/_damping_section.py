@@ -4,13 +4,11 @@ import math
 from collections.abc import Sequence
 
 from ._blocks import NOTHING, Block, Cell, Code, Heading, Paragraph, Table
-from ._damping import Automatic, Chosen, automatic, chosen
+from ._damping import Automatic, Chosen, automatic, chosen, how_often_behind
 from ._evidence import Evidence
 from ._measured import GRID
 from ._names import METHOD_TITLES, column_title
 from ._tables import plain
-
-LEVEL = 0.05  # of the paper's tests
 
 
 def damping_section(found: Evidence) -> list[Block]:
@@ -32,7 +30,7 @@ def _beside_the_papers(every: Sequence[Automatic], where: str) -> Table:
         f"Test accuracy in %, {where}: with the λ that the paper found for the cell, and with “auto”, which takes it "
         "from the curvature, and a Hessian’s eigenvalues by absolute value; sorting in log space. A λ without bounds "
         "is the plain loss, the other one to beat. p: the probability of so large an advantage over “auto” of the "
-        f"better of these two if there were none (one-sided t-test); {_below(every)}"
+        f"better of these two if there were none (one-sided t-test); it is {how_often_behind(every)} cells."
     )
     rows = [
         (
@@ -52,7 +50,7 @@ def _beside_the_grid(several: Sequence[Chosen], where: str) -> Table:
         f"The same against a λ that is chosen as the paper chose its own, {where}, in log space: the first columns are "
         "the test figures of one seed for every λ of the paper’s grid; the one with that seed’s highest validation was "
         "run with other seeds too. Its mean has the luck of the choice in it, that of “auto” has not. p as above; "
-        f"{_below(several)}"
+        f"it is {how_often_behind(several)} cells."
     )
     rows = [
         (
@@ -69,11 +67,6 @@ def _beside_the_grid(several: Sequence[Chosen], where: str) -> Table:
 
 def _labels(one: Automatic | Chosen) -> tuple[Cell, Cell]:
     return Cell(column_title(one.cell.column)), Cell(METHOD_TITLES[one.cell.variant])
-
-
-def _below(several: Sequence[Automatic | Chosen]) -> str:
-    known = [one.p for one in several if not math.isnan(one.p)]
-    return f"it is below {LEVEL:g} in {sum(p < LEVEL for p in known)} of {len(known)} cells."
 
 
 def _number(value: float) -> Cell:

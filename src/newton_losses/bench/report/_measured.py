@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 
-from ..presets import Cell, Group, Protocol, cells, group
+from ..presets import Cell, Group, Protocol, cells, group, paper_grid
 from ..results import RunRecord, Summary
 
 FULL, SHORT = 100_000, 10_000
@@ -19,7 +19,7 @@ SEEDS = 10  # of every figure in the paper's tables
 TABLES = ("table1", "table2", "table3")
 # What can take the place of a cell's λ, and is then the end of a method's name: "auto", and what the paper chose from.
 AUTO = "auto"
-GRID = (0.001, 0.01, 0.1, 1.0, 10.0, 100.0, 1000.0, 3000.0)
+GRID = paper_grid()
 _DAMPED = "damped"  # the table of those cells
 # How a run's test figure is chosen, for every page that shows some. `reported` of the tasks does it.
 SELECTION = (
@@ -47,7 +47,8 @@ class Measured:
         # Of the runs that belong to cells, each once: others say nothing about which protocol a table is under.
         counted = {record.identity: one for groups in self._groups.values() for one in groups for record in one.records}
         self._common = Counter(one.protocol for one in counted.values())
-        others = [damped(cell, damping) for cell in curved_cells() for damping in (AUTO, *GRID)]
+        dampings: list[str | float] = [AUTO, *GRID]
+        others = [damped(cell, damping) for cell in curved_cells() for damping in dampings]
         for found in group(others, self.records):
             self._groups[_DAMPED, found.cell.key].append(found)
 

@@ -7,6 +7,7 @@ from ._identity import run_name as run_name
 from ._record import RunRecord as RunRecord
 from ._record import UnreadableRecord as UnreadableRecord
 from ._record import read_record as read_record
+from ._statistics import LEVEL as LEVEL
 from ._statistics import Summary as Summary
 from ._statistics import baseline_mark as baseline_mark
 from ._statistics import mark as mark
