@@ -138,3 +138,17 @@ def test_errors_teach():
         neuralsort(torch.zeros(2, 0))
     with pytest.raises(ShapeError, match="no dimension"):
         neuralsort(torch.tensor(1.0))
+
+
+@pytest.mark.parametrize(("network", "n"), [("odd_even", 5), ("bitonic", 8)])
+def test_derivatives_are_those_that_a_compiler_is_given(network, n, monkeypatch):
+    scores = torch.randn(4, n, dtype=torch.float64, generator=torch.Generator().manual_seed(n))
+    target = torch.eye(n, dtype=torch.float64).expand(4, n, n)
+    relaxation = SortingNetwork(n, network, backend="torch")
+    plain = relaxation.derivatives(scores, target, torch.ones_like(target), True)
+    with monkeypatch.context() as compiling:
+        compiling.setattr(torch.compiler, "is_compiling", lambda: True)
+        for once, again in zip(
+            plain, relaxation.derivatives(scores, target, torch.ones_like(target), True), strict=True
+        ):
+            assert torch.equal(once, again)
