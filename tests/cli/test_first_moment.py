@@ -32,11 +32,17 @@ def test_control_c_during_the_imports_ends_in_silence(package, tmp_path):
     process = subprocess.Popen(
         [sys.executable, "-c", f"from {module} import {name}; {name}()"],
         env={**os.environ, "PYTHONPATH": path}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        # In the background of a script, where the tests may run, it is ignored.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )  # fmt: skip
-    assert process.stdout.readline() == "importing\n"
-    process.send_signal(signal.SIGINT)
-    assert process.communicate(timeout=30) == ("", "")
-    assert process.returncode == 130
+    with process:
+        try:
+            assert process.stdout.readline() == "importing\n"
+            process.send_signal(signal.SIGINT)
+            assert process.communicate(timeout=30) == ("", "")
+            assert process.returncode == 130
+        finally:
+            process.kill()
 
 
 @pytest.mark.parametrize("handler", [signal.default_int_handler, signal.SIG_IGN])
