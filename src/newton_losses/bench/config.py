@@ -22,7 +22,8 @@ class RunConfig:
     """What both tasks have in common. `None` stands for the paper's value until `resolved()`.
 
     `device`, `precision`, `compile` and `graph` say how the step is computed; they are a part of the
-    configuration because they can change the last digits of a result.
+    configuration because they can change the last digits of a result. `average` has the mean of the last weights
+    evaluated as well, and changes nothing else.
     """
 
     task: ClassVar[str]
@@ -38,6 +39,7 @@ class RunConfig:
     learning_rate: float | None = None
     batch_size: int = 100
     eval_every: int = 1000
+    average: bool = False
     data: str = ""
     data_root: str | None = None
     seed: int = 0

@@ -50,6 +50,8 @@ class ConvexConfig(RunConfig):
             raise ArgumentError(f"--device {self.device}: the solver of convex layers runs on the CPU.")
         config = super().resolved()
         check_at_least("steps", self.steps, 1)
+        if self.average:
+            raise ArgumentError("--average: there is no average of convex layers, of which only the training counts.")
         # Neither is there anything to compile or to capture, nor a convolution to be less precise in.
         return replace(config, device="cpu", graph=False, compile=False, precision="float32")
 

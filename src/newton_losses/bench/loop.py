@@ -18,7 +18,7 @@ from .files import RunError
 from .interrupts import Interrupted, StopRequests, name_others, others_of, stop_requests
 from .progress import Progress, Silent
 from .ranks import Ranks, sharing_ranks
-from .run_folder import Record, RunFolder
+from .run_folder import AVERAGE, Record, RunFolder
 from .tasks import Figures, Task, make_task
 from .trainer import Trainer
 from .turns import WHEN_DONE, WHEN_NEARLY_DONE, Steps, take_turns
@@ -246,9 +246,20 @@ def _evaluate(ranks: Ranks, trainer: Trainer, folder: RunFolder, clock: Clock) -
 
     def evaluate() -> Record:
         before = folder.evaluations[-1]["step"] if folder.evaluations else 0
-        record = {**_record(trainer, loss, trainer.step - before - count), **_figures(trainer.task)}
+        record = _record(trainer, loss, trainer.step - before - count)
+        drawn = {name: generator.get_state() for name, generator in trainer.task.generators.items()}
+        record |= _figures(trainer.task)
         if trainer.task.reported([*folder.evaluations, record]) is record:
             folder.save_weights(trainer.task.model.state_dict())
+        if trainer.average is not None:
+            # On the same sets, after which the generators are again where they were.
+            for name, generator in trainer.task.generators.items():
+                generator.set_state(drawn[name])
+            with trainer.average.in_place():
+                record["averaged"] = _figures(trainer.task)
+                averaged = _averaged([*folder.evaluations, record])
+                if trainer.task.reported(averaged) is averaged[-1]:
+                    folder.save_weights(trainer.task.model.state_dict(), AVERAGE)
         folder.save(_state(trainer, clock), record)
         return record
 
@@ -280,6 +291,11 @@ def _figures(task: Task) -> Figures:
     return figures
 
 
+def _averaged(evaluations: list[Record]) -> list[Record]:
+    """The evaluations of the averaged weights, as if they were those of a run of their own."""
+    return [{"step": record["step"], **record["averaged"]} for record in evaluations]
+
+
 def _state(trainer: Trainer, clock: Clock) -> dict[str, Any]:
     return {**trainer.state(), "seconds": clock.seconds()}
 
@@ -291,6 +307,7 @@ def _result(plan: PlannedRun, setting: _Setting, trainer: Trainer, folder: RunFo
         "configuration": plan.config.to_dict(),
         "test": reported["test"],
         "reported": reported,
+        **({"averaged": trainer.task.reported(_averaged(folder.evaluations))} if plan.config.average else {}),
         "final": folder.evaluations[-1],
         "not_finite_steps": folder.steps_without_loss,
         "steps": trainer.step,

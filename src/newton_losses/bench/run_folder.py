@@ -3,7 +3,7 @@
     config.json             the configuration, and the versions that it ran with
     evaluations.jsonl       one line an evaluation
     checkpoint.pt           everything that going on needs; checkpoint.previous.pt is the one before
-    weights.pt              the network that the result is about
+    weights.pt              the network that the result is about; weights.average.pt that of its averaged figures
     result.json             written last: a folder that has it is finished
 
 A checkpoint holds the evaluations up to its step, and it is on the disk before their last line is. So the
@@ -15,6 +15,7 @@ import hashlib
 import io
 import json
 import os
+from dataclasses import MISSING, fields
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
@@ -32,9 +33,10 @@ from .sealed import file_sum, read_json, sealed
 
 Record = dict[str, Any]
 
-CONFIG, EVALUATIONS, RESULT, WEIGHTS = "config.json", "evaluations.jsonl", "result.json", "weights.pt"
+CONFIG, EVALUATIONS, RESULT = "config.json", "evaluations.jsonl", "result.json"
+WEIGHTS, AVERAGE = "weights.pt", "weights.average.pt"
 CHECKPOINT, PREVIOUS = "checkpoint.pt", "checkpoint.previous.pt"
-_OWN_FILES = (CONFIG, EVALUATIONS, RESULT, WEIGHTS, CHECKPOINT, PREVIOUS)
+_OWN_FILES = (CONFIG, EVALUATIONS, RESULT, WEIGHTS, AVERAGE, CHECKPOINT, PREVIOUS)
 _LOCK = ".lock"
 
 
@@ -97,11 +99,12 @@ class RunFolder:
         if EVALUATIONS in sums and file_sum(self.path / EVALUATIONS) != sums[EVALUATIONS]:
             self._restore_evaluations(sums[EVALUATIONS])
         # Weights may have been removed to save room; only wrong ones are worth a word.
-        if WEIGHTS in sums and file_sum(self.path / WEIGHTS) not in (sums[WEIGHTS], None):
-            self.notes.append(
-                f"{self.path / WEIGHTS}: damaged, its checksum is not the one in {RESULT}. Do not use these weights; "
-                "the figures are not touched by this."
-            )
+        for name in (WEIGHTS, AVERAGE):
+            if name in sums and file_sum(self.path / name) not in (sums[name], None):
+                self.notes.append(
+                    f"{self.path / name}: damaged, its checksum is not the one in {RESULT}. Do not use these weights; "
+                    "the figures are not touched by this."
+                )
         return result
 
     @property
@@ -152,15 +155,15 @@ class RunFolder:
             append_line(self.path / EVALUATIONS, json.dumps(evaluation).encode())
             self.evaluations = evaluations
 
-    def save_weights(self, weights: dict[str, torch.Tensor]) -> None:
+    def save_weights(self, weights: dict[str, torch.Tensor], name: str = WEIGHTS) -> None:
         """Write a network's `state_dict`, to be read with `torch.load(..., weights_only=True)`."""
         buffer = io.BytesIO()
         torch.save({name: tensor.cpu() for name, tensor in weights.items()}, buffer)
-        write_atomically(self.path / WEIGHTS, buffer.getvalue())
+        write_atomically(self.path / name, buffer.getvalue())
 
     def finish(self, result: Record) -> Record:
         """Write the result, and return it: from now on the run is finished."""
-        names = (EVALUATIONS, WEIGHTS)
+        names = (EVALUATIONS, WEIGHTS, AVERAGE)
         sums = {name: found for name in names if (found := file_sum(self.path / name)) is not None}
         result = {**result, "files": sums}
         write_atomically(self.path / RESULT, sealed(result))
@@ -213,6 +216,8 @@ class RunFolder:
         stored = read_json(file).get("configuration", {})
         if not isinstance(stored, dict):
             raise RunError(f"{file}: its configuration is no JSON object. Restore it, or use another folder.")
+        # A setting that an earlier version did not have yet was then what it is by itself.
+        stored = {**{one.name: one.default for one in fields(self.config) if one.default is not MISSING}, **stored}
         names = [name for name in {**stored, **wanted} if stored.get(name) != wanted.get(name)]
         # The same data may lie elsewhere today, and the same kind of device have another number.
         if device_kind(str(stored.get("device"))) == device_kind(self.config.device):

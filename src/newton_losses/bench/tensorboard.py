@@ -23,7 +23,10 @@ class TensorBoard(Silent):
 
     def evaluated(self, record: Record) -> None:
         assert self._writer is not None
-        for name, value in record.items():
+        averaged = {f"averaged {name}": value for name, value in record.get("averaged", {}).items()}
+        for name, value in {**record, **averaged}.items():
+            if name == "averaged":
+                continue
             if isinstance(value, dict):
                 for figure, per_cent in value.items():
                     self._writer.add_scalar(f"{name}/{figure}", per_cent, record["step"])

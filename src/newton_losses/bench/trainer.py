@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .average import WeightAverage
 from .capture import CapturedStep
 from .config import RunConfig
 from .files import RunError
@@ -29,6 +30,7 @@ class Trainer:
         self._is_baseline = config.curvature == "none"
         self._parameters = list(task.model.parameters())
         self._optimizer = _adam(self._parameters, config)
+        self.average = WeightAverage(task.model) if config.average else None
         self._rate = config.learning_rate
         device = self._parameters[0].device
         self.tensors: dict[str, Tensor] = {
@@ -36,6 +38,7 @@ class Trainer:
             **_named("loss", task.loss_module),
             **_named_state(self._optimizer),
             **{f"task.{name}": tensor for name, tensor in task.tensors.items()},
+            **{f"average.{name}": tensor for name, tensor in (self.average.tensors if self.average else {}).items()},
             "loss_sum": torch.zeros((), dtype=torch.float64, device=device),
             "loss_count": torch.zeros((), dtype=torch.float64, device=device),
             "last_loss": torch.zeros((), dtype=torch.float64, device=device),
@@ -56,6 +59,8 @@ class Trainer:
         self._set_learning_rate(self.task.learning_rate(self.step))
         self._run(size)
         self.step += 1
+        if self.average is not None:
+            self.average.follow(self.step)
 
     def _set_learning_rate(self, rate: float) -> None:
         # It seldom changes, and setting a tensor is one more launch on the device.

@@ -11,7 +11,7 @@ Record = dict[str, Any]
 # Told in any case; of no importance for what is learned; how long and how often, which lines about the run say.
 _NOT_TOLD_AGAIN = (
     *("algorithm", "curvature", "damping", "relative_damping", "n", "numerics", "seed"),
-    *("data_root", "device", "compile", "graph", "kernels"),
+    *("data_root", "device", "compile", "graph", "kernels", "average"),
     *("steps", "epochs", "drops", "eval_every", "validation_sets", "test_sets"),
 )
 
@@ -83,22 +83,34 @@ def figures(record: Record) -> str:
     'validation exact match 81.25 %  test exact match 80.00 %'
     """
     parts = []
-    for split in ("validation", "test"):
-        for name, value in list(record.get(split, {}).items())[:1]:
+    averaged = {f"averaged {split}": values for split, values in record.get("averaged", {}).items()}
+    for split in ("validation", "test", "averaged test"):
+        for name, value in list({**record, **averaged}.get(split, {}).items())[:1]:
             parts.append(f"{split} {name.replace('_', ' ')} {value:.2f} %")
     return "  ".join(parts)
 
 
 def outcome(result: Record, again: bool) -> str:
     """The last line about a run."""
-    values = ", ".join(f"{name.replace('_', ' ')} {value:.2f} %" for name, value in result["test"].items())
+    values = _test_figures(result)
     start = "this run is finished" if again else "finished"
     shared = f" with {result['at_once']} runs at once" if result.get("at_once", 1) > 1 else ""
     return (
         f"{start}: test {values} (evaluation after step {result['reported']['step']} of {result['steps']}), "
+        f"{_average(result)}"
         f"{duration(result['seconds'])}, {result['milliseconds_per_step']:.2f} ms a step{shared}, evaluations included"
         f"{_warning(result)}"
     )
+
+
+def _average(result: Record) -> str:
+    if "averaged" not in result:
+        return ""
+    return f"with averaged weights {_test_figures(result['averaged'])} (after step {result['averaged']['step']}), "
+
+
+def _test_figures(record: Record) -> str:
+    return ", ".join(f"{name.replace('_', ' ')} {value:.2f} %" for name, value in record["test"].items())
 
 
 def _warning(result: Record) -> str:

@@ -46,6 +46,9 @@ Spectrum = Annotated[
     _option(_LOSS, "Negative eigenvalues of the Hessian: raw, absolute or clip. Default: raw; with auto, absolute."),
 ]
 ClipNorm = Annotated[float | None, _option(_TRAINING, "Clip the norm of the weights' gradient at this value.")]
+Average = Annotated[
+    bool, _option(_TRAINING, "Evaluate the mean of the last weights, too; the training stays as it is.", "--average")
+]
 Rate = Annotated[float | None, _option(_TRAINING, "Learning rate of Adam. Default: the paper's.", "--learning-rate")]
 Seed = Annotated[int, _option(_TRAINING, "Seed of weights, batches, noise and evaluation sets.")]
 Seeds = Annotated[str | None, _option(_TRAINING, "Several seeds, one run each, as in 0,1,2 or 0-9.")]
@@ -86,6 +89,7 @@ def sorting(
     learning_rate: Rate = None,
     clip_norm: ClipNorm = None,
     eval_every: Annotated[int, _option(_TRAINING, "Steps between evaluations.")] = 1_000,
+    average: Average = False,
     seed: Seed = 0,
     seeds: Seeds = None,
     data: Annotated[str, _option(_DATA, "mnist, or digits (8×8, needs no download).")] = "mnist",
@@ -139,6 +143,7 @@ def paths(
     learning_rate: Rate = None,
     clip_norm: ClipNorm = None,
     eval_every: Annotated[int, _option(_TRAINING, "Epochs between evaluations.")] = 1,
+    average: Average = False,
     seed: Seed = 0,
     seeds: Seeds = None,
     data: Annotated[str, _option(_DATA, "terrain (generated) or warcraft (its real files).")] = "terrain",

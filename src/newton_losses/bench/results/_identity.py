@@ -10,8 +10,9 @@ from ..config import PathsConfig, RunConfig, SortingConfig
 from ..convex import ConvexConfig
 
 CONFIGURATIONS: dict[str, type[RunConfig]] = {kind.task: kind for kind in (SortingConfig, PathsConfig, ConvexConfig)}
-# Where the data lies and on what it is computed. The precision is not among them: it is a choice of the experiment.
-NOT_THE_EXPERIMENT = ("data_root", "device", "graph", "compile", "kernels")
+# Where the data lies, on what it is computed, and what is only looked at beside the training. The precision is not
+# among them: it is a choice of the experiment.
+NOT_THE_EXPERIMENT = ("data_root", "device", "graph", "compile", "kernels", "average")
 
 
 def configuration_class(task: object) -> type[RunConfig]:

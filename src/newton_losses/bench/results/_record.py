@@ -22,6 +22,7 @@ class RunRecord:
 
     - `configuration`: every setting, resolved; `environment`: versions, commit, device, command.
     - `test`: the figures of the result; `reported`: the evaluation that they are of; `final`: the last one.
+    - `averaged`: the test figures of the averaged weights, where the run had them evaluated.
     - `at_once`: how many runs of its process shared the device, and with it the time of a step.
     - `curve`: all evaluations, in order.
     """
@@ -38,6 +39,7 @@ class RunRecord:
     curve: list[dict[str, Any]] = field(repr=False)
     identity: str = field(repr=False)
     at_once: int = 1
+    averaged: Figures = field(default_factory=dict)
 
     @property
     def task(self) -> str:
@@ -78,6 +80,7 @@ def read_record(folder: Path) -> RunRecord:
             seconds=float(result["seconds"]),
             milliseconds_per_step=float(result["milliseconds_per_step"]),
             at_once=int(result.get("at_once", 1)),
+            averaged={name: float(value) for name, value in result.get("averaged", {}).get("test", {}).items()},
             curve=read_curve(folder),
             identity=identity(configuration),
         )

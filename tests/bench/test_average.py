@@ -1,0 +1,126 @@
+"""The average of the last weights: what it is, that the training does not notice it, and that it survives a stop."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+from small_runs import small_runs
+from torch import nn
+
+from newton_losses.bench.average import EVERY, POWER, WeightAverage
+from newton_losses.bench.convex import ConvexConfig
+from newton_losses.bench.interrupts import Interrupted
+from newton_losses.bench.loop import run
+from newton_losses.bench.progress import Silent
+from newton_losses.bench.results import read_record
+from newton_losses.bench.tasks import make_task
+from newton_losses.errors import ArgumentError
+
+RUNS = small_runs(steps=60, eval_every=15, epochs=8)
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    return str(tmp_path_factory.mktemp("maps"))
+
+
+def test_the_share_of_a_step_is_a_power_of_its_number():
+    torch.manual_seed(0)
+    model = nn.BatchNorm1d(3).double()
+    average = WeightAverage(model)
+    seen = []
+    for step in range(1, 25 * EVERY + 1):
+        with torch.no_grad():
+            model.weight.copy_(torch.randn(3))
+            model.running_mean.copy_(torch.randn(3))
+        average.follow(step)
+        if step % EVERY == 0:
+            seen.append((model.weight.detach().clone(), model.running_mean.clone()))
+    # What is left of number i after all later ones: proportional to (i + POWER − 1)! / (i − 1)!, nearly a power of i.
+    shares = torch.ones(len(seen), dtype=torch.float64)
+    for number in range(1, len(seen) + 1):
+        for factor in range(POWER):
+            shares[number - 1] *= number + factor
+    shares /= shares.sum()
+    for which, name in enumerate(("weight", "running_mean")):
+        wanted = sum(share * tensors[which] for share, tensors in zip(shares, seen, strict=True))
+        torch.testing.assert_close(average.tensors[name], wanted, rtol=1e-12, atol=1e-12)
+    ages = len(seen) - torch.arange(1, len(seen) + 1)
+    assert (shares * ages).sum() / len(seen) == pytest.approx(0.1, abs=0.005)
+    assert "num_batches_tracked" not in average.tensors
+
+
+def test_the_network_gets_its_own_weights_back():
+    model = nn.Linear(2, 1)
+    average = WeightAverage(model)
+    with torch.no_grad():
+        model.weight.copy_(torch.tensor([[1.0, 2.0]]))
+    own = model.weight.detach().clone()
+    with average.in_place():
+        assert torch.equal(model.weight, average.tensors["weight"])
+        assert not torch.equal(model.weight, own)
+    assert torch.equal(model.weight, own)
+
+
+@pytest.mark.parametrize("task", RUNS)
+def test_the_training_does_not_notice_it(task, root, tmp_path):
+    config = replace(RUNS[task], data_root=root)
+    plain = run(config, str(tmp_path / "plain"))
+    both = run(replace(config, average=True), str(tmp_path / "both"))
+    assert both["test"] == plain["test"]
+    lines = [
+        [json.loads(line) for line in (tmp_path / name / "evaluations.jsonl").read_text().splitlines()]
+        for name in ("plain", "both")
+    ]
+    averaged = [record.pop("averaged") for record in lines[1]]
+    assert lines[0] == lines[1]
+    assert any(one["test"] != record["test"] for one, record in zip(averaged, lines[1], strict=True))
+    assert (tmp_path / "both" / "weights.pt").read_bytes() == (tmp_path / "plain" / "weights.pt").read_bytes()
+
+
+@pytest.mark.parametrize("task", RUNS)
+def test_its_figures_are_those_of_its_weights_on_the_same_sets(task, root, tmp_path):
+    config = replace(RUNS[task], data_root=root, average=True).resolved()
+    result = run(config, str(tmp_path))
+    made = make_task(config)
+    drawn = {name: generator.get_state() for name, generator in made.generators.items()}
+    records = [json.loads(line) for line in (tmp_path / "evaluations.jsonl").read_text().splitlines()]
+    reported = made.reported([{"step": record["step"], **record["averaged"]} for record in records])
+    assert result["averaged"] == reported
+    assert read_record(tmp_path).averaged == reported["test"]
+    # The sets of an evaluation depend on how many there were before it.
+    before = next(place for place, record in enumerate(records) if record["step"] == reported["step"])
+    for name, generator in made.generators.items():
+        generator.set_state(drawn[name])
+    made.model.eval()
+    with torch.no_grad():
+        for _ in range(before):
+            made.evaluate()
+        made.model.load_state_dict(torch.load(tmp_path / "weights.average.pt", weights_only=True))
+        found = made.evaluate()
+    assert found == {name: reported[name] for name in found}
+
+
+@pytest.mark.parametrize("task", RUNS)
+def test_it_goes_on_where_it_was_stopped(task, root, tmp_path):
+    config = replace(RUNS[task], data_root=root, average=True)
+    whole = run(config, str(tmp_path / "whole"))
+
+    class Stop(Silent):
+        def evaluated(self, record):
+            if record["step"] >= 12:
+                raise Interrupted(record["step"], 2)
+
+    with pytest.raises(Interrupted):
+        run(config, str(tmp_path / "parts"), progress=Stop())
+    parts = run(config, str(tmp_path / "parts"))
+    assert parts["averaged"] == whole["averaged"]
+    assert (tmp_path / "parts" / "weights.average.pt").read_bytes() == (
+        tmp_path / "whole" / "weights.average.pt"
+    ).read_bytes()
+
+
+def test_convex_layers_have_none():
+    with pytest.raises(ArgumentError, match="--average"):
+        ConvexConfig(algorithm="relu-exact", average=True).resolved()
