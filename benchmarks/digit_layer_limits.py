@@ -51,10 +51,10 @@ NO_STRIPS_BACKWARD = only_if("count < 0", "copy_strips(strips, pictures + number
 NO_UNFOLD_FIRST = ("if (row + 1 < rows) store_row(", "if (row > rows) store_row(")
 NO_PIXELS_FORWARD = only_if("number == blockIdx.x", "copy_pixels<WIDE")
 NO_STORE_SECOND = only_if("sums[0] == 12345.678f", "store_pooled(sums")
-NO_SLOPES_BY_PIXELS = only_if("number == blockIdx.x", "unfold<NARROW")
+NO_SLOPES_BY_PIXELS = only_if("number == blockIdx.x", "unfold<NARROW"), ("ask(number + gridDim.x);", "")
 NO_STORE_BY_PIXELS = only_if("sums.both[0] == 12345.678f", "store_pixels(sums")
 NO_PIXELS_BY_WEIGHT = only_if("number == part", "copy_pixels<ROW_APART")
-NO_SLOPES_BY_WEIGHT = only_if("number == part", "unfold<SLOPES_ROW_APART")
+NO_SLOPES_BY_WEIGHT = only_if("number == part", "unfold<SLOPES_ROW_APART"), ("ask(number + step);", "")
 
 PROGRAM = joined(*layers.FILES)
 VARIANTS = (
@@ -72,13 +72,13 @@ VARIANTS = (
     Variant("second_layer_forward", "neither of the two", (NO_STORE_SECOND, NO_PIXELS_FORWARD)),
     Variant("second_layer_forward", "no products", NO_PRODUCTS),
     Variant("second_layer_by_pixels", "nothing is left out"),
-    Variant("second_layer_by_pixels", "no slopes are unfolded but those of the first job", (NO_SLOPES_BY_PIXELS,)),
+    Variant("second_layer_by_pixels", "no slopes are unfolded but those of the first job", NO_SLOPES_BY_PIXELS),
     Variant("second_layer_by_pixels", "no gradients are stored", (NO_STORE_BY_PIXELS,)),
     Variant("second_layer_by_pixels", "no products", NO_PRODUCTS),
     Variant("second_layer_by_weight", "nothing is left out"),
     Variant("second_layer_by_weight", "no pixels are brought but those of the first job", (NO_PIXELS_BY_WEIGHT,)),
-    Variant("second_layer_by_weight", "no slopes are unfolded but those of the first job", (NO_SLOPES_BY_WEIGHT,)),
-    Variant("second_layer_by_weight", "neither of the two", (NO_PIXELS_BY_WEIGHT, NO_SLOPES_BY_WEIGHT)),
+    Variant("second_layer_by_weight", "no slopes are unfolded but those of the first job", NO_SLOPES_BY_WEIGHT),
+    Variant("second_layer_by_weight", "neither of the two", (NO_PIXELS_BY_WEIGHT, *NO_SLOPES_BY_WEIGHT)),
     Variant("second_layer_by_weight", "no products", NO_PRODUCTS),
 )
 

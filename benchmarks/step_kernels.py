@@ -41,24 +41,26 @@ class Part:
 
 def parts(pictures: int, *, hopper: bool) -> list[Part]:
     """The large parts, with what they cannot avoid to move and to compute; `hopper` by the kernels in CUDA C."""
-    # Numbers a picture: bytes, with margins that Hopper's kernels do without; bf16, with a code of a byte where pooled.
+    # Numbers a picture: bytes, with margins that Hopper's kernels do without; bf16, with a code where pooled,
+    # of half a byte or a whole one.
     pixels, first, second, features = 28 * 112 if hopper else 32 * 116, 14 * 56 * 32, 14 * 56 * 64, 12544
+    with_code = 2.5 if hopper else 3
     products = 2 * 14 * 56 * 25 * 32 * 64
     one_channel = 2 * 28 * 112 * 25 * 32
     head = 2 * 12544 * 64
     # Between the second layer's pixels and what its kernels know of its results.
-    moved = 2 * first + (3 * features if hopper else 2 * second)
+    moved = 2 * first + (with_code * features if hopper else 2 * second)
     layer = "layer 2" if hopper else "convolution 2"
     pooling = [
         Part("pooling 2, forward", ("pool_forward",), 2 * second + 3 * features),
         Part("pooling 2, backward", ("pool_backward",), 2 * second + 3 * features),
     ]
     kernels = [
-        Part("layer 1, forward", ("first_layer_forward",), pixels + 3 * first, one_channel),
+        Part("layer 1, forward", ("first_layer_forward",), pixels + with_code * first, one_channel),
         Part(
             "layer 1, backward",
             ("first_layer_backward", "first_layer_sum", "add_parts"),
-            pixels + 3 * first,
+            pixels + with_code * first,
             one_channel,
         ),
         Part(f"{layer}, forward", ("fprop", SECOND_LAYER), moved, products),

@@ -40,16 +40,16 @@ static std::vector<float> exchange;
 static thread_local dim threadIdx;
 static dim blockIdx, blockDim, gridDim;
 
-// A barrier that some wait at and others only pass; it opens when 256 have come, and begins anew.
+// A barrier that some wait at and others only pass; it opens when enough have come, and begins anew.
 struct Turn {
     std::mutex mutex;
     std::condition_variable opened;
     int arrived = 0, times = 0;
 
-    void arrive(bool wait) {
+    void arrive(int threads, bool wait) {
         std::unique_lock<std::mutex> lock(mutex);
         const int now = times;
-        if (++arrived == 256) {
+        if (++arrived == threads) {
             arrived = 0, ++times;
             opened.notify_all();
         } else if (wait) {
@@ -58,10 +58,10 @@ struct Turn {
     }
 };
 
-static std::unique_ptr<Turn> turns[3];
+static std::unique_ptr<Turn> turns[9];
 
-static void wait_for_turn(int barrier) { turns[barrier]->arrive(true); }
-static void pass_turn(int barrier) { turns[barrier]->arrive(false); }
+static void wait_for_turn(int barrier, int threads = 256) { turns[barrier]->arrive(threads, true); }
+static void pass_turn(int barrier, int threads = 256) { turns[barrier]->arrive(threads, false); }
 
 static void __syncthreads() { everybody->arrive_and_wait(); }
 
@@ -92,6 +92,7 @@ static void set_zero(float (&sums)[COUNT]) {
 static void products_begin() {}
 static void products_go() {}
 static void products_end() {}
+static void products_end_but_last() {}
 
 static float bits_float(u32 bits) {
     float value;
@@ -106,12 +107,20 @@ static u32 float_bits(float value) {
 }
 
 static void load_16(u32 (&to)[4], const void* from) { memcpy(to, from, 16); }
-static void load_8(u32 (&to)[2], const void* from) { memcpy(to, from, 8); }
 
-static u32 two_signs(u32 bytes, int upper) {
-    const u32 two = upper ? bytes >> 16 : bytes;
-    return (two & 0x80 ? 0xFFFFu : 0) | (two & 0x8000 ? 0xFFFF0000u : 0);
+static u32 pick_bytes(u32 low, u32 high, u32 selector) {
+    const u64 all = u64(high) << 32 | low;
+    u32 found = 0;
+    for (int i = 0; i < 4; ++i) found |= u32(all >> 8 * (selector >> 4 * i & 7) & 0xFF) << 8 * i;
+    return found;
 }
+
+static u32 two_signs(u32 low, u32 high, int byte) {
+    return (low >> 8 * byte & 0x80 ? 0xFFFFu : 0) | (high >> 8 * byte & 0x80 ? 0xFFFF0000u : 0);
+}
+
+static float larger(float a, float b) { return a != a || b != b ? bits_float(0x7FFFFFFF) : a > b ? a : b; }
+static float is_larger(float a, float b) { return a <= b ? 0 : 1; }
 
 static u16 to_bf16(float value) {
     const u32 bits = float_bits(value);
@@ -119,11 +128,24 @@ static u16 to_bf16(float value) {
     return u16((bits + 0x7FFF + (bits >> 16 & 1)) >> 16);
 }
 
+static u32 to_two_bf16_with_relu(float low, float high) {
+    return to_bf16(low < 0 ? 0 : low) | u32(to_bf16(high < 0 ? 0 : high)) << 16;
+}
+
 static float shuffle_down(float value, int apart) {
     const int warp = threadIdx.x / 32;
     exchange[threadIdx.x] = value;
     warps[warp]->arrive_and_wait();
     const float found = threadIdx.x % 32 + apart < 32 ? exchange[threadIdx.x + apart] : value;
+    warps[warp]->arrive_and_wait();
+    return found;
+}
+
+static u32 shuffle_xor(u32 value, int mask) {
+    const int warp = threadIdx.x / 32;
+    exchange[threadIdx.x] = bits_float(value);
+    warps[warp]->arrive_and_wait();
+    const u32 found = float_bits(exchange[threadIdx.x ^ mask]);
     warps[warp]->arrive_and_wait();
     return found;
 }

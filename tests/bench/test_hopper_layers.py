@@ -68,7 +68,7 @@ class Emulated:
 
     def first(self, pictures, weight, bias, slope):
         size, parts = pictures.shape, torch.full((self.blocks, 832), torch.nan)
-        pooled, codes = torch.full_like(slope, torch.nan), torch.full(slope.shape, 9, dtype=torch.uint8)
+        pooled, codes = torch.full_like(slope, torch.nan), torch.full((*slope.shape[:3], 4), -1, dtype=torch.int32)
         places = FIRST_WEIGHTS + strips(size[1]), FIRST_SLOPES + strips(size[1] // 2)
         self.launch("first_forward", self.blocks, places[0], pictures, weight, bias, pooled, codes, *size)
         self.launch("first_backward", self.blocks, places[1], pictures, slope, codes, parts, *size)
@@ -78,7 +78,8 @@ class Emulated:
 
     def second(self, pixels, weight, bias, slope):
         size, weight = pixels.shape[:3], packed(weight)
-        pooled, codes = torch.full_like(slope, torch.nan), torch.full(slope.shape, 9, dtype=torch.uint8)
+        shape = (size[0], 8, slope.shape[2])
+        pooled, codes = torch.full_like(slope, torch.nan), torch.full(shape, -1, dtype=torch.int32)
         self.launch("second_forward", self.blocks, FORWARD, pixels, weight, bias, pooled, codes, *size)
         by_pixels = torch.full_like(pixels, torch.nan)
         self.launch("second_by_pixels", self.blocks, BY_PIXELS, slope, codes, weight, by_pixels, *size)
@@ -155,6 +156,21 @@ def assert_nan_goes_where_it_goes_in_torch(layers):
         torch.testing.assert_close(found, true.to(found.dtype), rtol=0, atol=0, equal_nan=True)
 
 
+def assert_nan_stays_in_its_channel(layers):
+    generator = torch.Generator().manual_seed(0)
+    pictures = torch.randint(0, 256, (1, 8, 16), generator=generator, dtype=torch.uint8)
+    weight, bias = whole(generator, 32, 1, 5, 5), whole(generator, 32)
+    slope = whole(generator, 1, 4, 8, 32).bfloat16()
+    weight[3, 0, 2, 4], bias[9] = torch.nan, torch.nan
+    pooled, by_weight, by_bias = layers.first(pictures, weight, bias, slope)
+    is_nan = torch.arange(32) == 3
+    is_nan[9] = True
+    assert torch.equal(pooled.isnan(), is_nan.expand(pooled.shape))
+    # The ReLU is on where its argument is NaN.
+    assert torch.equal(by_bias[is_nan], slope[..., is_nan].float().sum((0, 1, 2)))
+    assert by_weight.isfinite().all()
+
+
 @pytest.mark.parametrize("size", FIRST_SIZES)
 def test_the_first_layer(emulated, size):
     assert_first_layer_is_exact(Emulated(emulated, 1 + size[0] // 2), *size)
@@ -166,6 +182,7 @@ def test_the_second_layer(emulated, size):
 
 
 def test_nan(emulated):
+    assert_nan_stays_in_its_channel(Emulated(emulated, 1))
     assert_nan_goes_where_it_goes_in_torch(Emulated(emulated, 1))
 
 
@@ -212,6 +229,7 @@ def test_the_second_layer_on_a_gpu(size):
 
 @pytest.mark.gpu
 def test_nan_on_a_gpu():
+    assert_nan_stays_in_its_channel(OnGpu())
     assert_nan_goes_where_it_goes_in_torch(OnGpu())
 
 

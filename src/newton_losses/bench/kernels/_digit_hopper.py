@@ -12,6 +12,7 @@ from ._cuda_c import Kernels
 
 FILES = ("hopper.cu", "pooling.cu", "first_layer.cu", "second_layer.cu", "second_layer_backward.cu")
 FIRST, SECOND, TAPS = 32, 64, 25
+CHUNK = 8  # channels whose codes are in one word
 FIRST_WEIGHTS = 6 * 4 * FIRST
 FIRST_SLOPES = 2 * 16 * 65
 WEIGHTS = TAPS * 4 * (SECOND + 1)
@@ -28,7 +29,7 @@ def _kernels(device: int) -> Kernels:
 
 @torch.library.custom_op("newton_losses::first_layer", mutates_args=(), device_types="cuda")
 def first_layer(pictures: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
-    """Pictures `(N, H, W)` uint8 to pooled features `(N, H/2, W/2, 32)` bf16 and their codes, uint8.
+    """Pictures `(N, H, W)` uint8 to pooled features `(N, H/2, W/2, 32)` bf16 and their codes `(N, H/2, W/2, 4)`.
 
     H and W are multiples of 4, W is at most 112.
     """
@@ -48,8 +49,9 @@ def first_layer(pictures: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor,
 @first_layer.register_fake
 def _first_results(pictures: Tensor, weight: Tensor | None = None, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
     count, height, width = pictures.shape
-    codes = pictures.new_empty((count, height // 2, width // 2, FIRST))
-    return torch.empty_like(codes, dtype=torch.bfloat16), codes
+    size, device = (count, height // 2, width // 2), pictures.device
+    pooled = torch.empty((*size, FIRST), dtype=torch.bfloat16, device=device)
+    return pooled, torch.empty((*size, FIRST // CHUNK), dtype=torch.int32, device=device)
 
 
 @torch.library.custom_op("newton_losses::first_layer_gradients", mutates_args=(), device_types="cuda")
@@ -78,7 +80,7 @@ def _first_gradients(gradient: Tensor, codes: Tensor, pictures: Tensor) -> Tenso
 
 @torch.library.custom_op("newton_losses::second_layer", mutates_args=(), device_types="cuda")
 def second_layer(pixels: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
-    """Pixels `(N, H, W, 32)` bf16 to pooled features `(N, 64, H/2·W/2)` bf16 and their codes, uint8.
+    """Pixels `(N, H, W, 32)` bf16 to pooled features `(N, 64, H/2·W/2)` bf16 and their codes `(N, 8, H/2·W/2)`.
 
     The weight is `packed`. H and W are even, W is at most 56.
     """
@@ -96,8 +98,9 @@ def second_layer(pixels: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, 
 @second_layer.register_fake
 def _second_results(pixels: Tensor, weight: Tensor | None = None, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
     count, height, width, _ = pixels.shape
-    pooled = pixels.new_empty((count, SECOND, height // 2 * (width // 2)))
-    return pooled, torch.empty_like(pooled, dtype=torch.uint8)
+    places = height // 2 * (width // 2)
+    codes = torch.empty((count, SECOND // CHUNK, places), dtype=torch.int32, device=pixels.device)
+    return pixels.new_empty((count, SECOND, places)), codes
 
 
 @torch.library.custom_op("newton_losses::second_layer_gradients", mutates_args=(), device_types="cuda")

@@ -49,10 +49,13 @@ __device__ void copy_strips(u8* strips, const u8* picture, int first, int rows, 
     }
 }
 
+// The channel of a column of 32. A thread has the sums of every fourth pair of columns, which are eight channels in a row.
+__device__ int channel_of(int column) { return column / 2 % 4 * CHUNK + column / 8 * 2 + column % 2; }
+
 // The weights at their places in the patch, `(row of the patch, pooled place and channel, pixel)`.
 __device__ void place_weights(u8* to, const float* weight) {
     for (int i = threadIdx.x; i < SIDE * FOUR; i += blockDim.x) {
-        const int y = i / FOUR - i / (2 * FIRST) % 2, channel = i % FIRST, right = i / FIRST % 2;
+        const int y = i / FOUR - i / (2 * FIRST) % 2, channel = channel_of(i % FIRST), right = i / FIRST % 2;
         u16 value[CHUNK];
 #pragma unroll
         for (int k = 0; k < CHUNK; ++k) {
@@ -67,19 +70,56 @@ __device__ void place_weights(u8* to, const float* weight) {
     }
 }
 
+// The largest of four sums as a feature, but for its ReLU. Its code, times `unit`, is added to `codes`, a whole number. Of NaN
+// and a number the larger is NaN, and if there is one its code is that of the last place.
+//
+// A comparison is 0 or 1 here and a code their sum: sums run beside comparisons, of which the GPU does half as many a cycle.
+__device__ float pool_sums(const float (&value)[4], float offset, float unit, float& codes) {
+    const float two = larger(value[0], value[1]), three = larger(two, value[2]), best = larger(three, value[3]);
+    const float sum = best * SCALE + offset;
+    // Not the first, nor the second, nor the third: the code is doubled each time.
+    float code = unit + unit * is_larger(best, value[0]);
+    code += 2 * unit * is_larger(best, two);
+    code += 4 * unit * is_larger(best, three);
+    codes += code * is_larger(sum, 0);
+    return sum;
+}
+
+// The features and codes of eight channels of a pooled place, of the first eight rows of a warp's sums or of its second.
+__device__ void pool_chunk(u32 (&features)[CHUNK / 2], u32& code, const float (&sums)[64], int half,
+                           const float (&offset)[CHUNK]) {
+    // The last bits of a float that is 2^23 and a whole number are the whole number.
+    float codes[2] = {8388608.0f, 8388608.0f}, sum[CHUNK];
+#pragma unroll
+    for (int i = 0; i < CHUNK; ++i) {
+        const int at = i / 2 * 4 + 2 * half + i % 2;
+        const float four[4] = {sums[at], sums[at + 16], sums[at + 32], sums[at + 48]};
+        sum[i] = pool_sums(four, offset[i], static_cast<float>(1 << 4 * (i % 4)), codes[i / 4]);
+    }
+#pragma unroll
+    for (int i = 0; i < CHUNK / 2; ++i) features[i] = to_two_bf16_with_relu(sum[2 * i], sum[2 * i + 1]);
+    code = pick_bytes(float_bits(codes[0]), float_bits(codes[1]), 0x5410);
+}
+
 // Pictures `(count, height, width)` of bytes to pooled features `(count, height/2, width/2, 32)` bf16 and their codes.
 extern "C" __global__ void __launch_bounds__(128, 4)
-first_layer_forward(const u8* pictures, const float* weight, const float* bias, u16* pooled, u8* codes, int count,
+first_layer_forward(const u8* pictures, const float* weight, const float* bias, u16* pooled, u32* codes, int count,
                     int height, int width) {
     SHARED(memory);
     u8* strips = memory + FIRST_WEIGHT_BYTES;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, columns = width / 2;
-    float offset[FIRST_CHUNKS][2];
+    float offset[CHUNK];
 #pragma unroll
-    for (int chunk = 0; chunk < FIRST_CHUNKS; ++chunk)
+    for (int i = 0; i < CHUNK; ++i) offset[i] = bias[lane % 4 * CHUNK + i];
+    // By way of shared memory, so that all come at once.
+    float* staged = reinterpret_cast<float*>(strips);
 #pragma unroll
-        for (int i = 0; i < 2; ++i) offset[chunk][i] = bias[chunk * CHUNK + lane % 4 * 2 + i];
-    place_weights(memory, weight);
+    for (int turn = 0; turn < 7; ++turn) {
+        const int i = 128 * turn + threadIdx.x;
+        if (i < FIRST * FIRST_TAPS) staged[i] = weight[i];
+    }
+    __syncthreads();
+    place_weights(memory, staged);
     const u64 weights = describe(memory, 128, FOUR * 16), windows = describe(strips, 128, STRIPS * 16);
     for (int number = blockIdx.x; number < count; number += gridDim.x) {
         __syncthreads();
@@ -99,22 +139,10 @@ first_layer_forward(const u8* pictures, const float* weight, const float* bias, 
             for (int half = 0; half < 2; ++half) {
                 const int column = 16 * warp + lane / 4 + 8 * half;
                 if (column >= columns) continue;
-                const int to = ((number * (height / 2) + row) * columns + column) * FIRST + lane % 4 * 2;
-#pragma unroll
-                for (int chunk = 0; chunk < FIRST_CHUNKS; ++chunk) {
-                    u32 both = 0, marks = 0;
-#pragma unroll
-                    for (int i = 0; i < 2; ++i) {
-                        const int at = 4 * chunk + 2 * half + i;
-                        const float four[4] = {sums[at], sums[at + 16], sums[at + 32], sums[at + 48]};
-                        int code;
-                        const float sum = largest(four, code) * SCALE + offset[chunk][i];
-                        both |= static_cast<u32>(to_bf16(rectified(sum, code))) << 16 * i;
-                        marks |= static_cast<u32>(code) << 8 * i;
-                    }
-                    *reinterpret_cast<u32*>(pooled + to + chunk * CHUNK) = both;
-                    *reinterpret_cast<u16*>(codes + to + chunk * CHUNK) = static_cast<u16>(marks);
-                }
+                const int to = ((number * (height / 2) + row) * columns + column) * FIRST_CHUNKS + lane % 4;
+                u32 word[CHUNK / 2];
+                pool_chunk(word, codes[to], sums, half, offset);
+                reinterpret_cast<uint4*>(pooled)[to] = uint4{word[0], word[1], word[2], word[3]};
             }
         }
     }
@@ -130,14 +158,14 @@ __device__ int chunk_of_thread() { return threadIdx.x / 8 % 4; }
 
 __device__ int place_of_thread(int turn) { return 32 * turn + threadIdx.x / 32 * 8 + threadIdx.x % 8; }
 
-__device__ TwoPlaces load_row(const u16* gradient, const u8* codes, int columns) {
+__device__ TwoPlaces load_row(const u16* gradient, const u32* codes, int columns) {
     TwoPlaces two = {};
 #pragma unroll
     for (int turn = 0; turn < 2; ++turn) {
-        const int place = place_of_thread(turn), from = place * FIRST + chunk_of_thread() * CHUNK;
+        const int place = place_of_thread(turn), from = place * FIRST_CHUNKS + chunk_of_thread();
         if (place >= columns) continue;
-        load_16(two.found[turn].slope, gradient + from);
-        load_8(two.found[turn].code, codes + from);
+        load_16(two.found[turn].slope, gradient + from * CHUNK);
+        two.found[turn].code = codes[from];
     }
     return two;
 }
@@ -159,7 +187,7 @@ __device__ void store_row(u8* to, const TwoPlaces& two, int columns, float (&tot
 // A job is the upper or the lower half of a picture. While a row is multiplied, the next one is unfolded, and the one behind
 // it on its way from memory.
 extern "C" __global__ void __launch_bounds__(128, 4)
-first_layer_backward(const u8* pictures, const u16* gradient, const u8* codes, float* parts, int count, int height,
+first_layer_backward(const u8* pictures, const u16* gradient, const u32* codes, float* parts, int count, int height,
                      int width) {
     SHARED(memory);
     u8* strips = memory + 2 * SLOPES_PLACES * 16;
@@ -171,8 +199,8 @@ first_layer_backward(const u8* pictures, const u16* gradient, const u8* codes, f
     for (int number = blockIdx.x; number < 2 * count; number += gridDim.x) {
         const int first = number * rows, last = first + rows - 1;
         const auto load = [&](int row) {
-            const int from = min(row, last) * columns * FIRST;
-            return load_row(gradient + from, codes + from, columns);
+            const int from = min(row, last) * columns * FIRST_CHUNKS;
+            return load_row(gradient + from * CHUNK, codes + from, columns);
         };
         TwoPlaces next = load(first);
         __syncthreads();

@@ -25,22 +25,34 @@ __device__ __forceinline__ void copy_16(void* to, const void* from, bool live) {
                  :: "r"(shared_address(to)), "l"(from), "r"(live ? 16 : 0) : "memory");
 }
 
-// 16 and 8 bytes to registers; addresses are multiples of that.
+// 16 bytes to registers; the address is a multiple of that.
 __device__ __forceinline__ void load_16(u32 (&to)[4], const void* from) {
     const uint4 found = *static_cast<const uint4*>(from);
     to[0] = found.x, to[1] = found.y, to[2] = found.z, to[3] = found.w;
 }
 
-__device__ __forceinline__ void load_8(u32 (&to)[2], const void* from) {
-    const uint2 found = *static_cast<const uint2*>(from);
-    to[0] = found.x, to[1] = found.y;
+// Four bytes of eight, by the digits of a selector in base 16: 0 to 3 are those of `low`, 4 to 7 those of `high`.
+__device__ __forceinline__ u32 pick_bytes(u32 low, u32 high, u32 selector) { return __byte_perm(low, high, selector); }
+
+// The signs of the same byte of two words: 16 bits each, all of them the sign.
+__device__ __forceinline__ u32 two_signs(u32 low, u32 high, int byte) {
+    u32 signs;
+    asm("prmt.b32 %0, %1, %2, %3;" : "=r"(signs) : "r"(low), "r"(high), "r"(0xCC88 + 0x1111 * byte));
+    return signs;
 }
 
-// The signs of the lower two bytes of a word, or of its upper two: 16 bits each, all of them the sign.
-__device__ __forceinline__ u32 two_signs(u32 bytes, int upper) {
-    u32 signs;
-    asm("prmt.b32 %0, %1, 0, %2;" : "=r"(signs) : "r"(bytes), "r"(upper ? 0xBBAA : 0x9988));
-    return signs;
+// The larger of two, NaN if one of them is.
+__device__ __forceinline__ float larger(float a, float b) {
+    float found;
+    asm("max.NaN.f32 %0, %1, %2;" : "=f"(found) : "f"(a), "f"(b));
+    return found;
+}
+
+// 1 where the first is larger or one of them is NaN, otherwise 0.
+__device__ __forceinline__ float is_larger(float a, float b) {
+    float found;
+    asm("set.gtu.f32.f32 %0, %1, %2;" : "=f"(found) : "f"(a), "f"(b));
+    return found;
 }
 
 // What this thread has written to shared memory, by copies or by itself, is there for products after the next barrier.
@@ -73,14 +85,29 @@ __device__ __forceinline__ void products_go() { asm volatile("wgmma.commit_group
 
 __device__ __forceinline__ void products_end() { asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory"); }
 
-// Two groups of four warps take turns: one waits at its barrier, 1 or 2, until the other has passed the turn on.
-__device__ __forceinline__ void wait_for_turn(int barrier) { asm volatile("bar.sync %0, 256;" :: "r"(barrier) : "memory"); }
+// All products have ended but those that were asked for last.
+__device__ __forceinline__ void products_end_but_last() { asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory"); }
 
-__device__ __forceinline__ void pass_turn(int barrier) { asm volatile("bar.arrive %0, 256;" :: "r"(barrier) : "memory"); }
+// A barrier, 1 to 15, of so many threads: some wait at it, others only pass. Two groups of four warps take turns with two of
+// them: one waits until the other has passed the turn on.
+__device__ __forceinline__ void wait_for_turn(int barrier, int threads = 256) {
+    asm volatile("bar.sync %0, %1;" :: "r"(barrier), "r"(threads) : "memory");
+}
+
+__device__ __forceinline__ void pass_turn(int barrier, int threads = 256) {
+    asm volatile("bar.arrive %0, %1;" :: "r"(barrier), "r"(threads) : "memory");
+}
 
 __device__ __forceinline__ u16 to_bf16(float value) {
     u16 rounded;
     asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(rounded) : "f"(value));
+    return rounded;
+}
+
+// Two numbers as bf16, 0 for those below 0.
+__device__ __forceinline__ u32 to_two_bf16_with_relu(float low, float high) {
+    u32 rounded;
+    asm("cvt.rn.relu.bf16x2.f32 %0, %1, %2;" : "=r"(rounded) : "f"(high), "f"(low));
     return rounded;
 }
 
@@ -89,6 +116,8 @@ __device__ __forceinline__ u32 float_bits(float value) { return __float_as_uint(
 __device__ __forceinline__ float bits_float(u32 bits) { return __uint_as_float(bits); }
 
 __device__ __forceinline__ float shuffle_down(float value, int apart) { return __shfl_down_sync(~0u, value, apart); }
+
+__device__ __forceinline__ u32 shuffle_xor(u32 value, int mask) { return __shfl_xor_sync(~0u, value, mask); }
 
 // The shared memory of a block of threads, as many bytes as it was launched with.
 #define SHARED(name) extern __shared__ __align__(128) u8 name[]

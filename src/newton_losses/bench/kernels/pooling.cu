@@ -1,7 +1,7 @@
 // What the kernels of both layers need around their products: 2×2 pooling with its way back, and shared memory.
 //
 // Which of the four pooled places was the largest is its code: bit 0 to 3 in reading order, none where the ReLU is off.
-// Channels go in chunks of eight, 16 bytes in bf16.
+// Channels go in chunks of eight, 16 bytes in bf16, with their codes in one word, those of the first in its lowest bits.
 
 constexpr int CHUNK = 8;
 constexpr int OFF = 0;
@@ -27,10 +27,13 @@ __device__ float rectified(float best, int& code) {
     return best <= 0 ? 0 : best;
 }
 
-// What goes back to eight channels of a pooled place: two slopes a word, four codes a word.
+// What goes back to eight channels of a pooled place: two slopes a word, and all their codes.
 struct Slopes {
-    u32 slope[CHUNK / 2], code[CHUNK / 4];
+    u32 slope[CHUNK / 2], code;
 };
+
+// All bits of the slopes of two channels, those of word `i`, where the codes have bit `number`.
+__device__ u32 mask_of(u32 code, int number, int i) { return two_signs(code << (7 - number), code << (3 - number), i); }
 
 // Unfold them: each slope to the one of four places that was the largest, zeros to the others. Places one above the other are
 // `DOWN` times 16 bytes apart, places beside each other `RIGHT` times. With `swap`, 0 or 1, right places are written first.
@@ -40,7 +43,7 @@ template <int DOWN, int RIGHT> __device__ void store_slopes(u8* first, const Slo
         const int right = turn % 2 ^ swap, number = turn / 2 * 2 + right;
         u32 word[CHUNK / 2];
 #pragma unroll
-        for (int i = 0; i < CHUNK / 2; ++i) word[i] = found.slope[i] & two_signs(found.code[i / 2] << (7 - number), i % 2);
+        for (int i = 0; i < CHUNK / 2; ++i) word[i] = found.slope[i] & mask_of(found.code, number, i);
         u8* to = first + (turn / 2 * DOWN + right * RIGHT) * 16;
         *reinterpret_cast<uint4*>(to) = uint4{word[0], word[1], word[2], word[3]};
     }
@@ -48,10 +51,10 @@ template <int DOWN, int RIGHT> __device__ void store_slopes(u8* first, const Slo
 
 // The gradient of the bias.
 __device__ void add_slopes(float (&totals)[CHUNK], const Slopes& found) {
+    const u32 half = found.code | found.code >> 1, any = half | half >> 2;
 #pragma unroll
     for (int i = 0; i < CHUNK / 2; ++i) {
-        // A code with a bit makes the sign of its byte.
-        const u32 both = found.slope[i] & two_signs(found.code[i / 2] + 0x7F7F7F7F, i % 2);
+        const u32 both = found.slope[i] & mask_of(any, 0, i);
         totals[2 * i] += bits_float(both << 16);
         totals[2 * i + 1] += bits_float(both & 0xFFFF0000);
     }

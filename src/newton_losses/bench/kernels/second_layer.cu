@@ -51,8 +51,18 @@ __device__ void copy_pixels(u8* slab, const u16* pixels, Job job, int height, in
     }
 }
 
+// Eight lanes that are four apart have a word each, of eight times four bits: turned, so that each has the same four bits of
+// all of them.
+__device__ u32 turn_codes(u32 word) {
+    const int lane = threadIdx.x % 32;
+    word = pick_bytes(word, shuffle_xor(word, 16), lane & 16 ? 0x3276 : 0x5410);
+    word = pick_bytes(word, shuffle_xor(word, 8), lane & 8 ? 0x3715 : 0x6240);
+    const u32 other = shuffle_xor(word, 4);
+    return lane & 4 ? (word & 0xF0F0F0F0) | (other >> 4 & 0x0F0F0F0F) : (word & 0x0F0F0F0F) | (other & 0x0F0F0F0F) << 4;
+}
+
 // Sums of 64 channels by 128 places, two rows: each thread has all four places that are pooled into one.
-__device__ void store_pooled(const float (&sums)[64], const float* bias, u16* pooled, u8* codes, int picture, int row,
+__device__ void store_pooled(const float (&sums)[64], const float* bias, u16* pooled, u32* codes, int picture, int row,
                              int height, int width) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4, columns = width / 2, places = height / 2 * columns;
 #pragma unroll
@@ -60,17 +70,19 @@ __device__ void store_pooled(const float (&sums)[64], const float* bias, u16* po
         const int channel = 16 * warp + lane / 4 + 8 * half;
         const float offset = bias[channel];
         const int to = (picture * OUT + channel) * places + row * columns;
+        u32 marks = 0;
 #pragma unroll
         for (int block = 0; block < WIDE / 8; ++block) {
             const int above = 4 * block + 2 * half, below = above + WIDE / 2, column = 4 * block + lane % 4;
             const float four[4] = {sums[above], sums[above + 1], sums[below], sums[below + 1]};
             int code;
             const float sum = largest(four, code) + offset, best = rectified(sum, code);
-            if (column < columns) {
-                pooled[to + column] = to_bf16(best);
-                codes[to + column] = static_cast<u8>(code);
-            }
+            if (column < columns) pooled[to + column] = to_bf16(best);
+            marks |= static_cast<u32>(code) << 4 * block;
         }
+        // A thread has one channel and eight places before, and eight channels of one place behind.
+        marks = turn_codes(marks);
+        if (lane < columns) codes[(picture * OUT_CHUNKS + 2 * warp + half) * places + row * columns + lane] = marks;
     }
 }
 
@@ -78,7 +90,7 @@ __device__ void store_pooled(const float (&sums)[64], const float* bias, u16* po
 //
 // Channels by the places of two rows. Two groups of warps take turns: while one pools and stores, the other multiplies.
 extern "C" __global__ void __launch_bounds__(256, 1)
-second_layer_forward(const u16* pixels, const u16* weight, const float* bias, u16* pooled, u8* codes, int count,
+second_layer_forward(const u16* pixels, const u16* weight, const float* bias, u16* pooled, u32* codes, int count,
                      int height, int width) {
     // The windows of the last row end a few pixels beyond it.
     constexpr int ROWS = 8, APART = (ROWS + 4) * WIDE + 9, SLAB = IN_CHUNKS * APART;

@@ -5,47 +5,54 @@
 // The columns of a slab of slopes: those of the widest picture with their margins.
 constexpr int NARROW = 60;
 
+// Of the two slabs, one is filled while the other is multiplied. Barriers, beside those of taking turns (1 and 2): who fills
+// waits until a slab is empty, a group that multiplies until it is full.
+__device__ int empty(int turn) { return 3 + turn; }
+
+__device__ int full(int turn, int group) { return 5 + 2 * turn + group; }
+
 // What goes back to eight channels of a pooled place, as it comes from memory.
 struct Apart {
     u16 slope[CHUNK];
-    u8 code[CHUNK];
+    u32 code;
 };
 
 __device__ Slopes together(const Apart& apart) {
     Slopes found = {};
 #pragma unroll
-    for (int i = 0; i < CHUNK; ++i) {
-        found.slope[i / 2] |= static_cast<u32>(apart.slope[i]) << 16 * (i % 2);
-        found.code[i / 4] |= static_cast<u32>(apart.code[i]) << 8 * (i % 4);
-    }
+    for (int i = 0; i < CHUNK; ++i) found.slope[i / 2] |= static_cast<u32>(apart.slope[i]) << 16 * (i % 2);
+    found.code = apart.code;
     return found;
 }
 
-// The slopes of `pairs` pooled rows of a picture, from `row` on, rows outside of it zero, by `WARPS` warps of which this is the
-// `warp`-th. Each has one chunk of channels, and adds up their slopes in `totals`; those with the same chunk take turns with
-// the rows. While one row is stored, the next is on its way from memory.
-template <int ROW_APART, int CHUNK_APART, int WARPS>
-__device__ void unfold(u8* first, const u16* gradient, const u8* codes, int picture, int row, int pairs, int warp,
-                       int height, int width, float (&totals)[CHUNK]) {
-    const int lane = threadIdx.x % 32, chunk = warp % OUT_CHUNKS, columns = width / 2, rows = height / 2;
-    if (lane >= columns) return;
-    const auto load = [&](int pair) {
-        Apart apart = {};
-        if (pair < pairs && row + pair >= 0 && row + pair < rows) {
-            const int from = ((picture * OUT + chunk * CHUNK) * rows + row + pair) * columns + lane;
+// Ask for the slopes of `pairs` pooled rows of a picture, from `row` on, rows outside of it zero, by `WARPS` warps of which
+// this is the `warp`-th. Each has one chunk of channels, and those with the same chunk take turns with the rows: so each has
+// `SHARE` of them at most.
+template <int WARPS, int SHARE>
+__device__ void ask_for(Apart (&apart)[SHARE], const u16* gradient, const u32* codes, int picture, int row, int pairs, int warp,
+                        int height, int width) {
+    const int lane = threadIdx.x % 32, columns = width / 2, rows = height / 2, places = rows * columns;
+    const int chunk = picture * OUT_CHUNKS + warp % OUT_CHUNKS;
 #pragma unroll
-            for (int i = 0; i < CHUNK; ++i) {
-                apart.slope[i] = gradient[from + i * rows * columns];
-                apart.code[i] = codes[from + i * rows * columns];
-            }
-        }
-        return apart;
-    };
-    Apart next = load(warp / OUT_CHUNKS);
-#pragma unroll 1
-    for (int pair = warp / OUT_CHUNKS; pair < pairs; pair += WARPS / OUT_CHUNKS) {
-        const Slopes found = together(next);
-        next = load(pair + WARPS / OUT_CHUNKS);
+    for (int share = 0; share < SHARE; ++share) {
+        const int pair = warp / OUT_CHUNKS + share * (WARPS / OUT_CHUNKS), from = (row + pair) * columns + lane;
+        apart[share] = {};
+        if (lane >= columns || pair >= pairs || row + pair < 0 || row + pair >= rows) continue;
+        apart[share].code = codes[chunk * places + from];
+#pragma unroll
+        for (int i = 0; i < CHUNK; ++i) apart[share].slope[i] = gradient[(chunk * CHUNK + i) * places + from];
+    }
+}
+
+// Unfold what was asked for. Each warp adds up the slopes of its channels in `totals`.
+template <int ROW_APART, int CHUNK_APART, int WARPS, int SHARE>
+__device__ void unfold(u8* first, const Apart (&apart)[SHARE], int pairs, int warp, int width, float (&totals)[CHUNK]) {
+    const int lane = threadIdx.x % 32, chunk = warp % OUT_CHUNKS;
+#pragma unroll
+    for (int share = 0; share < SHARE; ++share) {
+        const int pair = warp / OUT_CHUNKS + share * (WARPS / OUT_CHUNKS);
+        if (2 * lane >= width || pair >= pairs) continue;
+        const Slopes found = together(apart[share]);
         // Eight lanes write at once: four of them left places, four right ones, all to different banks.
         store_slopes<ROW_APART, 1>(first + (chunk * CHUNK_APART + 2 * pair * ROW_APART + 2 * lane) * 16, found, lane / 4 % 2);
         add_slopes(totals, found);
@@ -79,6 +86,21 @@ template <int APART> __device__ void multiply_slopes(PixelSums& sums, u64 weight
     products_go();
 }
 
+// The weights with their input channels in an order in which a thread has the sums of eight in a row: of column 8i + 2k of a
+// product and the next one, those of channel 8k + 2i and the next one.
+__device__ void copy_reordered_weights(u8* to, const u16* weight) {
+    for (int i = threadIdx.x; i < TAPS * OUT; i += blockDim.x) {
+        const int first = i / OUT * IN_CHUNKS, channel = i % OUT;
+        u32 two[IN_CHUNKS][CHUNK / 2];
+#pragma unroll
+        for (int chunk = 0; chunk < IN_CHUNKS; ++chunk) load_16(two[chunk], weight + ((first + chunk) * OUT + channel) * CHUNK);
+#pragma unroll
+        for (int chunk = 0; chunk < IN_CHUNKS; ++chunk)
+            *reinterpret_cast<uint4*>(to + ((first + chunk) * WEIGHT_CHUNK + channel) * 16) =
+                uint4{two[0][chunk], two[1][chunk], two[2][chunk], two[3][chunk]};
+    }
+}
+
 __device__ void store_pixels(const PixelSums& sums, u16* result, int width) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
 #pragma unroll
@@ -87,14 +109,16 @@ __device__ void store_pixels(const PixelSums& sums, u16* result, int width) {
         if (column >= width) continue;
 #pragma unroll
         for (int row = 0; row < 2; ++row) {
-            u32* to = reinterpret_cast<u32*>(result + (row * width + column) * IN) + lane % 4;
+            u32 word[CHUNK / 2];
 #pragma unroll
-            for (int block = 0; block < IN / 8; ++block) {
-                const int at = 4 * block + 2 * half;
+            for (int i = 0; i < CHUNK / 2; ++i) {
+                const int at = 4 * i + 2 * half;
                 const float* own = row == 0 ? sums.upper + at : sums.lower + at;
                 const float* both = sums.both + 16 * row + at;
-                to[4 * block] = to_bf16(both[0] + own[0]) | static_cast<u32>(to_bf16(both[1] + own[1])) << 16;
+                word[i] = to_bf16(both[0] + own[0]) | static_cast<u32>(to_bf16(both[1] + own[1])) << 16;
             }
+            reinterpret_cast<uint4*>(result)[(row * width + column) * IN_CHUNKS + lane % 4] =
+                uint4{word[0], word[1], word[2], word[3]};
         }
     }
 }
@@ -104,7 +128,7 @@ __device__ void store_pixels(const PixelSums& sums, u16* result, int width) {
 // The places of a row by the channels of two rows; two groups of warps have two rows each and take turns, four bring the
 // next slopes.
 extern "C" __global__ void __launch_bounds__(768, 1)
-second_layer_by_pixels(const u16* gradient, const u8* codes, const u16* weight, u16* result, int count, int height,
+second_layer_by_pixels(const u16* gradient, const u32* codes, const u16* weight, u16* result, int count, int height,
                        int width) {
     // The windows of the last row end in the next chunk, or in the other slab while it is filled: what they see there is
     // beyond the width, and not used.
@@ -113,27 +137,36 @@ second_layer_by_pixels(const u16* gradient, const u8* codes, const u16* weight, 
     u8* slabs = memory + WEIGHTS * 16;
     const int group = warp_group(), jobs = jobs_of<ROWS>(count, height);
     clear(slabs, 2 * SLAB);
-    copy_weights(memory, weight);
+    copy_reordered_weights(memory, weight);
     publish();
     __syncthreads();
     if (group >= FILLER) {
         give_registers<64>();
+        constexpr int SHARE = (ROWS / 2 + 2) * OUT_CHUNKS / (4 * FILLERS);
         const int warp = threadIdx.x / 32 - 4 * FILLER;
         float unused[CHUNK] = {};
-        int turn = 0;
-        // One job ahead of those who multiply.
-        for (int number = blockIdx.x; number < jobs + gridDim.x; number += gridDim.x, turn ^= 1) {
+        Apart next[SHARE];
+        const auto ask = [&](int number) {
             const Job job = job_at<ROWS>(number, count, height);
-            if (number < jobs)
-                unfold<NARROW, APART, 4 * FILLERS>(slabs + (turn * SLAB + 2) * 16, gradient, codes, job.picture,
-                                                   job.row / 2 - 1, job.rows / 2 + 2, warp, height, width, unused);
+            ask_for<4 * FILLERS>(next, gradient, codes, job.picture, job.row / 2 - 1, number < jobs ? job.rows / 2 + 2 : 0,
+                                 warp, height, width);
+        };
+        int turn = 0;
+        ask(blockIdx.x);
+        // One job ahead of those who multiply; the slopes of the next one come while they are waited for.
+        for (int number = blockIdx.x; number < jobs; number += gridDim.x, turn ^= 1) {
+            if (number >= blockIdx.x + 2 * gridDim.x) wait_for_turn(empty(turn), 768);
+            unfold<NARROW, APART, 4 * FILLERS>(slabs + (turn * SLAB + 2) * 16, next,
+                                               job_at<ROWS>(number, count, height).rows / 2 + 2, warp, width, unused);
             publish();
-            __syncthreads();
+            pass_turn(full(turn, 0), 640);
+            pass_turn(full(turn, 1), 640);
+            // Not before: it would be waited for when this is published.
+            ask(number + gridDim.x);
         }
         return;
     }
     take_registers<112>();
-    __syncthreads();
     const u64 weights = describe(memory, WEIGHT_CHUNK * 16, 128);
     const int row = 2 * group;
     int turn = 0;
@@ -142,33 +175,48 @@ second_layer_by_pixels(const u16* gradient, const u8* codes, const u16* weight, 
         const Job job = job_at<ROWS>(number, count, height);
         u16* to = result + (job.picture * height + job.row + row) * width * IN;
         PixelSums sums;
+        wait_for_turn(full(turn, group), 640);
         wait_for_turn(1 + group);
         if (row < job.rows)
             multiply_slopes<APART>(sums, weights, describe(slabs + turn * SLAB * 16, 128, APART * 16) + row * NARROW);
         pass_turn(2 - group);
         products_end();
-        // The second group stores while the first begins with the next job.
-        if (group == 1) __syncthreads();
+        // Who fills waits only for slabs that are needed once more.
+        if (number + 2 * gridDim.x < jobs) pass_turn(empty(turn), 768);
         if (row < job.rows) store_pixels(sums, to, width);
-        if (group == 0) __syncthreads();
     }
 }
 
-// The gradients of a column of taps, five rows of them, and of `EXTRA` rows of the last column, by the rows of one job. The
-// windows of these begin at `last`.
-template <int EXTRA, int ROW_APART, int SLOPES_ROW_APART>
-__device__ void add_taps(float (&sums)[80], float (&extra)[48], u64 slopes, u64 column, u64 last, int rows) {
-    products_begin();
-#pragma unroll 1
-    for (int row = 0; row < rows; ++row)
+// The gradients of a column of taps, five rows of them, and of `EXTRA` rows of the last column, by all jobs from `part` on. The
+// operands of one begin at `slopes`, `column` and `last`, those of the next `APART` behind.
+template <int EXTRA, int ROWS, int ROW_APART, int SLOPES_ROW_APART, int APART>
+__device__ void add_taps(float (&sums)[80], float (&extra)[48], u64 slopes, u64 column, u64 last, int part, int step, int count,
+                         int height) {
+    const int jobs = jobs_of<ROWS>(count, height);
+    int turn = 0;
+    for (int number = part; number < jobs; number += step, turn ^= 1) {
+        const int rows = job_at<ROWS>(number, count, height).rows;
+        const auto add_row = [&](int row) {
+            products_begin();
 #pragma unroll
-        for (int quarter = 0; quarter < WIDE / 16; ++quarter) {
-            const u64 slope = slopes + row * SLOPES_ROW_APART + quarter * 16, at = row * ROW_APART + quarter * 16;
-            multiply_64_160<1, 1>(sums, slope, column + at);
-            if (EXTRA == 2) multiply_64_64<1, 1>(extra, slope, last + at);
-            if (EXTRA == 3) multiply_64_96<1, 1>(extra, slope, last + at);
-        }
-    products_go();
+            for (int quarter = 0; quarter < WIDE / 16; ++quarter) {
+                const u64 slope = slopes + turn * APART + row * SLOPES_ROW_APART + quarter * 16;
+                const u64 at = turn * APART + row * ROW_APART + quarter * 16;
+                multiply_64_160<1, 1>(sums, slope, column + at);
+                if (EXTRA == 2) multiply_64_64<1, 1>(extra, slope, last + at);
+                if (EXTRA == 3) multiply_64_96<1, 1>(extra, slope, last + at);
+            }
+            products_go();
+        };
+        wait_for_turn(full(turn, 0), 512);
+        // While the first row of this job is multiplied, the job before it is done.
+        add_row(0);
+        products_end_but_last();
+        // Who fills waits only for slabs that are needed once more.
+        if (number != part && number + step < jobs) pass_turn(empty(turn ^ 1), 512);
+#pragma unroll 1
+        for (int row = 1; row < rows; ++row) add_row(row);
+    }
     products_end();
 }
 
@@ -179,7 +227,7 @@ __device__ void add_taps(float (&sums)[80], float (&extra)[48], u64 slopes, u64 
 // Output channels by input channels of all five taps of a column: chunks of one row lie behind those of the row above, and
 // so do the rows that the taps see. Two groups of warps multiply, a column each; two bring the next job.
 extern "C" __global__ void __launch_bounds__(512, 1)
-second_layer_by_weight(const u16* pixels, const u16* gradient, const u8* codes, float* parts, float* bias_parts, int count,
+second_layer_by_weight(const u16* pixels, const u16* gradient, const u32* codes, float* parts, float* bias_parts, int count,
                        int height, int width) {
     constexpr int ROWS = 6, FILLER = 2, FILLERS = 2;
     constexpr int APART = WIDE + 5, ROW_APART = IN_CHUNKS * APART, SLAB = (ROWS + 4) * ROW_APART;
@@ -188,23 +236,32 @@ second_layer_by_weight(const u16* pixels, const u16* gradient, const u8* codes, 
     const int group = warp_group(), jobs = jobs_of<ROWS>(count, height);
     const int second = blockIdx.x % 2, part = blockIdx.x / 2, step = gridDim.x / 2;
     clear(memory, 2 * (SLAB + SLOPES));
+    publish();
     __syncthreads();
     if (group >= FILLER) {
         give_registers<88>();
-        const int thread = threadIdx.x - 128 * FILLER;
+        constexpr int SHARE = ROWS / 2 * OUT_CHUNKS / (4 * FILLERS);
+        const int thread = threadIdx.x - 128 * FILLER, warp = thread / 32;
         float totals[CHUNK] = {};
+        Apart next[SHARE];
+        const auto ask = [&](int number) {
+            const Job job = job_at<ROWS>(number, count, height);
+            ask_for<4 * FILLERS>(next, gradient, codes, job.picture, job.row / 2, number < jobs ? job.rows / 2 : 0, warp,
+                                 height, width);
+        };
         int turn = 0;
-        // One job ahead of those who multiply.
-        for (int number = part; number < jobs + step; number += step, turn ^= 1) {
+        ask(part);
+        // One job ahead of those who multiply; the slopes of the next one come while they are waited for.
+        for (int number = part; number < jobs; number += step, turn ^= 1) {
             const Job job = job_at<ROWS>(number, count, height);
             u8* to = memory + turn * (SLAB + SLOPES) * 16;
-            if (number < jobs) {
-                copy_pixels<ROW_APART, APART, 128 * FILLERS>(to, pixels, job, height, width, thread);
-                unfold<SLOPES_ROW_APART, SLOPES_APART, 4 * FILLERS>(to + SLAB * 16, gradient, codes, job.picture, job.row / 2,
-                                                                    job.rows / 2, thread / 32, height, width, totals);
-            }
+            if (number >= part + 2 * step) wait_for_turn(empty(turn), 512);
+            copy_pixels<ROW_APART, APART, 128 * FILLERS>(to, pixels, job, height, width, thread);
+            unfold<SLOPES_ROW_APART, SLOPES_APART, 4 * FILLERS>(to + SLAB * 16, next, job.rows / 2, warp, width, totals);
             publish();
-            __syncthreads();
+            pass_turn(full(turn, 0), 512);
+            // Not before: it would be waited for when this is published.
+            ask(number + step);
         }
         if (second) return;
 #pragma unroll
@@ -219,22 +276,15 @@ second_layer_by_weight(const u16* pixels, const u16* gradient, const u8* codes, 
     float sums[80], extra[48];
     set_zero(sums);
     set_zero(extra);
-    publish();
-    __syncthreads();
-    int turn = 0;
-    for (int number = part; number < jobs; number += step, turn ^= 1) {
-        const int rows = job_at<ROWS>(number, count, height).rows;
-        u8* at = memory + turn * (SLAB + SLOPES) * 16;
-        const u64 slab = describe(at, APART * 16, 128), column = slab + left, last = slab + below * ROW_APART + 4;
-        const u64 slopes = describe(at + SLAB * 16, SLOPES_APART * 16, 128);
-        if (group == 1)
-            add_taps<0, ROW_APART, SLOPES_ROW_APART>(sums, extra, slopes, column, last, rows);
-        else if (second)
-            add_taps<2, ROW_APART, SLOPES_ROW_APART>(sums, extra, slopes, column, last, rows);
-        else
-            add_taps<3, ROW_APART, SLOPES_ROW_APART>(sums, extra, slopes, column, last, rows);
-        __syncthreads();
-    }
+    const u64 slab = describe(memory, APART * 16, 128), slopes = describe(memory + SLAB * 16, SLOPES_APART * 16, 128);
+    const u64 column = slab + left, last = slab + below * ROW_APART + 4;
+    constexpr int BOTH = SLAB + SLOPES;
+    if (group == 1)
+        add_taps<0, ROWS, ROW_APART, SLOPES_ROW_APART, BOTH>(sums, extra, slopes, column, last, part, step, count, height);
+    else if (second)
+        add_taps<2, ROWS, ROW_APART, SLOPES_ROW_APART, BOTH>(sums, extra, slopes, column, last, part, step, count, height);
+    else
+        add_taps<3, ROWS, ROW_APART, SLOPES_ROW_APART, BOTH>(sums, extra, slopes, column, last, part, step, count, height);
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
     const auto store = [&](int tap, int i, float sum) {
         const int channel = 16 * warp + lane / 4 + 8 * (i / 2 % 2), input = 8 * (i / 4 % 4) + 2 * (lane % 4) + i % 2;
