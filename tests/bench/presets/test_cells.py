@@ -100,6 +100,26 @@ def test_runs_find_their_cell_and_seeds_their_group():
     assert (found.summary("exact_match").mean, found.summary("no_such_figure")) == (81.0, None)
 
 
+def test_averaged_figures_are_summarised_over_the_seeds_that_have_them():
+    cell = cells("table1", only="softsort-n5-fisher")[0]
+    runs = [record(cell.make(device="cpu"), seed, 80.0 + seed) for seed in range(3)]
+    runs = [replace(runs[0], averaged={"exact_match": 90.0}), replace(runs[1], averaged={"exact_match": 92.0}), runs[2]]
+    (found,) = group([cell], runs)
+    assert found.values("exact_match", averaged=True) == [90.0, 92.0]
+    assert (found.summary("exact_match", averaged=True).mean, found.summary("exact_match").mean) == (91.0, 81.0)
+    assert found.summary("element_wise", averaged=True) is None
+    both = found.with_average("exact_match")
+    assert ([one.seed for one in both.records], both.summary("exact_match").mean) == ([0, 1], 80.5)
+    assert found.with_average("element_wise").records == ()
+
+
+def test_a_run_with_averages_is_a_seed_like_the_others():
+    cell = cells("table1", only="softsort-n5-fisher")[0]
+    config = cell.make(device="cpu")
+    (found,) = group([cell], [record(config, 0), record(config, 1, average=True)])
+    assert [one.seed for one in found.records] == [0, 1]
+
+
 def test_lengths_data_and_precision_are_kept_apart():
     cell = cells("table1", only="softsort-n5-fisher")[0]
     config = cell.make(device="cpu")

@@ -1,7 +1,7 @@
 """Which runs of a store belong to which cell, runs of different length or data kept apart."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from ..results import RunRecord, Summary, configuration_class, experiment, summarise
@@ -75,16 +75,25 @@ class Group:
     protocol: Protocol
     records: tuple[RunRecord, ...] = field(repr=False)
 
-    def values(self, metric: str) -> list[float]:
-        """A figure of every seed: one of the test figures, or `milliseconds_per_step`."""
+    def values(self, metric: str, *, averaged: bool = False) -> list[float]:
+        """A figure of every seed that has it: one of the test figures, or `milliseconds_per_step`.
+
+        With `averaged` it is the test figure of the averaged weights, where a run had them evaluated.
+        """
         if metric == TIME:
             return [record.milliseconds_per_step for record in self.records]
-        return [record.test[metric] for record in self.records if metric in record.test]
+        found = [record.averaged if averaged else record.test for record in self.records]
+        return [figures[metric] for figures in found if metric in figures]
 
-    def summary(self, metric: str) -> Summary | None:
+    def summary(self, metric: str, *, averaged: bool = False) -> Summary | None:
         """Mean and deviation over the seeds, or `None` where no run has the figure."""
-        values = self.values(metric)
+        values = self.values(metric, averaged=averaged)
         return summarise(values) if values else None
+
+    def with_average(self, metric: str) -> "Group":
+        """The same with those seeds alone that have a figure both as trained and of the averaged weights."""
+        both = (record for record in self.records if metric in record.test and metric in record.averaged)
+        return replace(self, records=tuple(both))
 
 
 def group(cells: Iterable[Cell], records: Iterable[RunRecord]) -> list[Group]:
