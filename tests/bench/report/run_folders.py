@@ -20,9 +20,13 @@ def write_run(
     finished: bool = True,
     changes: dict[str, Any] | None = None,
     validation: dict[str, float] | None = None,
+    averaged: dict[str, float] | None = None,
 ) -> Path:
-    """One run; `changes` are put over its configuration, whatever they are. `validation` is by default as `test`."""
-    configuration = {**config.to_dict(), **(changes or {})}
+    """One run; `changes` are put over its configuration, whatever they are. `validation` is by default as `test`.
+
+    With `averaged` the run had its averaged weights evaluated too, and these are their test figures.
+    """
+    configuration = {**config.to_dict(), **({"average": True} if averaged else {}), **(changes or {})}
     steps = int(configuration.get("steps") or configuration["epochs"] * 143)
     curve = [
         {"step": steps * k // 5, "loss": 1 / k, "test": {name: value * (1 - 0.5**k) for name, value in test.items()}}
@@ -42,18 +46,28 @@ def write_run(
             "seconds": steps * milliseconds / 1000,
             "milliseconds_per_step": milliseconds,
         }
+        if averaged:
+            result["averaged"] = {"step": steps, "validation": averaged, "test": averaged}
         (folder / "result.json").write_text(json.dumps(result))
     return folder
 
 
-def write_cell(results: Path, cell: Cell, figures: dict[str, float], seeds: int = 3, **settings: Any) -> None:
-    """Runs of a cell, a little different from seed to seed."""
+def write_cell(
+    results: Path,
+    cell: Cell,
+    figures: dict[str, float],
+    seeds: int = 3,
+    averaged: dict[str, float] | None = None,
+    **settings: Any,
+) -> None:
+    """Runs of a cell, a little different from seed to seed, and averaged weights half as much."""
     for seed in range(seeds):
         shift = random.Random(f"{cell.key}{seed}{settings}").uniform(-0.4, 0.4)
         config = cell.make(seed=seed, device="cpu", **settings)
         length = "-".join(str(value) for value in settings.values())
         test = {name: value + shift for name, value in figures.items()}
-        write_run(results / f"{cell.key}-{length}-{seed}", config, test)
+        means = {name: value + shift / 2 for name, value in averaged.items()} if averaged else None
+        write_run(results / f"{cell.key}-{length}-{seed}", config, test, averaged=means)
 
 
 def write_many(results: Path) -> None:

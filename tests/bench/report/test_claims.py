@@ -3,19 +3,20 @@
 import math
 
 import pytest
-from run_folders import write_cell
+from run_folders import write_cell, write_run
 
 from newton_losses.bench.presets import cells
+from newton_losses.bench.report._averaged import averages, how_often_above
 from newton_losses.bench.report._blocks import Status
 from newton_losses.bench.report._claims import ABLATION_CLAIMS, PATHS_CLAIMS, SORTING_CLAIMS
-from newton_losses.bench.report._goal import SETTINGS, Standing
+from newton_losses.bench.report._goal import SETTINGS, Standing, standings
 from newton_losses.bench.report._measured import Measured, PaperFigures, Runs
-from newton_losses.bench.report._questions import GOAL, QUESTIONS
+from newton_losses.bench.report._questions import GOAL, GOAL_AVERAGED, QUESTIONS
 from newton_losses.bench.report._rules import Part, alike, best, better, judge, reaches, significant
 from newton_losses.bench.results import Store, Summary
 
 TABLE_CLAIMS = (*SORTING_CLAIMS, *PATHS_CLAIMS)
-EVERY_CLAIM = (*TABLE_CLAIMS, *ABLATION_CLAIMS, *QUESTIONS, GOAL)
+EVERY_CLAIM = (*TABLE_CLAIMS, *ABLATION_CLAIMS, *QUESTIONS, GOAL, GOAL_AVERAGED)
 
 
 def words(claim):
@@ -29,9 +30,11 @@ class Changed(PaperFigures):
         super().__init__()
         object.__setattr__(self, "changed", figures)
 
-    def figure(self, column, method, numerics="reference", metric=None):
+    def figure(self, column, method, numerics="reference", metric=None, *, averaged=False):
         key = f"{column}_{method}".replace("-", "_")
-        return self.changed[key] if key in self.changed else super().figure(column, method, numerics, metric)
+        if key in self.changed:
+            return self.changed[key]
+        return super().figure(column, method, numerics, metric, averaged=averaged)
 
 
 @pytest.mark.parametrize("claim", TABLE_CLAIMS, ids=words)
@@ -153,3 +156,62 @@ def test_a_column_reaches_the_goal_by_one_setting_and_misses_it_by_all(figures, 
     one = Standing("neuralsort-n5", "fisher", Summary(83.93, 0.62, 10), ours)
     assert (one.part.holds, one.state) == (holds, state)
     assert (one.best[0] if one.best else None) == best
+
+
+def full_runs(results):
+    return Runs(Measured(Store(results).records()), "here", 100_000, "mnist")
+
+
+def test_averaged_weights_stand_apart_from_the_goal(tmp_path):
+    """Where the runs reach the paper as trained and not with averaged weights, and the other way round."""
+    for column, trained, averaged in (("neuralsort-n5", 90.0, 70.0), ("softsort-n5", 70.0, 90.0)):
+        (cell,) = cells("table1", only=f"{column}-baseline-stable")
+        write_cell(tmp_path, cell, {"exact_match": trained}, averaged={"exact_match": averaged}, steps=100_000)
+    runs = full_runs(tmp_path)
+    assert [one.state for one in standings(runs)][:3] == ["reached", "open", "not run"]
+    assert [one.state for one in standings(runs, averaged=True)][:3] == ["open", "reached", "not run"]
+    assert [part.holds for part in GOAL.parts(runs)][:3] == [True, None, None]
+    assert [part.holds for part in GOAL_AVERAGED.parts(runs)][:3] == [None, True, None]
+    assert runs.figure("softsort-n5", "baseline", "stable").mean == pytest.approx(70, abs=0.5)
+    assert runs.figure("softsort-n5", "baseline", "stable", averaged=True).mean == pytest.approx(90, abs=0.5)
+    assert runs.figure("softsort-n5", "baseline", "stable", "element_wise", averaged=True) is None
+
+
+def test_both_claims_about_averaging_say_what_it_is_not():
+    assert PaperFigures().figure("softsort-n5", "fisher", averaged=True) is None
+    assert "averaged" not in GOAL.words + GOAL.rule
+    assert GOAL_AVERAGED.words.startswith("With averaged weights ")
+    assert "The paper does not average weights." in GOAL_AVERAGED.rule
+    assert "with the plain loss as well, so what it gains is no gain of curvature" in GOAL_AVERAGED.rule
+    assert "no comparison of methods" in GOAL_AVERAGED.rule
+
+
+def test_averaged_weights_count_from_as_many_seeds(tmp_path):
+    (cell,) = cells("table1", only="softsort-n5-fisher-stable")
+    for seed in range(4):
+        config = cell.make(seed=seed, steps=100_000, device="cpu")
+        averaged = {"exact_match": 90.0} if seed < 2 else None
+        write_run(tmp_path / str(seed), config, {"exact_match": 90.0}, averaged=averaged)
+    runs = full_runs(tmp_path)
+    assert [(one[1].best[1].count, one[1].state) for one in (standings(runs), standings(runs, averaged=True))] == [
+        (4, "reached"),
+        (2, "open"),
+    ]
+
+
+def test_the_gain_of_averaging_is_that_of_the_same_seeds(tmp_path):
+    (plain,) = cells("table1", only="softsort-n5-baseline-stable")
+    (fisher,) = cells("table1", only="softsort-n5-fisher-stable")
+    figures = [(80.0, 82.0), (70.0, 71.0), (10.0, None)]  # the last seed has no averaged figure
+    for cell, sign in ((plain, 1), (fisher, -1)):
+        for seed, (trained, averaged) in enumerate(figures):
+            config = cell.make(seed=seed, steps=100_000, device="cpu")
+            means = averaged and {"exact_match": trained + sign * (averaged - trained)}
+            write_run(tmp_path / f"{cell.key}{seed}", config, {"exact_match": trained}, averaged=means)
+    first, second = several = averages(full_runs(tmp_path))
+    assert (first.column, first.method, second.method) == ("softsort-n5", "baseline", "fisher")
+    assert (first.trained.mean, first.trained.count, first.averaged.mean) == (75.0, 2, 76.5)
+    assert first.gain == Summary(1.5, pytest.approx(0.5**0.5), 2)
+    assert second.gain.mean == -1.5
+    assert how_often_above(several) == ("above zero in 1 of 1 settings of the plain loss and in 0 of 1 with curvature")
+    assert averages(Runs(Measured(Store(tmp_path).records()), "here", 10_000, "mnist")) == []

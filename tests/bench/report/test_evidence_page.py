@@ -12,7 +12,7 @@ from run_folders import write_cell, write_run
 from typer.testing import CliRunner
 
 from newton_losses.bench.presets import cells
-from newton_losses.bench.report import GOAL, GRID, SELECTION, curved_cells, gather, standings
+from newton_losses.bench.report import AVERAGING, GOAL, GRID, SELECTION, curved_cells, gather, standings
 from newton_losses.bench.report._blocks import Status
 from newton_losses.bench.report._measured import damped
 from newton_losses.bench.sweep import Job, train_command
@@ -24,10 +24,11 @@ SHORT, FULL = {"steps": 10_000, "precision": "bf16"}, {"steps": 100_000, "precis
 MAPS = {"data": "terrain", "epochs": 50, "precision": "bf16"}
 
 
-def write(results, chosen, value, seeds=3, **settings):
+def write(results, chosen, value, seeds=3, averaged=None, **settings):
     for cell in chosen:
         names = ("exact_match", "element_wise") if cell.task == "sorting" else ("perfect_match",)
-        write_cell(results, cell, dict.fromkeys(names, value), seeds=seeds, **settings)
+        means = averaged and dict.fromkeys(names, averaged)
+        write_cell(results, cell, dict.fromkeys(names, value), seeds=seeds, averaged=means, **settings)
 
 
 def auto(pattern):
@@ -210,7 +211,51 @@ def test_the_report_and_the_page_decide_alike(tmp_path):
     assert [one.part.holds for one in standings(found.sorting[0])] == [True] * 9
     stable = [cell for cell in cells("table1") if cell.numerics == "stable"]
     runs = [line for command in commands(section) for line in trained(command)]
-    assert sorted(runs) == expected([*stable, *auto("*-stable")], 3, **FULL)
+    assert sorted(runs) == expected([*stable, *auto("*-stable")], 3, average=True, **FULL)
+
+
+def part_about_averages(section):
+    """What a section says before its part about averaged weights, and that part."""
+    before, after = section.split("### With averaged weights")
+    return before, after
+
+
+def test_full_length_keeps_averaged_weights_apart(tmp_path):
+    write(tmp_path, cells("table1", only="softsort-n5-baseline-stable"), 80.0, averaged=85.0, **FULL)
+    write(tmp_path, auto("softsort-n5-fisher-stable"), 81.0, averaged=84.5, **FULL)
+    write(tmp_path, cells("table1", only="neuralsort-n5-hessian-stable"), 90.0, 2, averaged=89.0, **FULL)
+    write(tmp_path, cells("table1", only="cauchy-n5-hessian-stable"), 90.0, **FULL)  # nobody averaged here
+    section = PAGE.full_length(gather(tmp_path))
+    trained_ones, averaged = part_about_averages(section)
+    assert [row(trained_ones, f"{name} n=5")[-2] for name in ("SoftSort", "NeuralSort", "Cauchy network")] == [
+        "open",
+        "open",
+        "reached",
+    ]
+    assert "Of 9 columns: 2 open, 6 not run, 1 reached. The goal as a whole: not yet tested." in trained_ones
+    standing, plain, fisher = rows(averaged, "SoftSort n=5")
+    assert re.fullmatch(r"8[45]\.\d\d ± \d\.\d\d \(3\), plain", standing[1])
+    assert re.fullmatch(r"\+[01]\.\d\d", standing[2])
+    assert standing[3] == "reached"
+    assert [plain[0], fisher[0]] == ["plain", 'Fisher, "auto"']
+    assert [round(float(text.split()[0])) for text in plain[1:]] == [80, 85, 5]
+    assert re.fullmatch(r"\+\d\.\d\d ± 0\.\d\d", plain[3])
+    standing, hessian = rows(averaged, "NeuralSort n=5")
+    assert standing[-1] == "open"  # two seeds decide nothing
+    assert re.fullmatch(r"−[01]\.\d\d ± 0\.\d\d", hessian[3])  # a loss is told like a gain
+    assert rows(averaged, "Cauchy network n=5") == [["85.11 ± 0.78, Hessian", "not run", "–", "not run"]]
+    assert "Of 9 columns: 1 open, 1 reached, 7 not run. All of them: not yet tested." in averaged
+    assert "above zero in 1 of 1 settings of the plain loss and in 1 of 2 with curvature" in averaged
+    assert AVERAGING in averaged
+
+
+def test_averages_that_nobody_ran_are_no_table(tmp_path):
+    write(tmp_path, cells("table1", only="softsort-n5-baseline-stable"), 99.0, **FULL)
+    before, averaged = part_about_averages(PAGE.full_length(gather(tmp_path)))
+    assert row(before, "SoftSort n=5")[-2] == "reached"
+    assert rows(averaged) == []
+    assert "\nNot run.\n" in averaged
+    assert all("average" in command for command in commands(averaged))
 
 
 def test_how_figures_are_chosen_is_said_once():

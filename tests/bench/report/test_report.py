@@ -334,6 +334,49 @@ def test_runs_with_another_damping_are_in_no_cell_and_listed_apart(tmp_path):
     assert all("±" in row[10] for row in rows)
 
 
+def test_averaged_weights_have_a_part_of_their_own(tmp_path):
+    before = [block for block in shown(compose(tmp_path))["Our goal"] if not isinstance(block, Table)]
+    assert [block.text for block in before if isinstance(block, Heading)] == ["With averaged weights"]
+    assert before[-1].text[0] == "Not run. "
+    (plain,) = cells("table1", only="softsort-n5-baseline-stable")
+    write_cell(tmp_path, plain, {"exact_match": 80.0}, averaged={"exact_match": 85.0}, steps=100_000)
+    report = compose(tmp_path)
+    tables = {block.name: block for block in shown(report)["Our goal"] if isinstance(block, Table)}
+    assert list(tables) == ["goal-columns", "averaged-columns", "averaged-gains"]
+    goal, standing = (row_of(tables[name], "SoftSort n=5") for name in ("goal-columns", "averaged-columns"))
+    assert goal[-1].text == "open"
+    assert [cell.text for cell in standing[3:]] == ["baseline", difference(85, standing[2], 84.03), "reached"]
+    assert [cell.text for cell in row_of(tables["averaged-columns"], "Cauchy network n=5")[2:]] == [
+        *("not run", "–", "–", "not run")
+    ]
+    (gain,) = tables["averaged-gains"].rows
+    assert [cell.text for cell in gain[:2]] == ["SoftSort n=5", "baseline"]
+    assert [cell.value for cell in gain[2:]] == pytest.approx([80, 85, 5], abs=0.4)
+    assert gain[4].text.startswith("+")
+    assert gain[4].detail.startswith("± 0.")
+    verdicts = [one for one in claims(report) if "reaches the paper’s best figure in every column" in one.claim]
+    assert [one.source for one in verdicts] == ["our goal", "beside our goal"]
+    assert [one.judgements[0].figures for one in verdicts] == ["", f"1 of 1, 8 more not measured: {words(standing)}."]
+
+
+def difference(about, cell, paper):
+    assert cell.value == pytest.approx(about, abs=0.4)
+    return f"{cell.value - paper:+.2f}"
+
+
+def words(standing):
+    return f"SoftSort n=5 (baseline) {standing[2].value:.1f} against 84.0"
+
+
+def test_a_run_with_an_averaged_figure_without_sense_is_left_out(tmp_path):
+    (plain,) = cells("table1", only="softsort-n5-baseline-stable")
+    config = plain.make(seed=0, steps=100_000, device="cpu")
+    write_run(tmp_path / "a", config, {"exact_match": 80.0}, averaged={"exact_match": math.nan})
+    found = gather(tmp_path)
+    assert found.measured.records == []
+    assert "makes no sense" in found.notes[-1]
+
+
 # Sections that tell of all runs that are there.
 VOLATILE = ("", "Where the figures come from", "Other runs")
 

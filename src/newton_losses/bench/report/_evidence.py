@@ -58,7 +58,8 @@ def _makes_sense(record: RunRecord) -> bool:
     except (TypeError, ValueError, KeyError, OverflowError):
         return False
     settings = all(_is_setting(value) for value in record.configuration.values())
-    return found and settings and all(math.isfinite(value) for value in record.test.values())
+    figures = (*record.test.values(), *record.averaged.values())
+    return found and settings and all(map(math.isfinite, figures))
 
 
 def _is_setting(value: object) -> bool:

@@ -2,7 +2,8 @@
 figure in every column of table 1.
 
 The columns are those of the presets: the eight of the table, and the Cauchy network at n = 15, of which the paper's
-text has the figures.
+text has the figures. The goal is about the weights as trained. How a column stands with the averaged weights of the
+same runs is asked apart, and no figure of the one ever counts for the other.
 """
 
 from collections.abc import Mapping
@@ -21,11 +22,18 @@ STATES = (
     f"A setting counts from {LEAST_SEEDS} seeds on. The goal is reached in a column when the mean of a setting that "
     "counts is at least the paper’s best, and not reached when all settings count and none does it; else it is open."
 )
+# What every page says that shows figures of averaged weights.
+AVERAGING = (
+    "Averaged weights are the mean over about the last tenth of a run’s steps, kept beside the training, which they do "
+    "not change; their figures are chosen by their own validation. The paper does not average weights. The mean can be "
+    "taken of any run, with the plain loss as well, so what it gains is no gain of curvature: these figures are no "
+    "comparison of methods, they say what a user gets from the same runs. They do not count for the goal."
+)
 
 
 @dataclass(frozen=True)
 class Standing:
-    """How a column of table 1 stands to the goal.
+    """How a column of table 1 stands to the paper's best, with the weights as trained or with averaged ones.
 
     - `paper`: the best mean that the paper has there; `paper_method`: whose it is.
     - `ours`: our figures in log space by setting, `None` where there is no run.
@@ -63,16 +71,25 @@ class Standing:
         return {True: "reached", False: "not reached", None: "open"}[self.part.holds]
 
 
-def standings(at: Setting) -> list[Standing]:
-    """Every column of table 1 in the paper's order, with the figures of a length of training.
+def columns() -> list[str]:
+    """The columns of table 1 in the paper's order.
+
+    >>> len(columns())
+    9
+    """
+    return list(dict.fromkeys(cell.column for cell in cells("table1")))
+
+
+def standings(at: Setting, *, averaged: bool = False) -> list[Standing]:
+    """Every column of table 1, with the figures of a length of training, or with those of its averaged weights.
 
     >>> [(one.column, one.paper_method, one.paper.mean) for one in standings(PaperFigures())][:2]
     [('neuralsort-n5', 'fisher', 83.93), ('softsort-n5', 'fisher', 84.03)]
     """
     found = []
-    for column in dict.fromkeys(cell.column for cell in cells("table1")):
+    for column in columns():
         paper = {name: figure for name in VARIANTS if (figure := PaperFigures().figure(column, name)) is not None}
         best = max(paper, key=lambda name: paper[name].mean)
-        ours = {name: at.figure(column, name, "stable") for name in SETTINGS}
+        ours = {name: at.figure(column, name, "stable", averaged=averaged) for name in SETTINGS}
         found.append(Standing(column, best, paper[best], ours))
     return found

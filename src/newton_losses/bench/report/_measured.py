@@ -99,10 +99,16 @@ class Runs:
         return next((one for one in found if one is not None), None)
 
     def figure(
-        self, column: str, method: str, numerics: str = "reference", metric: str | None = None
+        self,
+        column: str,
+        method: str,
+        numerics: str = "reference",
+        metric: str | None = None,
+        *,
+        averaged: bool = False,
     ) -> Summary | None:
         found = self.runs(column, method, numerics)
-        return None if found is None else found.summary(metric or main_metric(found.cell))
+        return None if found is None else found.summary(metric or main_metric(found.cell), averaged=averaged)
 
     def seeds(self, table: str, key: str) -> int:
         """How many seeds of a cell have been run."""
@@ -148,10 +154,17 @@ class PaperFigures:
     label: str = "the paper"
 
     def figure(
-        self, column: str, method: str, numerics: str = "reference", metric: str | None = None
+        self,
+        column: str,
+        method: str,
+        numerics: str = "reference",
+        metric: str | None = None,
+        *,
+        averaged: bool = False,
     ) -> Summary | None:
+        """As the paper has it: with its own numerics, and never of averaged weights."""
         cell = paper_cells().get(f"{column}-{method}")
-        return None if cell is None or numerics != "reference" else paper_figure(cell, metric)
+        return None if cell is None or numerics != "reference" or averaged else paper_figure(cell, metric)
 
     def ablation(self, column: str, method: str) -> dict[float, Summary]:
         return {}  # the paper has a figure, and no numbers

@@ -1,7 +1,7 @@
 """What the paper does not ask: how much of its gain is curvature, and how much is numerics? And our own goal."""
 
 from ._claims import Claim, each_cell, newton_figure
-from ._goal import STATES, standings
+from ._goal import AVERAGING, STATES, standings
 from ._rules import Part, Setting, reaches, significant
 
 
@@ -38,12 +38,22 @@ def _goal(at: Setting) -> list[Part]:
     return [one.part for one in standings(at)]
 
 
+def _goal_averaged(at: Setting) -> list[Part]:
+    return [one.part for one in standings(at, averaged=True)]
+
+
 GOAL = Claim(
     "In log space our best setting reaches the paper’s best figure in every column of table 1.",
     "our goal",
     "In all eight columns and at n = 15 the best mean in log space (baseline; Hessian and Fisher, each with the "
     f"paper’s λ and with damping auto) is at least the best that the paper has there. {STATES}",
     _goal,
+)
+GOAL_AVERAGED = Claim(
+    "With averaged weights our best setting in log space reaches the paper’s best figure in every column of table 1.",
+    "beside our goal",
+    f"As for our goal, with the figures of the averaged weights alone. {AVERAGING}",
+    _goal_averaged,
 )
 QUESTIONS = (
     Claim(

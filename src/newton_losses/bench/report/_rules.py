@@ -25,9 +25,18 @@ class Setting(Protocol):
     def label(self) -> str: ...
 
     def figure(
-        self, column: str, method: str, numerics: str = "reference", metric: str | None = None
+        self,
+        column: str,
+        method: str,
+        numerics: str = "reference",
+        metric: str | None = None,
+        *,
+        averaged: bool = False,
     ) -> Summary | None:
-        """A test figure in per cent over its seeds, by default the one that the paper's table is about."""
+        """A test figure in per cent over its seeds, by default the one that the paper's table is about.
+
+        It is that of the weights as trained, or with `averaged` that of the averaged weights of the same runs.
+        """
 
     def ablation(self, column: str, method: str) -> dict[float, Summary]:
         """Element-wise accuracy by the damping λ."""

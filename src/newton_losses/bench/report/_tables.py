@@ -45,10 +45,10 @@ def sorting_table(runs: Runs, name: str, caption: Text, *, measured_only: bool =
                     _paper(cell, "element_wise"),
                     _figure(ours, method),
                     _figure(element_wise["reference"], method, seeds=False),
-                    _difference(ours[method], paper_figure(cell)),
+                    difference(ours[method], paper_figure(cell)),
                     _figure(stable, method),
                     _figure(element_wise["stable"], method, seeds=False),
-                    _difference(stable[method], paper_figure(cell)),
+                    difference(stable[method], paper_figure(cell)),
                 )
             )
     ours_heads = ("sets right, %", "ranks right, %", "difference")
@@ -105,7 +105,7 @@ def goal_table(runs: Runs, name: str, caption: Text) -> Table:
                 plain(one.paper),
                 *(plain(figure, seeds=True) for figure in one.ours.values()),
                 NOTHING if one.best is None else Cell(METHOD_TITLES[one.best[0]]),
-                _difference(one.best[1] if one.best else None, one.paper),
+                difference(one.best[1] if one.best else None, one.paper),
                 Cell(one.state),
             )
         )
@@ -132,11 +132,11 @@ def paths_table(table: str, benchmark: Runs, look_alike: Runs, name: str, captio
                     _variant(cell),
                     Cell(METHODS[method]),
                     _paper(cell),
-                    _difference(paper_figure(cell), paper_figure(found[0])) if method != "baseline" else NOTHING,
+                    difference(paper_figure(cell), paper_figure(found[0])) if method != "baseline" else NOTHING,
                     _figure(ours, method),
-                    _difference(ours[method], paper_figure(cell)),
+                    difference(ours[method], paper_figure(cell)),
                     _figure(terrain, method),
-                    _difference(terrain[method], terrain["baseline"]) if method != "baseline" else NOTHING,
+                    difference(terrain[method], terrain["baseline"]) if method != "baseline" else NOTHING,
                 )
             )
     found_table = Table(
@@ -229,7 +229,8 @@ def _shown(figure: Summary, kind: Mark, more: str = "") -> Cell:
     return Cell(f"{figure.mean:.2f}", figure.mean, (deviation + more).strip(), kind)
 
 
-def _difference(ours: Summary | None, other: Summary | None) -> Cell:
+def difference(ours: Summary | None, other: Summary | None) -> Cell:
+    """How much the mean of ours is above that of the other; nothing where one is missing."""
     if ours is None or other is None:
         return NOTHING
     return signed(ours.mean - other.mean)

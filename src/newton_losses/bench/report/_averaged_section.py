@@ -1,0 +1,61 @@
+"""The part of the goal's section about averaged weights: apart from the goal, which is about weights as trained."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ._averaged import Averaged, averages, how_often_above
+from ._blocks import NOTHING, Block, Cell, Code, Heading, Paragraph, Table
+from ._goal import AVERAGING, Standing, standings
+from ._measured import Runs
+from ._names import METHOD_TITLES, column_title
+from ._tables import difference, plain, signed
+
+
+def averaged_section(runs: Runs) -> list[Block]:
+    """How every column stands with averaged weights, and what the mean brings to each setting."""
+    blocks: list[Block] = [Heading(3, "With averaged weights", "goal-averaged"), Paragraph(AVERAGING)]
+    several = averages(runs)
+    if not several:
+        return [*blocks, Paragraph(["Not run. ", Code("newton-losses train … --average"), " evaluates them."])]
+    return [*blocks, _columns(standings(runs, averaged=True), runs.label), _gains(several, runs.label)]
+
+
+def _columns(several: Sequence[Standing], where: str) -> Table:
+    """A row a column of table 1, narrow enough for a phone."""
+    rows = []
+    for one in several:
+        setting, figure = one.best or ("", None)
+        rows.append(
+            (
+                Cell(column_title(one.column)),
+                plain(one.paper),
+                plain(figure, seeds=True),
+                Cell(METHOD_TITLES[setting]) if setting else NOTHING,
+                difference(figure, one.paper),
+                Cell(one.state),
+            )
+        )
+    caption = (
+        f"Sets right in %, {where}, in log space: the paper’s best, as it trains, and the best of our settings with "
+        "averaged weights. The last column says whether that reaches the paper’s best, by the rule of the goal, "
+        "which it does not count for."
+    )
+    heads = ("loss", "the paper’s best", "our best, averaged", "setting", "difference", "the paper’s best is")
+    return Table("averaged-columns", caption, heads, tuple(rows))
+
+
+def _gains(several: Sequence[Averaged], where: str) -> Table:
+    rows = [
+        (
+            Cell(column_title(one.column)),
+            Cell(METHOD_TITLES[one.method]),
+            *(plain(figure, seeds=True) for figure in (one.trained, one.averaged)),
+            replace(plain(one.gain), text=signed(one.gain.mean).text),
+        )
+        for one in several
+    ]
+    caption = (
+        f"What averaging brings to each setting, {where}, on the seeds that have both figures; the gain is the mean ± "
+        f"standard deviation of the difference seed by seed. It is {how_often_above(several)}."
+    )
+    return Table("averaged-gains", caption, ("loss", "method", "as trained", "averaged", "gain"), tuple(rows), labels=2)
