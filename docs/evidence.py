@@ -142,7 +142,7 @@ def averaged_weights(full: Runs) -> str:
     parts = [
         start,
         table(heads, rows),
-        f"{_count(standing)} All of them: {GOAL_AVERAGED.verdict([full]).judgements[0].status.value}.\n",
+        f"{_count(standing)} As a whole: {GOAL_AVERAGED.verdict([full]).judgements[0].status.value}.\n",
         "What it brings to each setting, on the seeds that have both figures; the gain is the mean ± the standard "
         "deviation of their difference, seed by seed.\n",
         table(["", "", "as trained", "averaged", "gain"], [averaged_row(one) for one in several]),

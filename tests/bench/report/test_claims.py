@@ -177,7 +177,7 @@ def test_averaged_weights_stand_apart_from_the_goal(tmp_path):
     assert runs.figure("softsort-n5", "baseline", "stable", "element_wise", averaged=True) is None
 
 
-def test_both_claims_about_averaging_say_what_it_is_not():
+def test_the_claim_about_averaging_says_what_it_is_not():
     assert PaperFigures().figure("softsort-n5", "fisher", averaged=True) is None
     assert "averaged" not in GOAL.words + GOAL.rule
     assert GOAL_AVERAGED.words.startswith("With averaged weights ")

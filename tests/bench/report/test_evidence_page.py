@@ -12,7 +12,7 @@ from run_folders import write_cell, write_run
 from typer.testing import CliRunner
 
 from newton_losses.bench.presets import cells
-from newton_losses.bench.report import AVERAGING, GOAL, GRID, SELECTION, curved_cells, gather, standings
+from newton_losses.bench.report import AVERAGING, GOAL, GOAL_AVERAGED, GRID, SELECTION, curved_cells, gather, standings
 from newton_losses.bench.report._blocks import Status
 from newton_losses.bench.report._measured import damped
 from newton_losses.bench.sweep import Job, train_command
@@ -203,11 +203,13 @@ def test_full_length_says_where_the_goal_stands(tmp_path):
 
 
 def test_the_report_and_the_page_decide_alike(tmp_path):
-    write(tmp_path, cells("table1", numerics="stable"), 99.0, **FULL)
+    write(tmp_path, [*cells("table1", numerics="stable"), *auto("*-stable")], 99.0, averaged=20.0, **FULL)
     found = gather(tmp_path)
     assert GOAL.verdict(found.sorting[:1]).judgements[0].status is Status.CONFIRMED
+    assert GOAL_AVERAGED.verdict(found.sorting[:1]).judgements[0].status is Status.UNCONFIRMED
     section = PAGE.full_length(found)
     assert "Of 9 columns: 9 reached. The goal as a whole: confirmed." in section
+    assert "Of 9 columns: 9 not reached. As a whole: not confirmed." in section
     assert [one.part.holds for one in standings(found.sorting[0])] == [True] * 9
     stable = [cell for cell in cells("table1") if cell.numerics == "stable"]
     runs = [line for command in commands(section) for line in trained(command)]
@@ -244,7 +246,7 @@ def test_full_length_keeps_averaged_weights_apart(tmp_path):
     assert standing[-1] == "open"  # two seeds decide nothing
     assert re.fullmatch(r"−[01]\.\d\d ± 0\.\d\d", hessian[3])  # a loss is told like a gain
     assert rows(averaged, "Cauchy network n=5") == [["85.11 ± 0.78, Hessian", "not run", "–", "not run"]]
-    assert "Of 9 columns: 1 open, 1 reached, 7 not run. All of them: not yet tested." in averaged
+    assert "Of 9 columns: 1 open, 1 reached, 7 not run. As a whole: not yet tested." in averaged
     assert "above zero in 1 of 1 settings of the plain loss and in 1 of 2 with curvature" in averaged
     assert AVERAGING in averaged
 
