@@ -74,7 +74,7 @@ def write_many(results: Path) -> None:
     """Made-up runs for most cells: all of table 1 shortened, its n = 5 at full length, tables 2 and 3 on terrain.
 
     The figures are the paper's, ten points lower for the shortened protocol and for terrain; of the ablation
-    there is SoftSort.
+    there is SoftSort. In log space there are two losses at full length, with averaged weights a point higher.
     """
     for cell in cells("table1"):
         base = next(one for one in cells("table1") if one.key == f"{cell.column}-{cell.variant}")
@@ -84,6 +84,9 @@ def write_many(results: Path) -> None:
         write_cell(results / "short", cell, {name: value - 10 for name, value in figures.items()}, steps=10_000)
         if cell.config["n"] == 5 and cell.numerics == "reference":
             write_cell(results / "full", cell, figures, steps=100_000)
+        if cell.column in ("softsort-n5", "cauchy-n5") and cell.numerics == "stable":
+            averaged = {name: value + 1 for name, value in figures.items()}
+            write_cell(results / "full", cell, figures, averaged=averaged, steps=100_000)
     for cell in (*cells("table2"), *cells("table3")):
         assert cell.paper is not None
         figures = {"perfect_match": cell.paper["perfect_match"][0] - 10}
