@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from newton_losses.bench.presets import cells
 from newton_losses.bench.report import AVERAGING, GOAL, GOAL_AVERAGED, GRID, SELECTION, curved_cells, gather, standings
 from newton_losses.bench.report._blocks import Status
+from newton_losses.bench.report._commands import grids
 from newton_losses.bench.report._measured import damped
 from newton_losses.bench.sweep import Job, train_command
 from newton_losses.cli._app import app
@@ -276,5 +277,5 @@ def test_every_command_of_the_page_has_something_to_run():
 @pytest.mark.parametrize("left_out", [(), (0,), (0, 5), (1, 2, 7), tuple(range(11))])
 def test_grids_have_every_point_once(left_out):
     points = [one for place, one in enumerate(product("ab", (1, 2, 3), "xy")) if place not in left_out]
-    found = [point for grid in PAGE.grids(points) for point in product(*grid)]
+    found = [point for grid in grids(points) for point in product(*grid)]
     assert sorted(found) == sorted(points)

@@ -7,6 +7,7 @@ other names are what `docs/evidence.py` makes its page from, so that both say th
 from ._averaged import Averaged as Averaged
 from ._averaged import averages as averages
 from ._averaged import how_often_above as how_often_above
+from ._commands import sweeps as sweeps
 from ._damping import Automatic as Automatic
 from ._damping import Chosen as Chosen
 from ._damping import automatic as automatic
