@@ -224,6 +224,17 @@ def test_a_device_too_small_for_all_is_told(full, tmp_path):
     assert seed_of(caught.value) == 3
 
 
+@pytest.mark.parametrize("compile", [True, False])
+def test_a_fault_of_the_device_names_the_compiler_where_there_was_one(compile, tmp_path):
+    def make(config):
+        raise RuntimeError("CUDA error: misaligned address\nCompile with `TORCH_USE_CUDA_DSA`")
+
+    with pytest.raises(RuntimeError, match="misaligned") as caught:
+        run(replace(CONFIGS["sorting"], compile=compile), str(tmp_path / "run"), make=make)
+    notes = getattr(caught.value, "__notes__", [])
+    assert [("without --compile" in note) for note in notes] == [True] * compile
+
+
 def test_a_run_alone_that_finds_no_room_keeps_its_checkpoint(config, alone, tmp_path):
     one = replace(config, seed=2)
     with pytest.raises(RunError, match="does not hold this run"):

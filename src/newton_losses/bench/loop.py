@@ -94,6 +94,7 @@ def run_together(
                 take_turns([_steps(plan, setting) for plan in left], setting.at_once, device, stop)
             except RuntimeError as error:
                 if not is_out_of_memory(error):
+                    _suspect_compiler(error, left)
                     raise
                 # Not after a person's Ctrl-C, which all have obeyed.
                 if setting.at_once == 1 or not (fewer_if_full and stop.is_own):
@@ -127,6 +128,15 @@ def _full_device(error: RuntimeError, left: Sequence[PlannedRun], at_once: int) 
     if at_once == 1:
         name_seed(told, config.seed)
     return told
+
+
+def _suspect_compiler(error: RuntimeError, left: Sequence[PlannedRun]) -> None:
+    """A fault of the device has no author; where code was compiled, say so."""
+    if "CUDA error" in str(error) and any(plan.config.compile for plan in left):
+        error.add_note(
+            "The run is compiled, and a kernel that torch's compiler made may be at fault. Try it without --compile in "
+            "another folder, or go on from the last checkpoint with the same command."
+        )
 
 
 def _with_fewer(setting: _Setting, left: Sequence[PlannedRun], others: Sequence[Interrupted]) -> _Setting:
