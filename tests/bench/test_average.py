@@ -15,6 +15,7 @@ from newton_losses.bench.loop import run
 from newton_losses.bench.progress import Silent
 from newton_losses.bench.results import read_record
 from newton_losses.bench.tasks import make_task
+from newton_losses.bench.trainer import Trainer
 from newton_losses.errors import ArgumentError
 
 RUNS = small_runs(steps=60, eval_every=15, epochs=8)
@@ -49,6 +50,18 @@ def test_the_share_of_a_step_is_a_power_of_its_number():
     ages = len(seen) - torch.arange(1, len(seen) + 1)
     assert (shares * ages).sum() / len(seen) == pytest.approx(0.1, abs=0.005)
     assert "num_batches_tracked" not in average.tensors
+
+
+def test_a_trainer_takes_in_its_own_steps():
+    config = replace(RUNS["sorting"], average=True).resolved()
+    trainer = Trainer(make_task(config), config)
+    alone = WeightAverage(trainer.task.model)
+    for step in range(1, 2 * EVERY + 2):
+        trainer.train_step()
+        alone.follow(step)
+    for name, tensor in alone.tensors.items():
+        assert torch.equal(trainer.tensors[f"average.{name}"], tensor)
+        assert not torch.equal(trainer.tensors[f"model.{name}"], tensor)
 
 
 def test_the_network_gets_its_own_weights_back():

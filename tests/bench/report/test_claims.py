@@ -213,5 +213,10 @@ def test_the_gain_of_averaging_is_that_of_the_same_seeds(tmp_path):
     assert (first.trained.mean, first.trained.count, first.averaged.mean) == (75.0, 2, 76.5)
     assert first.gain == Summary(1.5, pytest.approx(0.5**0.5), 2)
     assert second.gain.mean == -1.5
-    assert how_often_above(several) == ("above zero in 1 of 1 settings of the plain loss and in 0 of 1 with curvature")
+    assert (
+        how_often_above(several)
+        == "above zero in 1 of 1 settings with the plain loss and in 0 of 1 settings with curvature"
+    )
+    told = "above zero in 0 of 1 settings with curvature; with the plain loss it has not been measured"
+    assert how_often_above([second]) == told
     assert averages(Runs(Measured(Store(tmp_path).records()), "here", 10_000, "mnist")) == []

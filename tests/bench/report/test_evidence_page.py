@@ -248,7 +248,7 @@ def test_full_length_keeps_averaged_weights_apart(tmp_path):
     assert re.fullmatch(r"−[01]\.\d\d ± 0\.\d\d", hessian[3])  # a loss is told like a gain
     assert rows(averaged, "Cauchy network n=5") == [["85.11 ± 0.78, Hessian", "not run", "–", "not run"]]
     assert "Of 9 columns: 1 open, 1 reached, 7 not run. As a whole: not yet tested." in averaged
-    assert "above zero in 1 of 1 settings of the plain loss and in 1 of 2 with curvature" in averaged
+    assert "above zero in 1 of 1 settings with the plain loss and in 1 of 2 settings with curvature" in averaged
     assert AVERAGING in averaged
 
 

@@ -29,7 +29,7 @@ def trained(tmp_path_factory):
     """A store with two runs, to be copied and broken."""
     path = tmp_path_factory.mktemp("store")
     for seed in (0, 1):
-        config = replace(CONFIG, seed=seed).resolved()
+        config = replace(CONFIG, seed=seed, average=bool(seed)).resolved()
         run(config, str(path / "a day" / run_name(config.to_dict())))
     return path
 

@@ -40,8 +40,11 @@ def averages(runs: Runs) -> list[Averaged]:
 
 def how_often_above(several: Sequence[Averaged]) -> str:
     """In how many settings the gain is above zero, those of the plain loss told apart from those with curvature."""
-    plain, curved = (
-        [one.gain.mean > 0 for one in several if (one.method == "baseline") is is_plain] for is_plain in (True, False)
-    )
-    words = f"above zero in {sum(plain)} of {len(plain)} settings of the plain loss"
-    return f"{words} and in {sum(curved)} of {len(curved)} with curvature"
+    measured, missing = [], []
+    for name, is_plain in (("the plain loss", True), ("curvature", False)):
+        above = [one.gain.mean > 0 for one in several if (one.method == "baseline") is is_plain]
+        if above:
+            measured.append(f"in {sum(above)} of {len(above)} settings with {name}")
+        else:
+            missing.append(f"; with {name} it has not been measured")
+    return "".join(["above zero ", " and ".join(measured), *missing])

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import NewtonLossesError
-from ..run_folder import CHECKPOINT, CONFIG, PREVIOUS, RESULT, WEIGHTS, RunFolder, read_json
+from ..run_folder import AVERAGE, CHECKPOINT, CONFIG, PREVIOUS, RESULT, WEIGHTS, RunFolder, read_json
 from ._identity import configuration_class, identity, run_name
 from ._record import RunRecord, UnreadableRecord, read_curve, read_record
 
@@ -91,5 +91,5 @@ def compact(folder: Path) -> None:
     with RunFolder(folder, config) as locked:
         if locked.result is None:
             return
-        for name in (CHECKPOINT, PREVIOUS, WEIGHTS):
+        for name in (CHECKPOINT, PREVIOUS, WEIGHTS, AVERAGE):
             (folder / name).unlink(missing_ok=True)
