@@ -33,6 +33,10 @@ def write_run(
         for k in range(1, 6)
     ]
     curve[-1].update(test=test, validation=validation or test)
+    if averaged:
+        for k, record in enumerate(curve, 1):
+            record["averaged"] = {"test": {name: value * (1 - 0.5 ** (k + 1)) for name, value in averaged.items()}}
+        curve[-1]["averaged"] = {"test": averaged}
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps({"configuration": configuration, "environment": ENVIRONMENT}))
     (folder / "evaluations.jsonl").write_text("".join(json.dumps(record) + "\n" for record in curve))

@@ -7,7 +7,8 @@ from run_folders import write_cell, write_run
 
 from newton_losses.bench.presets import cells
 from newton_losses.bench.report._averaged import averages, how_often_above
-from newton_losses.bench.report._blocks import Status
+from newton_losses.bench.report._averaged_section import averaged_section
+from newton_losses.bench.report._blocks import Figure, Status
 from newton_losses.bench.report._claims import ABLATION_CLAIMS, PATHS_CLAIMS, SORTING_CLAIMS
 from newton_losses.bench.report._goal import SETTINGS, Standing, standings
 from newton_losses.bench.report._measured import Measured, PaperFigures, Runs
@@ -220,3 +221,18 @@ def test_the_gain_of_averaging_is_that_of_the_same_seeds(tmp_path):
     told = "above zero in 0 of 1 settings with curvature; with the plain loss it has not been measured"
     assert how_often_above([second]) == told
     assert averages(Runs(Measured(Store(tmp_path).records()), "here", 10_000, "mnist")) == []
+
+
+def test_curves_of_averaged_weights_are_of_the_seeds_that_have_them(tmp_path):
+    (cell,) = cells("table1", only="softsort-n5-fisher-stable")
+    for seed, (trained, averaged) in enumerate([(80.0, 82.0), (70.0, 71.0), (10.0, None)]):
+        config = cell.make(seed=seed, steps=100_000, device="cpu")
+        means = averaged and {"exact_match": averaged}
+        write_run(tmp_path / str(seed), config, {"exact_match": trained}, averaged=means)
+    (figure,) = (block for block in averaged_section(full_runs(tmp_path)) if isinstance(block, Figure))
+    (panel,) = figure.panels
+    assert panel.words == "as trained ends at 75.0; averaged ends at 76.5; the paper’s best ends at 84.0"
+    assert panel.title == "SoftSort n=5, Fisher"
+    for evaluations in tmp_path.glob("*/evaluations.jsonl"):
+        evaluations.unlink()
+    assert not any(isinstance(block, Figure) for block in averaged_section(full_runs(tmp_path)))

@@ -4,9 +4,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ._averaged import Averaged, averages, how_often_above
-from ._blocks import NOTHING, Block, Cell, Code, Heading, Paragraph, Table
+from ._blocks import NOTHING, Block, Cell, Code, Figure, Heading, Paragraph, Table
+from ._figures import averaged_panel
 from ._goal import AVERAGING, Standing, standings
-from ._measured import Runs
+from ._measured import Runs, main_metric
 from ._names import METHOD_TITLES, column_title
 from ._tables import difference, plain, signed
 
@@ -17,7 +18,8 @@ def averaged_section(runs: Runs) -> list[Block]:
     several = averages(runs)
     if not several:
         return [*blocks, Paragraph(["Not run. ", Code("newton-losses train … --average"), " evaluates them."])]
-    return [*blocks, _columns(standings(runs, averaged=True), runs.label), _gains(several, runs.label)]
+    columns = standings(runs, averaged=True)
+    return [*blocks, _columns(columns, runs.label), *_curves(runs, columns), _gains(several, runs.label)]
 
 
 def _columns(several: Sequence[Standing], where: str) -> Table:
@@ -42,6 +44,22 @@ def _columns(several: Sequence[Standing], where: str) -> Table:
     )
     heads = ("loss", "the paper’s best is", "difference", "our best, averaged", "setting", "the paper’s best")
     return Table("averaged-columns", caption, heads, tuple(rows))
+
+
+def _curves(runs: Runs, several: Sequence[Standing]) -> list[Block]:
+    """Of our best setting in each column, on the seeds that have both figures."""
+    panels = []
+    for one in several:
+        found = None if one.best is None else runs.runs(one.column, one.best[0], "stable")
+        if one.best is not None and found is not None:
+            group = found.with_average(main_metric(found.cell))
+            panels.append(averaged_panel(group, METHOD_TITLES[one.best[0]], one.paper))
+    drawn = tuple(panel for panel in panels if panel is not None)
+    caption = (
+        "Test figures over the steps, of the same runs with the weights as trained and with their mean, and the level "
+        "of the paper’s best: means over the seeds and their 95 % intervals."
+    )
+    return [Figure(drawn, caption)] if drawn else []
 
 
 def _gains(several: Sequence[Averaged], where: str) -> Table:

@@ -1,4 +1,5 @@
-"""The figures of a report: learning curves with 95 % bands (the paper's figure 3) and the ablation of λ (figure 4)."""
+"""The figures of a report: learning curves with 95 % bands (the paper's figure 3), also of averaged weights, and the
+ablation of λ (figure 4)."""
 
 import math
 import statistics
@@ -6,10 +7,10 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from ..presets import Group, cells
-from ..results import RunRecord
+from ..results import RunRecord, Summary
 from ._blocks import Panel
 from ._chart import Line, Point, chart
-from ._measured import Runs
+from ._measured import Runs, main_metric
 from ._names import column_title
 from ._scale import Axis, around
 
@@ -23,6 +24,8 @@ NAMES = {
     "energy": "energy",
     "stable": "baseline in log space",
 }
+# Two more, of the figures that set averaged weights beside those as trained.
+_TRAINED, _AVERAGED = 0, 3
 
 
 def path_panels(runs: Runs) -> list[Panel]:
@@ -31,7 +34,7 @@ def path_panels(runs: Runs) -> list[Panel]:
     for column in _order("table3", "table2"):
         arms = {method: runs.runs(column, method) for method in ("baseline", "hessian", "fisher")}
         name = f"curves-{runs.data}-{column}"
-        panels.append(_learning(name, column_title(column), arms, "perfect_match", "perfect paths, %"))
+        panels.append(_learning(name, column_title(column), _arms(arms, "perfect_match"), "perfect paths, %"))
     return [panel for panel in panels if panel is not None]
 
 
@@ -42,8 +45,24 @@ def sorting_panels(runs: Runs) -> list[Panel]:
         arms = {method: runs.runs(column, method) for method in ("baseline", "hessian", "fisher")}
         arms["stable"] = runs.runs(column, "baseline", "stable")
         name = f"curves-{runs.length}-{column}"
-        panels.append(_learning(name, column_title(column), arms, "exact_match", "sets right, %"))
+        panels.append(_learning(name, column_title(column), _arms(arms, "exact_match"), "sets right, %"))
     return [panel for panel in panels if panel is not None]
+
+
+def averaged_panel(group: Group, setting: str, paper: Summary) -> Panel | None:
+    """The curves of a cell's runs, as trained and of averaged weights, and the paper's best as a level."""
+    metric = main_metric(group.cell)
+    found = [
+        _curve("as trained", _TRAINED, group.records, metric),
+        _curve("averaged", _AVERAGED, group.records, metric, averaged=True),
+    ]
+    lines = [line for line in found if line is not None]
+    if lines:
+        last = max(line.points[-1][0] for line in lines)
+        level = [(0.0, paper.mean), (last, paper.mean)]
+        lines.append(Line("the paper’s best", level, TONES["hessian"], dashed=True))
+    title = f"{column_title(group.cell.column)}, {setting}"
+    return _learning(f"averaged-{group.protocol.length}-{group.cell.column}", title, lines, "sets right, %")
 
 
 def ablation_panels(settings: Sequence[Runs]) -> list[Panel]:
@@ -58,10 +77,18 @@ def _order(*tables: str) -> list[str]:
     return sorted(columns, key=lambda column: column != "smoothed-loss-10")
 
 
-def _learning(name: str, title: str, arms: dict[str, Group | None], metric: str, label: str) -> Panel | None:
-    """Test accuracy over the steps, a line an arm: the mean over its seeds and the 95 % interval of that mean."""
-    found = [_curve(arm, group.records, metric) for arm, group in arms.items() if group is not None]
-    lines = [line for line in found if line is not None]
+def _arms(arms: dict[str, Group | None], metric: str) -> list[Line]:
+    """A line an arm that has runs."""
+    found = [
+        _curve(NAMES[arm], TONES[arm], group.records, metric, dashed=arm in ("fisher", "stable"))
+        for arm, group in arms.items()
+        if group is not None
+    ]
+    return [line for line in found if line is not None]
+
+
+def _learning(name: str, title: str, lines: list[Line], label: str) -> Panel | None:
+    """Test accuracy over the steps."""
     if not lines:
         return None
     last = max(line.points[-1][0] for line in lines)
@@ -110,9 +137,11 @@ def _damping_lines(found: dict[float, Group], method: str) -> list[Line]:
     return [*faint, Line(NAMES[method], means, TONES[method], marked=True, dashed=method == "fisher")]
 
 
-def _curve(arm: str, records: Sequence[RunRecord], metric: str) -> Line | None:
-    """A line over the steps that all runs of an arm were evaluated at."""
-    curves = [_points(record, metric) for record in records]
+def _curve(
+    name: str, tone: int, records: Sequence[RunRecord], metric: str, *, averaged: bool = False, dashed: bool = False
+) -> Line | None:
+    """The mean over some runs and its 95 % interval, at the steps that all of them were evaluated at."""
+    curves = [_points(record, metric, averaged) for record in records]
     steps = sorted(set.intersection(*(set(curve) for curve in curves)))
     if not steps:
         return None
@@ -124,14 +153,15 @@ def _curve(arm: str, records: Sequence[RunRecord], metric: str) -> Line | None:
         if len(values) > 1:
             width = half_width(values)
             band.append((step, mean - width, mean + width))
-    label = NAMES[arm] if len(records) > 1 else f"{NAMES[arm]} (1 seed)"
-    return Line(label, points, TONES[arm], band=band, dashed=arm in ("fisher", "stable"))
+    label = name if len(records) > 1 else f"{name} (1 seed)"
+    return Line(label, points, tone, band=band, dashed=dashed)
 
 
-def _points(record: RunRecord, metric: str) -> dict[float, float]:
+def _points(record: RunRecord, metric: str, averaged: bool) -> dict[float, float]:
     found = {}
     for evaluation in record.curve:
-        step, value = evaluation.get("step"), (evaluation.get("test") or {}).get(metric)
+        figures = (evaluation.get("averaged") or {}) if averaged else evaluation
+        step, value = evaluation.get("step"), (figures.get("test") or {}).get(metric)
         if isinstance(step, int | float) and isinstance(value, int | float) and math.isfinite(value):
             found[float(step)] = float(value)
     return found
