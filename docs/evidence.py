@@ -224,24 +224,26 @@ def chosen_row(one: Chosen) -> list[str]:
 
 def choice(found: Evidence) -> str:
     """`damping="auto"` beside a λ that is chosen as the paper chose its own."""
-    runs = found.sorting[1]
-    every = chosen(runs)
+    runs, maps = found.sorting[1], found.paths[1]
+    kinds = ((chosen(runs, "sorting"), f"--steps {runs.length}"), (chosen(maps, "paths"), ""))
+    every = [one for several, _ in kinds for one in several]
     if not every:
         return ""
     heads = ["", "", *(f"{damping:g}" for damping in GRID), "chosen λ", "with it", '"auto"', "p"]
-    words = ",".join(f"{damping:g}" for damping in GRID)
-    whole = sweeps([one.cell for one in every], f"--steps {runs.length}", words)
-    rest = [command for one in every for command in sweeps([one.cell], f"--steps {runs.length}", f"{one.damping:g}")]
     parts = [
         "### Against the paper's grid\n",
-        "The paper chose each λ by one seed from a grid. The same here, in stable numerics: the first columns are the "
-        "test figures of seed 0 for every λ of the grid, of which the one with the highest validation was run with the "
-        'other seeds too. Its own mean has the luck of that choice in it, "auto" has not. The last column is the '
-        'probability of so large an advantage of the chosen λ over "auto" if there were none.\n',
+        "The paper chose each λ by one seed from a grid. The same here, with sorting in stable numerics: the first "
+        "columns are the test figures of seed 0 for every λ of the grid, of which the one with the highest validation "
+        'was run with the other seeds too. Its own mean has the luck of that choice in it, "auto" has not. The last '
+        'column is the probability of so large an advantage of the chosen λ over "auto" if there were none.\n',
         table(heads, [chosen_row(one) for one in every]),
-        f"p is {how_often_behind(every)} cells.\n",
-        commands(whole, []) + commands(rest, [one.group for one in every]),
+        f"p is {how_often_behind(every)} cells.\n\n",
     ]
+    words = ",".join(f"{damping:g}" for damping in GRID)
+    for several, length in kinds:
+        rest = [command for one in several for command in sweeps([one.cell], length, f"{one.damping:g}")]
+        parts[-1] += commands(sweeps([one.cell for one in several], length, words), [])
+        parts[-1] += commands(rest, [one.group for one in several])
     return "\n".join(parts)
 
 

@@ -12,6 +12,7 @@ from newton_losses.bench.report._damping_section import damping_section
 from newton_losses.bench.report._measured import GRID, damped
 
 SHORT = {"steps": 10_000, "precision": "bf16"}
+MAPS = {"data": "terrain", "epochs": 50, "precision": "bf16"}
 (CELL,) = cells("table1", only="softsort-n10-hessian-stable")
 (PLAIN,) = cells("table1", only="softsort-n10-baseline-stable")
 
@@ -60,6 +61,17 @@ def test_the_grid_is_shown_when_it_is_whole(tmp_path):
     assert [round(cell.value) for cell in row[2:10]] == [30] * 7 + [50]
     assert row[10].text == "3000"
     assert row[13].text == "0.00"
+
+
+def test_maps_have_a_grid_too(tmp_path):
+    (cell,) = cells("table3", only="fenchel-young-3-hessian")
+    for damping in ("auto", *GRID):
+        write_cell(
+            tmp_path, damped(cell, damping), {"perfect_match": 60.0}, 3 if damping in ("auto", 10) else 1, **MAPS
+        )
+    (row,) = tables(tmp_path)["damping-grid"].rows
+    assert (row[0].text, row[1].text) == ("Fenchel-Young loss, 3 samples", "Hessian")
+    assert [round(cell.value) for cell in row[2:10]] == [60] * 8
 
 
 @pytest.mark.parametrize("validation", [{"element_wise": 99.0}, {"exact_match": None}, {"exact_match": math.nan}, [1]])

@@ -151,13 +151,21 @@ def test_damping_is_compared_with_the_better_of_the_two_others(tmp_path):
     assert "in 1 of 3 cells; p is below 0.05 in 2 of 2." in section
 
 
-def test_a_damping_is_chosen_by_the_validation_of_one_seed(tmp_path):
-    (cell,) = cells("table1", only="softsort-n5-fisher-stable")
-    write(tmp_path, auto("softsort-n5-fisher-stable"), 70.0, **SHORT)
+@pytest.mark.parametrize(
+    ("key", "title", "settings"),
+    [
+        ("softsort-n5-fisher-stable", "SoftSort n=5", SHORT),
+        ("fenchel-young-10-fisher", "Fenchel-Young loss, 10 samples", MAPS),
+    ],
+)
+def test_a_damping_is_chosen_by_the_validation_of_one_seed(key, title, settings, tmp_path):
+    (cell,) = (cell for cell in curved_cells() if cell.key == key)
+    write(tmp_path, auto(key), 70.0, **settings)
 
     def run(damping, seed, test, validation):
-        config = damped(cell, damping).make(seed=seed, device="cpu", **SHORT)
-        figures = ({"exact_match": value, "element_wise": value} for value in (test, validation))
+        config = damped(cell, damping).make(seed=seed, device="cpu", **settings)
+        names = ("exact_match", "element_wise", "perfect_match")
+        figures = (dict.fromkeys(names, value) for value in (test, validation))
         write_run(tmp_path / f"{damping:g}-{seed}", config, next(figures), validation=next(figures))
 
     for place, damping in enumerate(GRID[1:]):
@@ -170,7 +178,7 @@ def test_a_damping_is_chosen_by_the_validation_of_one_seed(tmp_path):
         run(100.0, seed, test=56.0 + seed, validation=10.0)
         run(1.0, seed, test=99.0, validation=99.0)  # no other seed has a say
     section = PAGE.choice(gather(tmp_path))
-    found = row(section, "SoftSort n=5", "Fisher")
+    found = row(section, title, "Fisher")
     assert found[:8] == ["50.0", "60.0", "59.0", "58.0", "57.0", "56.0", "55.0", "54.0"]
     assert found[8] == "100"
     assert found[9] == "57.00 ± 1.00 (3)"
@@ -179,8 +187,8 @@ def test_a_damping_is_chosen_by_the_validation_of_one_seed(tmp_path):
     assert "p is below 0.05 in 0 of 1 cells." in section
     whole, rest = commands(section)
     grid = [damped(cell, damping) for damping in GRID]
-    assert sorted(trained(whole)) == expected(grid, 1, **SHORT)
-    assert sorted(trained(rest)) == expected([damped(cell, 100.0)], 3, **SHORT)
+    assert sorted(trained(whole)) == expected(grid, 1, **settings)
+    assert sorted(trained(rest)) == expected([damped(cell, 100.0)], 3, **settings)
 
 
 def test_full_length_says_where_the_goal_stands(tmp_path):

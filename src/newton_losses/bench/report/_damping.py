@@ -47,7 +47,7 @@ def automatic(runs: Runs, task: str) -> list[Automatic]:
 
 @dataclass(frozen=True)
 class Chosen:
-    """A cell of sorting with the λ of the paper's grid that one seed chooses.
+    """A cell with the λ of the paper's grid that one seed chooses.
 
     - `of_a_seed`: the test figure of that seed for every λ.
     - `group`, `own`: the runs with the chosen `damping`, of all seeds, and their figure; `auto`: that of "auto".
@@ -66,12 +66,12 @@ class Chosen:
         return math.nan if self.auto is None else p_value(self.auto, self.own)
 
 
-def chosen(runs: Runs, seed: int = 0) -> list[Chosen]:
-    """The cells of which the whole grid was run with this seed, each with the λ of its highest validation."""
+def chosen(runs: Runs, task: str, seed: int = 0) -> list[Chosen]:
+    """The cells of a task of which the whole grid was run with this seed, each with the λ of its highest validation."""
     found = []
-    for cell in (cell for cell in curved_cells() if cell.task == "sorting"):
-        metric = main_metric(cell)
-        groups = {damping: runs.runs(cell.column, f"{cell.variant}-{damping:g}", "stable") for damping in GRID}
+    for cell in (cell for cell in curved_cells() if cell.task == task):
+        metric, numerics = main_metric(cell), cell.numerics or "reference"
+        groups = {damping: runs.runs(cell.column, f"{cell.variant}-{damping:g}", numerics) for damping in GRID}
         there = {damping: group for damping, group in groups.items() if group is not None}
         records = {
             damping: one
@@ -86,7 +86,7 @@ def chosen(runs: Runs, seed: int = 0) -> list[Chosen]:
         own = there[best].summary(metric)
         if own is not None:
             of_a_seed = {damping: record.test[metric] for damping, record in records.items()}
-            auto = runs.figure(cell.column, f"{cell.variant}-{AUTO}", "stable")
+            auto = runs.figure(cell.column, f"{cell.variant}-{AUTO}", numerics)
             found.append(Chosen(cell, of_a_seed, best, there[best], own, auto))
     return found
 

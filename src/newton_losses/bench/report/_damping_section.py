@@ -19,9 +19,10 @@ def damping_section(found: Evidence) -> list[Block]:
     if not every:
         text = 'Not run. "auto" takes λ from the curvature of each batch; the paper tunes it cell by cell. '
         return [*blocks, Paragraph([text, Code("newton-losses sweep … --damping auto"), " runs it."])]
-    blocks.append(_beside_the_papers(every, f"{short.label} and {look_alike.label}"))
-    if several := chosen(short):
-        blocks.append(_beside_the_grid(several, short.label))
+    where = f"{short.label} and {look_alike.label}"
+    blocks.append(_beside_the_papers(every, where))
+    if several := [*chosen(short, "sorting"), *chosen(look_alike, "paths")]:
+        blocks.append(_beside_the_grid(several, where))
     return blocks
 
 
@@ -47,10 +48,10 @@ def _beside_the_papers(every: Sequence[Automatic], where: str) -> Table:
 
 def _beside_the_grid(several: Sequence[Chosen], where: str) -> Table:
     caption = (
-        f"The same against a λ that is chosen as the paper chose its own, {where}, in log space: the first columns are "
-        "the test figures of one seed for every λ of the paper’s grid; the one with that seed’s highest validation was "
-        "run with other seeds too. Its mean has the luck of the choice in it, that of “auto” has not. p as above; "
-        f"it is {how_often_behind(several)} cells."
+        f"The same against a λ that is chosen as the paper chose its own, {where}, sorting in log space: the first "
+        "columns are the test figures of one seed for every λ of the paper’s grid; the one with that seed’s highest "
+        "validation was run with other seeds too. Its mean has the luck of the choice in it, that of “auto” has not. "
+        f"p as above; it is {how_often_behind(several)} cells."
     )
     rows = [
         (
