@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 from torch._dynamo.testing import CompileCounterWithBackend
+from torch.nn import functional
 
 from newton_losses.bench.models import DigitCNN, MapCNN, convolution_by_product
 from newton_losses.errors import ArgumentError, ShapeError
@@ -93,6 +94,24 @@ def test_the_map_network_step_by_step():
     assert x.shape == (2, 64, 24, 24)
     wanted = x.reshape(2, 64, 12, 2, 12, 2).amax(dim=(3, 5)).mean(dim=1)
     torch.testing.assert_close(model(images), wanted)
+
+
+@pytest.mark.parametrize("precision", ["float32", "bf16"])
+@pytest.mark.parametrize("size", [12, 7])
+def test_the_largest_of_each_cell_is_that_of_adaptive_pooling_to_the_last_bit(size, precision):
+    torch.manual_seed(0)
+    model = MapCNN(size, precision)
+    images = torch.randn(3, 3, 96, 96)
+    weights = torch.randn(3, size, size)
+    costs = model(images)
+    own = torch.autograd.grad((costs * weights).sum(), list(model.parameters()))
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=precision == "bf16"):
+        features = model.trunk[:-1](images)
+    wanted = functional.adaptive_max_pool2d(features.float(), size).mean(dim=1)
+    assert torch.equal(costs, wanted)
+    plain = torch.autograd.grad((wanted * weights).sum(), list(model.parameters()))
+    for one, other in zip(own, plain, strict=True):
+        assert torch.equal(one, other)
 
 
 def test_the_map_network_is_initialised_as_resnets_are():
