@@ -3,6 +3,7 @@
     PYTHONPATH=src python benchmarks/step_kernels.py                                  # softsort, n = 5, baseline
     PYTHONPATH=src python benchmarks/step_kernels.py --algorithm logistic --n 10 --curvature hessian
     PYTHONPATH=src python benchmarks/step_kernels.py --library                        # torch's kernels instead of ours
+    PYTHONPATH=src python benchmarks/step_kernels.py --task paths --curvature fisher  # kernels alone, no floors
 
 Needs a CUDA device. A part's floor is the larger of its bytes over the bandwidth and its operations over the
 rate of bf16 products, both measured in the same run: what the part would take if nothing else limited it.
@@ -17,11 +18,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from newton_losses.bench.config import SortingConfig
+from newton_losses.bench.config import PathsConfig, SortingConfig
 from newton_losses.bench.device import precision_flags
-from newton_losses.bench.tasks import SortingTask
+from newton_losses.bench.tasks import PathsTask, SortingTask
 from newton_losses.bench.trainer import Trainer
-from training_step import random_digits
+from training_step import block_seconds, random_digits, random_maps
 
 WARM_UP, STEPS = 30, 10
 PARAMETERS = 855_041
@@ -108,31 +109,33 @@ def profiled(trainer: Trainer) -> list[tuple[str, float, float]]:
     return sorted(kernels, key=lambda kernel: -kernel[1])
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--algorithm", default="softsort")
-    parser.add_argument("--curvature", default="none")
-    parser.add_argument("--n", type=int, default=5)
-    parser.add_argument("--rows", type=int, default=40)
-    parser.add_argument("--library", action="store_true", help="torch's kernels instead of this project's")
-    arguments = parser.parse_args()
-    if not torch.cuda.is_available():
-        parser.error("there is no CUDA device here, and its kernels are what is timed.")
+def sorting_trainer(arguments: argparse.Namespace) -> Trainer:
     base = SortingConfig(
-        algorithm=arguments.algorithm, n=arguments.n, device="cuda", precision="bf16", compile=True, graph=True,
-        kernels=not arguments.library,
+        algorithm=arguments.algorithm or "softsort", n=arguments.n, device="cuda", precision="bf16", compile=True,
+        graph=True, kernels=not arguments.library,
     )  # fmt: skip
     config = replace(base, curvature=arguments.curvature).resolved()
-    with precision_flags("bf16"):
-        kernels = profiled(Trainer(SortingTask(config, random_digits()), config))
+    return Trainer(SortingTask(config, random_digits()), config)
+
+
+def paths_trainer(arguments: argparse.Namespace) -> Trainer:
+    base = PathsConfig(
+        algorithm=arguments.algorithm or "fenchel-young", device="cuda", precision="bf16", compile=arguments.compile,
+        graph=True,
+    )  # fmt: skip
+    config = replace(base, curvature=arguments.curvature).resolved()
+    return Trainer(PathsTask(config, random_maps(1000)), config)
+
+
+def print_floors(kernels: list[tuple[str, float, float]], pictures: int) -> None:
+    """The parts of the step on digits, each beside its floor."""
     total = sum(time for _, time, _ in kernels)
-    print(f"{total:9.1f} µs a step in {sum(count for *_, count in kernels):.0f} kernels")
     bandwidth, rate = measured_floors()
     print(f"floors: {bandwidth / 1e6:.2f} TB/s, {rate / 1e6:.0f} TFLOP/s in bf16, measured now")
     print(f"{'part':28}{'µs':>9}{'floor µs':>10}{'times':>7}  limited by")
     rest, floor_sum = total, 0.0
     hopper = any(SECOND_LAYER in name for name, *_ in kernels)
-    for part in parts(100 * arguments.n, hopper=hopper):
+    for part in parts(pictures, hopper=hopper):
         time = sum(time for name, time, _ in kernels if any(key in name for key in part.names))
         by_bytes, by_operations = part.bytes / bandwidth, part.operations / rate
         floor = max(by_bytes, by_operations)
@@ -141,6 +144,28 @@ def main() -> None:
         rest, floor_sum = rest - time, floor_sum + floor
     print(f"{'all the small ones':28}{rest:9.1f}")
     print(f"{'sum':28}{total:9.1f}{floor_sum:10.1f}{total / floor_sum:7.1f}\n")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--task", choices=("sorting", "paths"), default="sorting")
+    parser.add_argument("--algorithm", help="softsort, or on maps fenchel-young, if none is given")
+    parser.add_argument("--curvature", default="none")
+    parser.add_argument("--n", type=int, default=5)
+    parser.add_argument("--rows", type=int, default=40)
+    parser.add_argument("--library", action="store_true", help="torch's kernels instead of this project's")
+    parser.add_argument("--compile", action="store_true", help="the network of the maps, too; that of digits always is")
+    arguments = parser.parse_args()
+    if not torch.cuda.is_available():
+        parser.error("there is no CUDA device here, and its kernels are what is timed.")
+    with precision_flags("bf16"):
+        trainer = (sorting_trainer if arguments.task == "sorting" else paths_trainer)(arguments)
+        kernels = profiled(trainer)
+        step = 1e6 * block_seconds(trainer, 200)
+    total = sum(time for _, time, _ in kernels)
+    print(f"{total:9.1f} µs a step in {sum(count for *_, count in kernels):.0f} kernels; a step takes {step:.1f} µs")
+    if arguments.task == "sorting":
+        print_floors(kernels, 100 * arguments.n)
     for name, time, count in kernels[: arguments.rows]:
         print(f"{time:9.1f} µs {count:5.1f}× {name[:110]}")
 
