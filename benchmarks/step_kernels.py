@@ -124,7 +124,8 @@ def paths_trainer(arguments: argparse.Namespace) -> Trainer:
         graph=True,
     )  # fmt: skip
     config = replace(base, curvature=arguments.curvature).resolved()
-    return Trainer(PathsTask(config, random_maps(1000)), config)
+    # All batches are full: a small one would count in the time of a step.
+    return Trainer(PathsTask(config, random_maps(10 * config.batch_size)), config)
 
 
 def print_floors(kernels: list[tuple[str, float, float]], pictures: int) -> None:
@@ -156,6 +157,8 @@ def main() -> None:
     parser.add_argument("--library", action="store_true", help="torch's kernels instead of this project's")
     parser.add_argument("--compile", action="store_true", help="the network of the maps, too; that of digits always is")
     arguments = parser.parse_args()
+    if arguments.task == "paths" and (arguments.library or arguments.n != 5):
+        parser.error("--library and --n are of sorting.")
     if not torch.cuda.is_available():
         parser.error("there is no CUDA device here, and its kernels are what is timed.")
     with precision_flags("bf16"):

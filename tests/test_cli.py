@@ -80,16 +80,36 @@ def test_several_seeds_have_a_folder_each_and_a_summary(tmp_path):
     assert code == 0
     assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == ["seed-3", "seed-5", "seed-6"]
     assert "test exact match over 3 seeds" in text
+    assert "averaged" not in text
     events = command(*TINY, "--seeds", "3,5-6", "--json", "--out", str(tmp_path / "runs"))[1].splitlines()
     assert json.loads(events[-1])["event"] == "summary"
+    assert "averaged" not in json.loads(events[-1])
+
+
+def test_averaged_weights_are_told_wherever_figures_are(tmp_path):
+    words = [*TINY, "--average", "--seeds", "0,1", "--out", str(tmp_path / "runs")]
+    _, text = command(*words)
+    evaluated, ended, summary = (
+        [line for line in text.splitlines() if start in line] for start in ("step 2/", "finished:", "over 2 seeds")
+    )
+    assert all("averaged test exact match" in line for line in evaluated)
+    assert all("with averaged weights exact match" in line for line in ended)
+    assert [line.split(" over")[0] for line in summary] == [
+        "test exact match", "test element wise", "averaged test exact match", "averaged test element wise",
+    ]  # fmt: skip
+    told = json.loads(command(*words, "--json")[1].splitlines()[-1])
+    results = [json.loads((tmp_path / "runs" / f"seed-{seed}" / "result.json").read_text()) for seed in (0, 1)]
+    means = [result["averaged"]["test"]["exact_match"] for result in results]
+    assert told["averaged"]["exact_match"]["mean"] == pytest.approx(sum(means) / 2)
 
 
 def test_the_default_folder_tells_settings_apart(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     command(*TINY)
     command(*TINY, "--learning-rate", "0.01")
+    command(*TINY, "--average")
     names = sorted(path.name for path in (tmp_path / "runs").iterdir())
-    assert len(names) == 2
+    assert len(names) == 3
     assert all(name.startswith("sorting-n3-softsort-baseline-") and name.endswith("-seed0") for name in names)
 
 

@@ -11,14 +11,29 @@ from torch import nn
 from newton_losses.bench.average import EVERY, POWER, WeightAverage
 from newton_losses.bench.convex import ConvexConfig
 from newton_losses.bench.interrupts import Interrupted
-from newton_losses.bench.loop import run
+from newton_losses.bench.loop import PlannedRun, run, run_together
 from newton_losses.bench.progress import Silent
 from newton_losses.bench.results import read_record
+from newton_losses.bench.sealed import read_json, sealed
 from newton_losses.bench.tasks import make_task
 from newton_losses.bench.trainer import Trainer
 from newton_losses.errors import ArgumentError
 
 RUNS = small_runs(steps=60, eval_every=15, epochs=8)
+
+
+class Stop(Silent):
+    def evaluated(self, record):
+        if record["step"] >= 12:
+            raise Interrupted(record["step"], 2)
+
+
+class Notes(Silent):
+    def __init__(self):
+        self.notes = []
+
+    def note(self, text):
+        self.notes.append(text)
 
 
 @pytest.fixture(scope="module")
@@ -86,10 +101,12 @@ def test_the_training_does_not_notice_it(task, root, tmp_path):
         [json.loads(line) for line in (tmp_path / name / "evaluations.jsonl").read_text().splitlines()]
         for name in ("plain", "both")
     ]
-    averaged = [record.pop("averaged") for record in lines[1]]
+    for record in lines[1]:
+        assert record.pop("averaged").keys() == {"validation", "test"}
     assert lines[0] == lines[1]
-    assert any(one["test"] != record["test"] for one, record in zip(averaged, lines[1], strict=True))
-    assert (tmp_path / "both" / "weights.pt").read_bytes() == (tmp_path / "plain" / "weights.pt").read_bytes()
+    weights = (tmp_path / "both" / "weights.pt").read_bytes()
+    assert weights == (tmp_path / "plain" / "weights.pt").read_bytes()
+    assert weights != (tmp_path / "both" / "weights.average.pt").read_bytes()
 
 
 @pytest.mark.parametrize("task", RUNS)
@@ -120,11 +137,6 @@ def test_it_goes_on_where_it_was_stopped(task, root, tmp_path):
     config = replace(RUNS[task], data_root=root, average=True)
     whole = run(config, str(tmp_path / "whole"))
 
-    class Stop(Silent):
-        def evaluated(self, record):
-            if record["step"] >= 12:
-                raise Interrupted(record["step"], 2)
-
     with pytest.raises(Interrupted):
         run(config, str(tmp_path / "parts"), progress=Stop())
     parts = run(config, str(tmp_path / "parts"))
@@ -132,6 +144,70 @@ def test_it_goes_on_where_it_was_stopped(task, root, tmp_path):
     assert (tmp_path / "parts" / "weights.average.pt").read_bytes() == (
         tmp_path / "whole" / "weights.average.pt"
     ).read_bytes()
+
+
+def test_before_it_has_steps_enough_it_is_the_weights(tmp_path):
+    config = replace(RUNS["sorting"], steps=EVERY - 1, eval_every=EVERY - 1, average=True)
+    result = run(config, str(tmp_path))
+    assert result["averaged"]["test"] == result["test"]
+
+
+def test_a_new_start_and_damage_are_told_of_its_weights_too(tmp_path):
+    config = replace(RUNS["sorting"], average=True)
+    run(config, str(tmp_path))
+    weights = tmp_path / "weights.average.pt"
+    weights.write_bytes(weights.read_bytes() + b"x")
+    told = Notes()
+    run(config, str(tmp_path), progress=told)
+    assert [note.split(":")[0] for note in told.notes] == [str(weights)]
+    run(replace(config, average=False), str(tmp_path), overwrite=True)
+    assert not weights.exists()
+
+
+def test_a_folder_from_before_there_were_averages_goes_on(tmp_path):
+    config = RUNS["sorting"]
+    with pytest.raises(Interrupted):
+        run(config, str(tmp_path), progress=Stop())
+    stored = read_json(tmp_path / "config.json")
+    assert stored["configuration"].pop("average") is False
+    (tmp_path / "config.json").write_bytes(sealed(stored))
+    assert run(config, str(tmp_path))["steps"] == 60
+
+
+def test_its_curves_are_beside_the_others(tmp_path):
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    from newton_losses.bench.tensorboard import TensorBoard
+
+    board = TensorBoard(str(tmp_path))
+    run(replace(RUNS["sorting"], average=True), str(tmp_path / "run"), progress=board)
+    board.close()
+    events = accumulator.EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    assert {"test/exact_match", "averaged test/exact_match"} <= set(events.Tags()["scalars"])
+
+
+@pytest.mark.parametrize("at_once", [1, 3])
+def test_several_at_once_have_the_averages_that_they_have_alone(at_once, tmp_path):
+    config = replace(RUNS["sorting"], average=True)
+    plans = [PlannedRun(replace(config, seed=seed), str(tmp_path / str(seed))) for seed in range(3)]
+    together = run_together(plans, at_once=at_once)
+    alone = run(plans[1].config, str(tmp_path / "alone"))
+    assert together[1]["averaged"] == alone["averaged"]
+    assert (tmp_path / "1" / "weights.average.pt").read_bytes() == (
+        tmp_path / "alone" / "weights.average.pt"
+    ).read_bytes()
+
+
+@pytest.mark.gpu
+def test_a_captured_step_is_followed_as_one_that_is_not(tmp_path):
+    config = replace(RUNS["sorting"], augment=False, device="cuda", average=True).resolved()
+    trainers = [Trainer(make_task(one), one) for one in (config, replace(config, graph=False))]
+    for trainer in trainers:
+        alone = WeightAverage(trainer.task.model)
+        for step in range(1, 3 * EVERY + 1):
+            trainer.train_step()
+            alone.follow(step)
+        for name, tensor in alone.tensors.items():
+            assert torch.equal(trainer.tensors[f"average.{name}"], tensor)
 
 
 def test_convex_layers_have_none():

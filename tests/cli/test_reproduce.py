@@ -32,12 +32,14 @@ def command(*words):
     return done.exit_code, done.output
 
 
-def pretend(store, config, figures):
+def pretend(store, config, figures, averaged=None):
     """A finished run that nobody ran."""
     configuration = config.to_dict()
     end = {"step": 1, "test": figures}
     result = {"configuration": configuration, "test": figures, "reported": end, "final": end, "steps": 1,
               "seconds": 1.0, "milliseconds_per_step": figures.get("time", 1.0)}  # fmt: skip
+    if averaged is not None:
+        result["averaged"] = {"step": 1, "test": averaged}
     folder = store / run_name(configuration)
     folder.mkdir(parents=True)
     (folder / "result.json").write_text(json.dumps(result))
@@ -219,6 +221,8 @@ def test_settings_have_the_names_of_their_options():
         (("sweep", "sorting", "--algorithm", "softsort", "--n", "five"), "has to be a number"),
         (("sweep", "sorting", "--algorithm", "softsort", "--augment", "1"), "true or false"),
         (("sweep", "sorting", "--algorithm"), "which values"),
+        (("sweep", "sorting", "--algorithm", "softsort", "--average", "true,false"), "--average true,false: runs that"),
+        (("sweep", "sorting", "--algorithm", "softsort", "--compile", "true,false"), "are one run to a store"),
         (("sweep", "sorting", "softsort"), "given as --name value"),
     ],
 )
@@ -234,6 +238,18 @@ def test_convex_layers_without_their_package(tmp_path, monkeypatch):
     code, text = command("reproduce", "cvxpy", "--results", str(tmp_path))
     assert code == 2
     assert "newton-losses[cvxpy]" in text
+
+
+def test_a_sweep_tells_averaged_figures_of_the_seeds_that_have_them(tmp_path):
+    for seed, averaged in ((0, {"exact_match": 30.0}), (1, {"exact_match": 32.0}), (2, None)):
+        config = SortingConfig(algorithm="softsort", data="digits", n=3, seed=seed, device="cpu").resolved()
+        pretend(tmp_path, config, {"exact_match": 20.0 + seed}, averaged)
+    words = ("--algorithm", "softsort", "--data", "digits", "--n=3", "--seeds", "3", "--average", "true")
+    code, text = command("sweep", "sorting", *words, "--results", str(tmp_path), "--device", "cpu")
+    assert code == 0
+    assert text.splitlines()[-1].split(": ", 1)[1] == (
+        "exact match 21.00 ± 1.00 % (3 seeds), averaged: exact match 31.00 ± 1.41 % (2 seeds)"
+    )
 
 
 def test_a_grid_of_ones_own(tmp_path):

@@ -28,7 +28,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[Any]]:
 def assert_same_state(found: dict[str, Any], wanted: dict[str, Any], name: str) -> None:
     assert found["step"] == wanted["step"]
     for key, tensor in wanted["tensors"].items():
-        absolute = 1e-9 if key.startswith("model.") else 1e-12
+        absolute = 1e-9 if key.startswith(("model.", "average.")) else 1e-12
         torch.testing.assert_close(found["tensors"][key], tensor, rtol=1e-9, atol=absolute, msg=f"{name}: {key}")
     for key, state in wanted["generators"].items():
         assert torch.equal(found["generators"][key], state), f"{name}: {key}"
@@ -50,6 +50,7 @@ def test_a_run_does_not_depend_on_the_number_of_ranks(found: dict[int, list[Any]
     moments = [tensor.abs().max() for key, tensor in runs[1]["state"]["tensors"].items() if key.endswith("exp_avg")]
     assert max(moments) > 1e-6  # there was a gradient to share
     assert runs[ranks]["result"]["test"] == runs[1]["result"]["test"]
+    assert runs[ranks]["result"].get("averaged") == runs[1]["result"].get("averaged")
     assert runs[ranks]["result"]["ranks"] == ranks
 
 

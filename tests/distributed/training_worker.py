@@ -32,11 +32,11 @@ PATHS = PathsConfig(
 
 CASES: dict[str, RunConfig] = {
     "sorting, clipped and augmented": replace(SORTING, clip_norm=0.01, augment=True),
-    "sorting, Fisher": replace(SORTING, curvature="fisher"),
+    "sorting, Fisher": replace(SORTING, curvature="fisher", average=True),
     "sorting, Hessian, relative damping": replace(SORTING, curvature="hessian", relative_damping=1.0),
     "sorting, Hessian, automatic damping": replace(SORTING, curvature="hessian", damping="auto"),
     "sorting, energy, automatic damping": replace(SORTING, curvature="energy", damping="auto"),
-    "paths, Fenchel-Young, Hessian": replace(PATHS, curvature="hessian"),
+    "paths, Fenchel-Young, Hessian": replace(PATHS, curvature="hessian", average=True),
     "paths, smoothed loss, energy": replace(PATHS, algorithm="smoothed-loss", curvature="energy"),
     "paths, smoothed algorithm, clipped": replace(PATHS, algorithm="smoothed-algorithm", clip_norm=0.1),
     "paths, Bellman-Ford, Hessian": replace(

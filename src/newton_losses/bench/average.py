@@ -1,8 +1,8 @@
 """The mean of a network's weights over the last part of a run, kept beside the training, which it does not change.
 
 At a constant learning rate a network ends somewhere in the noise of its last steps; their mean lies amid them (Polyak
-and Juditsky, 1992). The shares grow with a power of the step (Shamir and Zhang, 2013): at any time about the last tenth
-of the steps counts, so that there is no length to choose.
+and Juditsky, 1992). The shares grow with a power of the step (Shamir and Zhang, 2013): at any time a tenth of all steps
+old they are on average, so that there is no length to choose.
 """
 
 import contextlib
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 # The share of a step is its number to this power. The mean step that counts is 10 % of all steps ago.
 POWER = 8
-# Weights change little in so many steps, and the mean of every tenth costs a tenth.
+# Weights change little in so many steps, and the mean of every tenth costs a tenth. Before the tenth it is the weights.
 EVERY = 10
 
 
@@ -29,8 +29,8 @@ class WeightAverage:
     @torch.no_grad()
     def follow(self, step: int) -> None:
         """Take in the weights after step number `step` (from 1), if it is the turn of this one."""
-        if step % EVERY == 0:
-            share = (POWER + 1) / (step // EVERY + POWER)
+        if step % EVERY == 0 or step < EVERY:
+            share = (POWER + 1) / (max(1, step // EVERY) + POWER)
             torch._foreach_lerp_(list(self.tensors.values()), [one.detach() for one in self._of.values()], share)
 
     @contextlib.contextmanager

@@ -1,7 +1,7 @@
 """The two networks of the experiments, exactly as in the works that the paper builds on.
 
-Both have a `precision`: with "bf16" the convolutions run in bfloat16, while what follows them is float32:
-scores and costs never pass through 16 bits.
+Both have a `precision`: with "bf16" the convolutions and the pooling of what they find run in bfloat16, while what
+follows is float32: scores and costs never pass through 16 bits.
 """
 
 import torch
@@ -135,7 +135,7 @@ class _BasicBlock(nn.Module):
 
 
 class _CellMaximum(nn.Module):
-    """Adaptive max-pooling to size×size, by plain max-pooling where all cells have as many pixels: it is faster."""
+    """Adaptive max-pooling to size×size, by plain max-pooling, which knows all layouts, where cells are of one size."""
 
     def __init__(self, size: int) -> None:
         super().__init__()

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from ..bench.config import PathsConfig, RunConfig, SortingConfig
-from ..bench.results import Store, identity, summarise
+from ..bench.results import NOT_THE_EXPERIMENT, Store, Summary, identity, summarise_all
 from ..bench.words import describe_setting, describe_value
 from ..errors import ArgumentError
 from ._output import spoken_errors
@@ -78,6 +78,7 @@ def _sweep(
         grid = parse_grid(kind, words)
         if "algorithm" not in grid:
             raise ArgumentError(f"Give --algorithm: one of {', '.join(kind.algorithms)}, or several with commas.")
+        _refuse_one_run_twice(grid)
         points, notes = applicable(list(product(grid)))
         for note in notes:
             typer.echo(note, err=True)
@@ -92,6 +93,15 @@ def _sweep(
         result = run_all(runs, computing)
         typer.echo("\n" + _summary(computing.results, [config for _, config in runs], grid))
     raise typer.Exit(result.exit_code)
+
+
+def _refuse_one_run_twice(grid: dict[str, list[Any]]) -> None:
+    for name in NOT_THE_EXPERIMENT:
+        if len(grid.get(name, [])) > 1:
+            raise ArgumentError(
+                f"--{name} {','.join(map(str, grid[name])).lower()}: runs that differ in nothing else are one run to a "
+                "store. Give one value."
+            )
 
 
 def _name(config: RunConfig, grid: dict[str, list[Any]]) -> str:
@@ -115,11 +125,20 @@ def _summary(results: Path, configs: list[RunConfig], grid: dict[str, list[Any]]
         names[key] = _name(config, grid)
     if not points:
         return "No run is finished yet."
-    metrics = list(next(iter(points.values()))[0].test)
-    means = {key: [summarise(r.test[m] for r in found) for m in metrics] for key, found in points.items()}
+    means = {key: summarise_all(record.test for record in found) for key, found in points.items()}
     lines = []
-    for key in sorted(points, key=lambda key: -means[key][0].mean):
-        figures = ", ".join(f"{m.replace('_', ' ')} {found} %" for m, found in zip(metrics, means[key], strict=True))
-        seeds = "1 seed" if len(points[key]) == 1 else f"{len(points[key])} seeds"
-        lines.append(f"{names[key]}: {figures} ({seeds})")
+    for key in sorted(points, key=lambda key: -next(iter(means[key].values())).mean):
+        line = f"{names[key]}: {_figures(means[key])} ({_seeds(len(points[key]))})"
+        averaged = [record.averaged for record in points[key] if record.averaged]
+        if averaged:
+            line += f", averaged: {_figures(summarise_all(averaged))} ({_seeds(len(averaged))})"
+        lines.append(line)
     return "\n".join(lines)
+
+
+def _figures(means: dict[str, Summary]) -> str:
+    return ", ".join(f"{name.replace('_', ' ')} {found} %" for name, found in means.items())
+
+
+def _seeds(count: int) -> str:
+    return "1 seed" if count == 1 else f"{count} seeds"

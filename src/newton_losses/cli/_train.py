@@ -14,7 +14,7 @@ from ..bench.config import PathsConfig, RunConfig, SortingConfig
 from ..bench.loop import PlannedRun, run_together
 from ..bench.progress import JsonLines, PlainLines, Progress, Together
 from ..bench.ranks import is_first_process, joined_ranks, noted_signals
-from ..bench.results import summarise
+from ..bench.results import summarise_all
 from ..bench.tasks import KeptData, make_task
 from ..errors import ArgumentError
 from ._output import choose_progress, emit, spoken_errors
@@ -247,7 +247,12 @@ def run_folder(config: RunConfig, out: Path | None, several: bool = False) -> Pa
     """Where a run goes: as told, a folder a seed where there are several, else a name made of the settings."""
     if out is not None:
         return out / f"seed-{config.seed}" if several else out
-    settings = {name: value for name, value in config.to_dict().items() if name != "data_root"}
+    # Without averages the name is what it was before there were any.
+    settings = {
+        name: value
+        for name, value in config.to_dict().items()
+        if name != "data_root" and (name, value) != ("average", False)
+    }
     digest = hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:8]
     size = f"-n{config.n}" if isinstance(config, SortingConfig) else ""
     arm = "baseline" if config.curvature == "none" else config.curvature
@@ -281,11 +286,18 @@ def parse_seeds(text: str) -> list[int]:
 
 def _summarise(results: list[dict[str, Any]], as_json: bool) -> None:
     """Mean and standard deviation over the seeds, of every test figure."""
-    figures = {name: [result["test"][name] for result in results] for name in results[0]["test"]}
-    summary = {name: summarise(values) for name, values in figures.items()}
+    kinds = {"test": [result["test"] for result in results]}
+    if all("averaged" in result for result in results):
+        kinds["averaged"] = [result["averaged"]["test"] for result in results]
+    summaries = {kind: summarise_all(figures) for kind, figures in kinds.items()}
     if as_json:
-        test = {name: {"mean": found.mean, "std": found.std} for name, found in summary.items()}
-        emit({"event": "summary", "seeds": [r["configuration"]["seed"] for r in results], "test": test})
+        told = {
+            kind: {name: {"mean": found.mean, "std": found.std} for name, found in summary.items()}
+            for kind, summary in summaries.items()
+        }
+        emit({"event": "summary", "seeds": [r["configuration"]["seed"] for r in results], **told})
         return
-    for name, found in summary.items():
-        typer.echo(f"test {name.replace('_', ' ')} over {len(results)} seeds: {found} %")
+    for kind, summary in summaries.items():
+        title = {"averaged": "averaged test"}.get(kind, kind)
+        for name, found in summary.items():
+            typer.echo(f"{title} {name.replace('_', ' ')} over {len(results)} seeds: {found} %")

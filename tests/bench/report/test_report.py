@@ -3,6 +3,7 @@
 import json
 import math
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from xml.etree import ElementTree
@@ -274,6 +275,11 @@ def test_real_run_is_shown(tmp_path):
     others = next(block for block in report.blocks if getattr(block, "name", "") == "others")
     assert [cell.text for cell in others.rows[0][:4]] == ["real", "sorting", "softsort", "digits"]
     assert f"exact_match {result['test']['exact_match']:.2f}" in others.rows[0][-1].text
+    averaged = run(replace(config, seed=1, average=True), str(tmp_path / "results" / "averaged"))["averaged"]["test"]
+    report = compose(tmp_path / "results")
+    others = next(block for block in report.blocks if getattr(block, "name", "") == "others")
+    assert others.columns[-1] == "test, averaged weights"
+    assert f"exact_match {averaged['exact_match']:.2f}" in others.rows[0][-1].text
 
 
 def test_precisions_are_not_mixed(tmp_path):

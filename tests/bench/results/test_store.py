@@ -89,6 +89,15 @@ def test_runs_without_a_result_are_unfinished(store):
     assert str(first.path) in store.notes[0]
 
 
+def test_of_two_records_the_one_with_averaged_weights_counts(store):
+    plain, averaged = sorted(store.records(), key=lambda record: record.seed)
+    config = replace(SortingConfig.from_dict(plain.configuration), average=True)
+    run(config, str(store.path / "z elsewhere" / "again"))
+    paths = [record.path for record in store.records()]
+    assert paths == [averaged.path, store.path / "z elsewhere" / "again"]
+    assert store.notes == [f"{plain.path}: the same run as {paths[1]}, which counts. This one is left out."]
+
+
 def test_hidden_folders_are_no_part_of_the_store(store):
     shutil.copytree(store.records()[0].path, store.path / ".trash" / "run")
     assert len(store.records()) == 2

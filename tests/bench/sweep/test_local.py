@@ -15,7 +15,7 @@ import pytest
 
 from newton_losses.bench.config import PathsConfig, SortingConfig
 from newton_losses.bench.data import terrain
-from newton_losses.bench.interrupts import STOPPING
+from newton_losses.bench.interrupts import STOPPING, Interrupted
 from newton_losses.bench.progress import Silent
 from newton_losses.bench.results import Store
 from newton_losses.bench.sealed import read_json, sealed
@@ -351,6 +351,40 @@ def test_a_run_goes_on_as_it_was_begun_and_anew_on_another_device(tmp_path):
     (folder / "config.json").write_bytes(sealed(config))
     assert execute(job, Silent())["steps"] == 3
     assert (folder / "config.json").read_text().count('"device": "cpu"') == 1
+
+
+class Notes(Silent):
+    def __init__(self):
+        self.notes = []
+
+    def note(self, text):
+        self.notes.append(text)
+
+
+class StopEarly(Notes):
+    def evaluated(self, record):
+        raise Interrupted(record["step"], 2)
+
+
+@pytest.mark.parametrize("begun", [True, False])
+def test_a_run_goes_on_with_averaged_weights_if_it_was_begun_with_them(begun, tmp_path):
+    config = replace(CONFIG, eval_every=1)
+    with pytest.raises(Interrupted):
+        execute(Job.of("one", replace(config, average=begun).resolved(), tmp_path, "cpu"), StopEarly())
+    notes = Notes()
+    result = execute(Job.of("one", replace(config, average=not begun).resolved(), tmp_path, "cpu"), notes)
+    assert ("averaged" in result) == begun
+    assert [("goes on without" in note) for note in notes.notes] == [True] * (not begun)
+
+
+def test_averaged_weights_that_a_kill_has_left_are_removed(tmp_path):
+    job = Job.of("one", replace(CONFIG, average=True).resolved(), tmp_path, "cpu")
+    execute(job, Silent())
+    left = Path(job.folder) / "weights.average.pt"
+    assert not left.exists()
+    left.write_bytes(b"")
+    execute(job, Silent())
+    assert not left.exists()
 
 
 def test_a_kept_run_has_its_weights(tmp_path):

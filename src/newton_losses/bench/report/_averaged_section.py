@@ -17,7 +17,10 @@ def averaged_section(runs: Runs) -> list[Block]:
     blocks: list[Block] = [Heading(3, "With averaged weights", "goal-averaged"), Paragraph(AVERAGING)]
     several = averages(runs)
     if not several:
-        return [*blocks, Paragraph(["Not run. ", Code("newton-losses train … --average"), " evaluates them."])]
+        return [
+            *blocks,
+            Paragraph(["Not run. ", Code("newton-losses reproduce table1 --set average=true"), " evaluates them."]),
+        ]
     columns = standings(runs, averaged=True)
     return [*blocks, _columns(columns, runs.label), *_curves(runs, columns), _gains(several, runs.label)]
 

@@ -19,10 +19,10 @@ def damping_section(found: Evidence) -> list[Block]:
     if not every:
         text = 'Not run. "auto" takes λ from the curvature of each batch; the paper tunes it cell by cell. '
         return [*blocks, Paragraph([text, Code("newton-losses sweep … --damping auto"), " runs it."])]
-    where = f"{short.label} and {look_alike.label}"
-    blocks.append(_beside_the_papers(every, where))
-    if several := [*chosen(short, "sorting"), *chosen(look_alike, "paths")]:
-        blocks.append(_beside_the_grid(several, where))
+    blocks.append(_beside_the_papers(every, f"{short.label} and {look_alike.label}"))
+    kinds = {short.label: chosen(short, "sorting"), look_alike.label: chosen(look_alike, "paths")}
+    if any(kinds.values()):
+        blocks.append(_beside_the_grid(kinds))
     return blocks
 
 
@@ -46,7 +46,9 @@ def _beside_the_papers(every: Sequence[Automatic], where: str) -> Table:
     return Table("damping-auto", caption, heads, tuple(rows), labels=2)
 
 
-def _beside_the_grid(several: Sequence[Chosen], where: str) -> Table:
+def _beside_the_grid(kinds: dict[str, list[Chosen]]) -> Table:
+    several = [one for found in kinds.values() for one in found]
+    where = " and ".join(label for label, found in kinds.items() if found)
     caption = (
         f"The same against a λ that is chosen as the paper chose its own, {where}, sorting in log space: the first "
         "columns are the test figures of one seed for every λ of the paper’s grid; the one with that seed’s highest "

@@ -24,9 +24,9 @@ STATES = (
 )
 # What every page says that shows figures of averaged weights.
 AVERAGING = (
-    "Averaged weights are the mean over about the last tenth of a run’s steps, kept beside the training, which they do "
-    "not change; their figures are chosen by their own validation. The paper does not average weights. The mean can be "
-    "taken of any run, with the plain loss as well, so what it gains is no gain of curvature: these figures are no "
+    "Averaged weights are a mean over a run’s steps that is weighted towards its end, on average a tenth of the run "
+    "old, and kept beside the training, which does not change; their figures are chosen by their own validation. The "
+    "paper does not average weights. A mean can be taken of any run, with the plain loss as well: these figures are no "
     "comparison of methods, they say what a user gets from the same runs. They do not count for the goal."
 )
 

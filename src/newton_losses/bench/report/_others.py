@@ -4,11 +4,11 @@ Everything here comes out of files that anybody may have written, so it is shown
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from ...errors import NewtonLossesError
-from ..results import RunRecord, configuration_class, identity, summarise
+from ..results import RunRecord, configuration_class, identity, summarise_all
 from ..words import changes
 from ._blocks import Block, Cell, Heading, Table
 from ._found import brief, relative
@@ -29,8 +29,13 @@ def other_runs(measured: Measured, results: Path) -> list[Block]:
         "other data. They count in no table, figure or claim. Mean ± standard deviation over the seeds; a λ of auto "
         "is taken from the curvature, and a setting that is not named has its default."
     )
-    rows = tuple(_row(records, results) for records in groups.values())
-    return [Heading(2, "Other runs", "other-runs"), Table("others", caption, _HEADS, rows)]
+    rows = [_row(records, results) for records in groups.values()]
+    heads: tuple[str, ...] = _HEADS
+    if any(record.averaged for records in groups.values() for record in records):
+        heads = (*heads, "test, averaged weights")
+        averages = ((record.averaged for record in records if record.averaged) for records in groups.values())
+        rows = [(*row, _figures(found)) for row, found in zip(rows, averages, strict=True)]
+    return [Heading(2, "Other runs", "other-runs"), Table("others", caption, heads, tuple(rows))]
 
 
 def _row(records: Sequence[RunRecord], results: Path) -> tuple[Cell, ...]:
@@ -38,9 +43,6 @@ def _row(records: Sequence[RunRecord], results: Path) -> tuple[Cell, ...]:
     first = records[0]
     settings = first.configuration
     place = first.path if len(records) == 1 else Path(os.path.commonpath([record.path for record in records]))
-    names = [name for name in first.test if all(name in record.test for record in records)]
-    figures = {name: summarise(record.test[name] for record in records) for name in names}
-    mean = next((figure.mean for figure in figures.values()), None)
     return (
         Cell(brief(relative(place, results))),
         *(Cell(brief(settings.get(name, "–"))) for name in ("task", "algorithm", "data", "curvature")),
@@ -49,8 +51,14 @@ def _row(records: Sequence[RunRecord], results: Path) -> tuple[Cell, ...]:
         Cell(brief(_others(first))),
         Cell(str(first.steps), float(first.steps)),
         Cell(str(len(records)), float(len(records))),
-        Cell(brief(", ".join(f"{name} {figure}" for name, figure in figures.items())), mean),
+        _figures(record.test for record in records),
     )
+
+
+def _figures(several: Iterable[dict[str, float]]) -> Cell:
+    found = summarise_all(several)
+    mean = next((figure.mean for figure in found.values()), None)
+    return Cell(brief(", ".join(f"{name} {figure}" for name, figure in found.items()) or "–"), mean)
 
 
 def _damping(record: RunRecord) -> str:

@@ -1,5 +1,6 @@
 """What was measured: the store of finished runs, and the statistics of the paper over them."""
 
+from ._identity import NOT_THE_EXPERIMENT as NOT_THE_EXPERIMENT
 from ._identity import configuration_class as configuration_class
 from ._identity import experiment as experiment
 from ._identity import identity as identity
@@ -13,6 +14,7 @@ from ._statistics import baseline_mark as baseline_mark
 from ._statistics import mark as mark
 from ._statistics import p_value as p_value
 from ._statistics import summarise as summarise
+from ._statistics import summarise_all as summarise_all
 from ._store import Store as Store
 from ._store import UnfinishedRun as UnfinishedRun
 from ._store import compact as compact

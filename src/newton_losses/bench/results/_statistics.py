@@ -8,7 +8,7 @@ of an arm that fails and one that does not differ tenfold.
 
 import math
 import statistics
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 LEVEL = 0.05
@@ -41,6 +41,17 @@ def summarise(values: Iterable[float]) -> Summary:
         # `statistics` raises on some of these, in Python 3.11 an AttributeError.
         return Summary(sum(found) / len(found), math.nan, len(found))
     return Summary(statistics.fmean(found), statistics.stdev(found) if len(found) > 1 else math.nan, len(found))
+
+
+def summarise_all(several: Iterable[Mapping[str, float]]) -> dict[str, Summary]:
+    """The summaries of figures by their names, of those that all have.
+
+    >>> summarise_all([{"exact_match": 1.0}, {"exact_match": 3.0, "element_wise": 5.0}])
+    {'exact_match': Summary(mean=2.0, std=1.4142135623730951, count=2)}
+    """
+    found = list(several)
+    names = [name for name in (found[0] if found else {}) if all(name in one for one in found)]
+    return {name: summarise(one[name] for one in found) for name in names}
 
 
 def p_value(baseline: Summary, other: Summary) -> float:

@@ -41,7 +41,10 @@ class Store:
         self.notes: list[str] = []
 
     def records(self) -> list[RunRecord]:
-        """All finished runs in the order of their paths, each once: the first of several records of one run."""
+        """All finished runs in the order of their paths, each once.
+
+        Of several records of one run the first counts, or the first with averaged weights.
+        """
         self.notes = []
         found: dict[str, RunRecord] = {}
         for folder in self._folders(RESULT):
@@ -50,10 +53,13 @@ class Store:
             except UnreadableRecord as error:
                 self.notes.append(str(error))
                 continue
-            first = found.setdefault(record.identity, record)
-            if first is not record:
-                self.notes.append(f"{folder}: the same run as {first.path}, which counts. This one is left out.")
-        return list(found.values())
+            other = found.setdefault(record.identity, record)
+            if other is record:
+                continue
+            counts, left = (record, other) if record.averaged and not other.averaged else (other, record)
+            found[record.identity] = counts
+            self.notes.append(f"{left.path}: the same run as {counts.path}, which counts. This one is left out.")
+        return sorted(found.values(), key=lambda record: record.path)
 
     def unfinished(self) -> list[UnfinishedRun]:
         """The runs that were begun and have no result, in the order of their paths."""

@@ -122,8 +122,14 @@ def opening(tally: Tally) -> str:
 
 def ending(job: Job, result: dict[str, Any]) -> str:
     """The outcome of a run in a line."""
-    figures = ", ".join(f"{name.replace('_', ' ')} {value:.4g}" for name, value in result["test"].items())
+    figures = _figures(result["test"])
+    if "averaged" in result:
+        figures += f", averaged {_figures(result['averaged']['test'])},"
     return f"{job.label}: {figures} in {duration(result['seconds'])}"
+
+
+def _figures(test: dict[str, float]) -> str:
+    return ", ".join(f"{name.replace('_', ' ')} {value:.4g}" for name, value in test.items())
 
 
 def failing(job: Job, message: str, again: bool) -> str:

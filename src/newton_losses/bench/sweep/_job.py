@@ -14,7 +14,7 @@ from ..files import RunError
 from ..loop import run
 from ..progress import Progress
 from ..results import compact, configuration_class, run_name
-from ..run_folder import CHECKPOINT, CONFIG, RESULT, WEIGHTS, Record, read_json
+from ..run_folder import AVERAGE, CHECKPOINT, CONFIG, RESULT, WEIGHTS, Record, read_json
 from ..tasks import Task, make_task
 
 # How the process of a job can end, as exit codes.
@@ -66,7 +66,10 @@ def execute(job: Job, progress: Progress, make: Callable[[Any], Task] = make_tas
         if isinstance(config, ConvexConfig):
             run_convex(config, job.folder, progress=progress)
         else:
+            asked = config
             config, anew = _as_begun(config, folder)
+            if asked.average and not config.average:
+                progress.note("It was begun without averaged weights, and goes on without them.")
             run(config, job.folder, progress=progress, make=make, overwrite=anew)
     if not job.keep_weights:
         tidy(job)
@@ -79,7 +82,7 @@ def tidy(job: Job) -> None:
     A folder that is damaged keeps them, to be mended with; one in use is tidied by who uses it.
     """
     folder = Path(job.folder)
-    if job.is_finished() and any((folder / name).exists() for name in (CHECKPOINT, WEIGHTS)):
+    if job.is_finished() and any((folder / name).exists() for name in (CHECKPOINT, WEIGHTS, AVERAGE)):
         with contextlib.suppress(RunError):
             compact(folder)
 
@@ -87,15 +90,17 @@ def tidy(job: Job) -> None:
 def _as_begun(config: RunConfig, folder: Path) -> tuple[RunConfig, bool]:
     """The configuration with which the folder's run was begun, or this one and that it has to start anew.
 
-    Compiling and capturing change at most the last digits, so that a run goes on as it was. The random numbers
-    of another kind of device are others: then what was done so far is of no use.
+    Compiling and capturing change at most the last digits and averaging nothing, so that a run goes on as it was. The
+    random numbers of another kind of device are others: then what was done so far is of no use.
     """
     if not (folder / CONFIG).exists():
         return config, False
     begun = read_json(folder / CONFIG).get("configuration", {})
     if device_kind(str(begun.get("device"))) != device_kind(config.device):
         return config, True
-    return replace(config, **{name: begun[name] for name in ("compile", "graph", "kernels") if name in begun}), False
+    kept = {name: begun[name] for name in ("compile", "graph", "kernels") if name in begun}
+    # Before there were averages there was none.
+    return replace(config, **kept, average=begun.get("average", False)), False
 
 
 def prepare_data(config: RunConfig) -> None:
