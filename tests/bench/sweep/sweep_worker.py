@@ -17,7 +17,8 @@ SMALL = {
 
 
 def jobs(store: Path) -> list[Job]:
-    found = cells("table1", only="softsort-n5", numerics="reference")
+    # More than a fast machine gets done between five kills.
+    found = cells("table1", only="*sort-n5-*", numerics="reference")
     return [Job.of(cell.key, cell.make(**SMALL), store, "cpu") for cell in found]
 
 
