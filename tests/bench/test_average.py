@@ -67,8 +67,7 @@ def test_the_share_of_a_step_is_a_power_of_its_number():
     assert "num_batches_tracked" not in average.tensors
 
 
-def test_a_trainer_takes_in_its_own_steps():
-    config = replace(RUNS["sorting"], average=True).resolved()
+def assert_follows_its_steps(config):
     trainer = Trainer(make_task(config), config)
     alone = WeightAverage(trainer.task.model)
     for step in range(1, 2 * EVERY + 2):
@@ -77,6 +76,10 @@ def test_a_trainer_takes_in_its_own_steps():
     for name, tensor in alone.tensors.items():
         assert torch.equal(trainer.tensors[f"average.{name}"], tensor)
         assert not torch.equal(trainer.tensors[f"model.{name}"], tensor)
+
+
+def test_a_trainer_takes_in_its_own_steps():
+    assert_follows_its_steps(replace(RUNS["sorting"], average=True).resolved())
 
 
 def test_the_network_gets_its_own_weights_back():
@@ -198,16 +201,9 @@ def test_several_at_once_have_the_averages_that_they_have_alone(at_once, tmp_pat
 
 
 @pytest.mark.gpu
-def test_a_captured_step_is_followed_as_one_that_is_not(tmp_path):
-    config = replace(RUNS["sorting"], augment=False, device="cuda", average=True).resolved()
-    trainers = [Trainer(make_task(one), one) for one in (config, replace(config, graph=False))]
-    for trainer in trainers:
-        alone = WeightAverage(trainer.task.model)
-        for step in range(1, 3 * EVERY + 1):
-            trainer.train_step()
-            alone.follow(step)
-        for name, tensor in alone.tensors.items():
-            assert torch.equal(trainer.tensors[f"average.{name}"], tensor)
+@pytest.mark.parametrize("graph", [True, False])
+def test_a_captured_step_is_followed_as_one_that_is_not(graph):
+    assert_follows_its_steps(replace(RUNS["sorting"], device="cuda", graph=graph, average=True).resolved())
 
 
 def test_convex_layers_have_none():
