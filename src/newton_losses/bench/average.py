@@ -1,8 +1,8 @@
-"""The mean of a network's weights over the last part of a run, kept beside the training, which it does not change.
+"""A mean of a network's weights over the steps of a run, kept beside the training, which it does not change.
 
 At a constant learning rate a network ends somewhere in the noise of its last steps; their mean lies amid them (Polyak
-and Juditsky, 1992). The shares grow with a power of the step (Shamir and Zhang, 2013): at any time a tenth of all steps
-old they are on average, so that there is no length to choose.
+and Juditsky, 1992). The share of a step grows with a power of its number (Shamir and Zhang, 2013), so that the mean is
+always about a tenth of the run old, and there is no length to choose.
 """
 
 import contextlib
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-# The share of a step is its number to this power. The mean step that counts is 10 % of all steps ago.
+# A step counts by about its number to this power: on average a step that was a tenth of all steps ago.
 POWER = 8
 # Weights change little in so many steps, and the mean of every tenth costs a tenth. Before the tenth it is the weights.
 EVERY = 10

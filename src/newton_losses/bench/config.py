@@ -22,7 +22,7 @@ class RunConfig:
     """What both tasks have in common. `None` stands for the paper's value until `resolved()`.
 
     `device`, `precision`, `compile` and `graph` say how the step is computed; they are a part of the
-    configuration because they can change the last digits of a result. `average` has the mean of the last weights
+    configuration because they can change the last digits of a result. `average` has a mean of the weights
     evaluated as well, and changes nothing else.
     """
 

@@ -6,20 +6,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import torch
-
 from ..errors import ArgumentError
 from .at_once import full_device, give_back_memory
 from .checks import check_at_least, option
 from .clock import Clock
 from .config import RunConfig
 from .device import is_out_of_memory, on_device, precision_flags
+from .evaluation import averaged_evaluations, evaluate
 from .files import RunError
 from .interrupts import Interrupted, StopRequests, name_others, others_of, stop_requests
 from .progress import Progress, Silent
 from .ranks import Ranks, sharing_ranks
 from .run_folder import AVERAGE, Record, RunFolder
-from .tasks import Figures, Task, make_task
+from .tasks import Task, make_task
 from .trainer import Trainer
 from .turns import WHEN_DONE, WHEN_NEARLY_DONE, Steps, take_turns
 from .whose import errors_of, name_seed, seed_of
@@ -254,28 +253,29 @@ def _evaluate(ranks: Ranks, trainer: Trainer, folder: RunFolder, clock: Clock) -
     )
     loss, count = trainer.take_mean_loss()
 
-    def evaluate() -> Record:
+    def evaluate_and_save() -> Record:
         before = folder.evaluations[-1]["step"] if folder.evaluations else 0
-        record = _record(trainer, loss, trainer.step - before - count)
-        drawn = {name: generator.get_state() for name, generator in trainer.task.generators.items()}
-        record |= _figures(trainer.task)
-        if trainer.task.reported([*folder.evaluations, record]) is record:
-            folder.save_weights(trainer.task.model.state_dict())
-        if trainer.average is not None:
-            # On the same sets, after which the generators are again where they were.
-            for name, generator in trainer.task.generators.items():
-                generator.set_state(drawn[name])
-            with trainer.average.in_place():
-                record["averaged"] = _figures(trainer.task)
-                averaged = _averaged([*folder.evaluations, record])
-                if trainer.task.reported(averaged) is averaged[-1]:
-                    folder.save_weights(trainer.task.model.state_dict(), AVERAGE)
+        record = {**_record(trainer, loss, trainer.step - before - count), **evaluate(trainer)}
+        _save_weights(trainer, folder, [*folder.evaluations, record])
         folder.save(_state(trainer, clock), record)
         return record
 
-    record = ranks.on_first(evaluate)
+    record = ranks.on_first(evaluate_and_save)
     clock.saved()
     return record
+
+
+def _save_weights(trainer: Trainer, folder: RunFolder, evaluations: list[Record]) -> None:
+    """Keep the network, and the averaged one, if the last evaluation is the one to report of it."""
+    task = trainer.task
+    if task.reported(evaluations) is evaluations[-1]:
+        folder.save_weights(task.model.state_dict())
+    if trainer.average is None:
+        return
+    averaged = averaged_evaluations(evaluations)
+    if task.reported(averaged) is averaged[-1]:
+        with trainer.average.in_place():
+            folder.save_weights(task.model.state_dict(), AVERAGE)
 
 
 def _save(ranks: Ranks, trainer: Trainer, folder: RunFolder, clock: Clock) -> None:
@@ -293,19 +293,6 @@ def _record(trainer: Trainer, loss: float | None, not_finite_steps: int) -> Reco
     }
 
 
-def _figures(task: Task) -> Figures:
-    task.model.eval()
-    with torch.no_grad():
-        figures = task.evaluate()
-    task.model.train()
-    return figures
-
-
-def _averaged(evaluations: list[Record]) -> list[Record]:
-    """The evaluations of the averaged weights, as if they were those of a run of their own."""
-    return [{"step": record["step"], **record["averaged"]} for record in evaluations]
-
-
 def _state(trainer: Trainer, clock: Clock) -> dict[str, Any]:
     return {**trainer.state(), "seconds": clock.seconds()}
 
@@ -317,7 +304,9 @@ def _result(plan: PlannedRun, setting: _Setting, trainer: Trainer, folder: RunFo
         "configuration": plan.config.to_dict(),
         "test": reported["test"],
         "reported": reported,
-        **({"averaged": trainer.task.reported(_averaged(folder.evaluations))} if plan.config.average else {}),
+        **(
+            {"averaged": trainer.task.reported(averaged_evaluations(folder.evaluations))} if plan.config.average else {}
+        ),
         "final": folder.evaluations[-1],
         "not_finite_steps": folder.steps_without_loss,
         "steps": trainer.step,

@@ -6,6 +6,7 @@ from torch.utils.tensorboard import SummaryWriter
 
 from .config import RunConfig
 from .progress import Record, Silent
+from .words import by_split
 
 
 class TensorBoard(Silent):
@@ -23,14 +24,11 @@ class TensorBoard(Silent):
 
     def evaluated(self, record: Record) -> None:
         assert self._writer is not None
-        averaged = {f"averaged {name}": value for name, value in record.get("averaged", {}).items()}
-        for name, value in {**record, **averaged}.items():
-            if name == "averaged":
-                continue
-            if isinstance(value, dict):
-                for figure, per_cent in value.items():
-                    self._writer.add_scalar(f"{name}/{figure}", per_cent, record["step"])
-            elif name != "step" and value is not None:
+        for split, values in by_split(record).items():
+            for figure, per_cent in values.items():
+                self._writer.add_scalar(f"{split}/{figure}", per_cent, record["step"])
+        for name, value in record.items():
+            if name != "step" and isinstance(value, int | float):
                 self._writer.add_scalar(name, value, record["step"])
 
     def close(self) -> None:

@@ -83,11 +83,21 @@ def figures(record: Record) -> str:
     'validation exact match 81.25 %  test exact match 80.00 %'
     """
     parts = []
-    averaged = {f"averaged {split}": values for split, values in record.get("averaged", {}).items()}
+    found = by_split(record)
     for split in ("validation", "test", "averaged test"):
-        for name, value in list({**record, **averaged}.get(split, {}).items())[:1]:
+        for name, value in list(found.get(split, {}).items())[:1]:
             parts.append(f"{split} {name.replace('_', ' ')} {value:.2f} %")
     return "  ".join(parts)
+
+
+def by_split(record: Record) -> dict[str, dict[str, float]]:
+    """All figures of an evaluation; those of averaged weights as splits of their own.
+
+    >>> by_split({"step": 5, "test": {"exact_match": 80.0}, "averaged": {"test": {"exact_match": 81.0}}})
+    {'test': {'exact_match': 80.0}, 'averaged test': {'exact_match': 81.0}}
+    """
+    own = {name: value for name, value in record.items() if isinstance(value, dict) and name != "averaged"}
+    return {**own, **{f"averaged {name}": value for name, value in record.get("averaged", {}).items()}}
 
 
 def outcome(result: Record, again: bool) -> str:

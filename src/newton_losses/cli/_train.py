@@ -47,7 +47,7 @@ Spectrum = Annotated[
 ]
 ClipNorm = Annotated[float | None, _option(_TRAINING, "Clip the norm of the weights' gradient at this value.")]
 Average = Annotated[
-    bool, _option(_TRAINING, "Evaluate the mean of the last weights, too; the training stays as it is.", "--average")
+    bool, _option(_TRAINING, "Evaluate a mean of the last weights, too; the training stays as it is.", "--average")
 ]
 Rate = Annotated[float | None, _option(_TRAINING, "Learning rate of Adam. Default: the paper's.", "--learning-rate")]
 Seed = Annotated[int, _option(_TRAINING, "Seed of weights, batches, noise and evaluation sets.")]
