@@ -13,15 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from newton_losses.bench.config import PathsConfig, SortingConfig
-from newton_losses.bench.data import terrain
-from newton_losses.bench.interrupts import STOPPING, Interrupted
-from newton_losses.bench.progress import Silent
+from newton_losses.bench.config import SortingConfig
+from newton_losses.bench.interrupts import STOPPING
 from newton_losses.bench.results import Store
-from newton_losses.bench.sealed import read_json, sealed
-from newton_losses.bench.sweep import Bars, Job, Lines, SweepResult, run_sweep, train_command
+from newton_losses.bench.sweep import Bars, Job, Lines, SweepResult, run_sweep
 from newton_losses.bench.sweep import _local as local
-from newton_losses.bench.sweep._job import execute, prepare_data
 from newton_losses.bench.sweep._tally import Tally
 
 STUB = (sys.executable, str(Path(__file__).with_name("stub_worker.py")))
@@ -331,90 +327,3 @@ def test_bars_keep_what_tells_runs_apart(monkeypatch, capsys):
     assert "…, seed 0" in said
     assert "…, seed 1" in said
     assert " left" in said
-
-
-def test_a_run_goes_on_as_it_was_begun_and_anew_on_another_device(tmp_path):
-    job = Job.of("one", CONFIG.resolved(), tmp_path, "cpu")
-    job.configuration["graph"] = True
-    execute(job, Silent())
-    folder = Path(job.folder)
-    assert sorted(file.name for file in folder.iterdir()) == [
-        ".lock",
-        "config.json",
-        "evaluations.jsonl",
-        "result.json",
-    ]
-    (folder / "result.json").unlink()
-    config = read_json(folder / "config.json")
-    # As if it had been begun on CUDA, where random numbers are others: nothing of it is of use.
-    config["configuration"]["device"] = "cuda"
-    (folder / "config.json").write_bytes(sealed(config))
-    assert execute(job, Silent())["steps"] == 3
-    assert (folder / "config.json").read_text().count('"device": "cpu"') == 1
-
-
-class Notes(Silent):
-    def __init__(self):
-        self.notes = []
-
-    def note(self, text):
-        self.notes.append(text)
-
-
-class StopEarly(Notes):
-    def evaluated(self, record):
-        raise Interrupted(record["step"], 2)
-
-
-@pytest.mark.parametrize("begun", [True, False])
-def test_a_run_goes_on_with_averaged_weights_if_it_was_begun_with_them(begun, tmp_path):
-    config = replace(CONFIG, eval_every=1)
-    with pytest.raises(Interrupted):
-        execute(Job.of("one", replace(config, average=begun).resolved(), tmp_path, "cpu"), StopEarly())
-    notes = Notes()
-    result = execute(Job.of("one", replace(config, average=not begun).resolved(), tmp_path, "cpu"), notes)
-    assert ("averaged" in result) == begun
-    assert [("goes on without" in note) for note in notes.notes] == [True] * (not begun)
-
-
-def test_averaged_weights_that_a_kill_has_left_are_removed(tmp_path):
-    job = Job.of("one", replace(CONFIG, average=True).resolved(), tmp_path, "cpu")
-    execute(job, Silent())
-    left = Path(job.folder) / "weights.average.pt"
-    assert not left.exists()
-    left.write_bytes(b"")
-    execute(job, Silent())
-    assert not left.exists()
-
-
-def test_a_kept_run_has_its_weights(tmp_path):
-    job = Job.of("one", CONFIG.resolved(), tmp_path, "cpu", keep_weights=True)
-    execute(job, Silent())
-    assert (Path(job.folder) / "weights.pt").exists()
-
-
-def test_a_configuration_as_a_command():
-    words = train_command(replace(CONFIG, curvature="fisher", damping=0.1, clip_norm=1.0).to_dict())
-    assert " ".join(words) == (
-        "train sorting --algorithm softsort --curvature fisher --damping 0.1 --clip-norm 1 --batch-size 4 "
-        "--eval-every 1 --data digits --device cpu --n 3 --digits 1 --steps 3 --validation-sets 5 --test-sets 5"
-    )
-
-
-def test_maps_are_drawn_once_by_whoever_comes_first(tmp_path, monkeypatch):
-    drawn = []
-    make = terrain.make
-
-    def slowly(*arguments):
-        drawn.append(arguments)
-        time.sleep(0.3)  # long enough for the other to come
-        return make(*arguments)
-
-    monkeypatch.setattr(terrain, "make", slowly)
-    config = PathsConfig(algorithm="fenchel-young", size=3, train_maps=2, test_maps=2, data_root=str(tmp_path))
-    threads = [threading.Thread(target=prepare_data, args=(config.resolved(),)) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(drawn) == 1
