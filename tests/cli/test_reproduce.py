@@ -250,6 +250,9 @@ def test_a_sweep_tells_averaged_figures_of_the_seeds_that_have_them(tmp_path):
     assert text.splitlines()[-1].split(": ", 1)[1] == (
         "exact match 21.00 ± 1.00 % (3 seeds), averaged: exact match 31.00 ± 1.41 % (2 seeds)"
     )
+    assert "1 of 3 runs were done, or begun, without averaged weights, and have none." in text
+    _, text = command("sweep", "sorting", *words[:-2], "--results", str(tmp_path), "--device", "cpu")
+    assert "have none" not in text
 
 
 def test_a_grid_of_ones_own(tmp_path):

@@ -15,7 +15,7 @@ from ..bench.data import MNIST, Warcraft
 from ..bench.device import resolve_device
 from ..bench.files import check_writable
 from ..bench.ranks import started_by_torchrun
-from ..bench.results import Store
+from ..bench.results import Store, identity
 from ..bench.sweep import Bars, Job, Lines, SweepResult, run_sweep, split, train_command
 from ..errors import ArgumentError
 from ._train import parse_seeds
@@ -94,6 +94,7 @@ def run_all(labelled: Iterable[tuple[str, RunConfig]], computing: Computing) -> 
     listener = Bars() if sys.stdout.isatty() else Lines()
     result = run_sweep(jobs, store, listener, slots=computing.jobs, pool=pool)
     _say_how_it_ended(result)
+    _say_what_has_no_averages([config for _, config in runs], store)
     return result
 
 
@@ -120,6 +121,20 @@ def _check_needs(configs: list[RunConfig]) -> None:
             MNIST.splits(root or None)
         elif data == "warcraft":
             Warcraft(root or None, "test")
+
+
+def _say_what_has_no_averages(configs: list[RunConfig], store: Store) -> None:
+    """A run that was done or begun without averaged weights stays so, whatever is asked for now."""
+    wanted = {identity(config.to_dict()) for config in configs if config.average}
+    if not wanted:
+        return
+    without = sum(record.identity in wanted and not record.averaged for record in store.records())
+    if without:
+        typer.echo(
+            f"\n{without} of {len(wanted)} runs were done, or begun, without averaged weights, and have none. Another "
+            "folder with --results does them anew.",
+            err=True,
+        )
 
 
 def _say_how_it_ended(result: SweepResult) -> None:

@@ -66,10 +66,7 @@ def execute(job: Job, progress: Progress, make: Callable[[Any], Task] = make_tas
         if isinstance(config, ConvexConfig):
             run_convex(config, job.folder, progress=progress)
         else:
-            asked = config
             config, anew = _as_begun(config, folder)
-            if asked.average and not config.average:
-                progress.note("It was begun without averaged weights, and goes on without them.")
             run(config, job.folder, progress=progress, make=make, overwrite=anew)
     if not job.keep_weights:
         tidy(job)
