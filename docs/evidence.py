@@ -97,12 +97,12 @@ def full_length(found: Evidence) -> str:
     """The goal: at the paper's length, our best setting in log space against the paper's best, column by column."""
     full, short = found.sorting
     now, shorter = standings(full), standings(short)
-    heads = ["", "the paper's best", *ARMS.values(), "our best", "goal", f"our best, {short.label}"]
+    heads = ["", "the paper's best", *ARMS.values(), "our best", "p", "goal", f"our best, {short.label}"]
     rows = [
         [
             *(column_title(one.column), f"{one.paper}, {ARMS[one.paper_method]}"),
             *(written(one.ours[arm]) for arm in ARMS),
-            *(_best(one), one.state, _best(other)),
+            *(_best(one), probability(one.p), one.state, _best(other)),
         ]
         for one, other in zip(now, shorter, strict=True)
     ]
@@ -115,7 +115,8 @@ def full_length(found: Evidence) -> str:
         "Does our best setting with stable numerics reach the paper's best figure in every column of table 1, after "
         f"the paper's {full.label} and with the weights as trained? The columns are those of the table, and n=15 from "
         f"the paper's text. {STATES} The best of several is a little high by chance, ours of five settings as the "
-        "paper's of three or two, with ten seeds each. The last column is no test of the goal: our best after "
+        "paper's of three or two, with ten seeds each. p is the probability of so large a lead, of ours or of the "
+        "paper's, if there were none (one-sided t-test). The last column is no test of the goal: our best after "
         f"{short.label}.\n",
         table(heads, rows),
         f"{_count(now)} The goal as a whole: {GOAL.verdict([full]).judgements[0].status.value}.\n",

@@ -156,6 +156,7 @@ def test_a_column_reaches_the_goal_by_one_setting_and_misses_it_by_all(figures, 
     ours = {name: Summary(figures[name][0], 1.0, figures[name][1]) if name in figures else None for name in SETTINGS}
     one = Standing("neuralsort-n5", "fisher", Summary(83.93, 0.62, 10), ours)
     assert (one.part.holds, one.state) == (holds, state)
+    assert math.isnan(one.p) if best is None else 0 <= one.p <= 0.5  # of the one that is ahead
     assert (one.best[0] if one.best else None) == best
 
 

@@ -6,11 +6,12 @@ text has the figures. The goal is about the weights as trained. How a column sta
 same runs is asked apart, and no figure of the one ever counts for the other.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ..presets import VARIANTS, cells
-from ..results import Summary
+from ..results import Summary, p_value
 from ._measured import AUTO, PaperFigures
 from ._names import METHOD_TITLES, column_title
 from ._rules import LEAST_SEEDS, Part, Setting, better, measured
@@ -50,6 +51,14 @@ class Standing:
         run = [(name, figure) for name, figure in self.ours.items() if figure is not None]
         counting = [(name, figure) for name, figure in run if measured(figure)]
         return max(counting or run, key=lambda one: one[1].mean, default=None)
+
+    @property
+    def p(self) -> float:
+        """The probability of so large a lead of whoever is ahead, our best or the paper's, if there were none."""
+        if self.best is None:
+            return math.nan
+        own = self.best[1]
+        return p_value(self.paper, own) if own.mean >= self.paper.mean else p_value(own, self.paper)
 
     @property
     def part(self) -> Part:
