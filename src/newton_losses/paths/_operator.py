@@ -3,6 +3,7 @@
 What a caller sees, with its argument checks, is in `_shortest_path.py`.
 """
 
+from collections.abc import Callable
 from math import prod
 from typing import Any
 
@@ -74,15 +75,24 @@ def _solve(maps: Tensor, neighbors: int, start: int, goal: int, backend: str) ->
     if maps.shape[0] == 0:
         flags = maps.new_empty(0, dtype=torch.bool)
         return maps.clone(), maps.new_empty(0, dtype=torch.float64), flags, flags.clone()
-    chosen = choose(backend, maps.device)
-    if chosen == "numba":
-        from ._numba import solve
-    elif chosen == "triton":
-        from ._triton import solve
-    else:
-        from ._torch import solve
+    solve = solver(choose(backend, maps.device), maps.shape[1] * maps.shape[2])
     path, cost, unique, reachable = solve(maps, neighbors, start, goal)
     return path.to(maps.dtype), cost, unique, reachable
+
+
+def solver(backend: str, cells: int) -> Callable[[Tensor, int, int, int], Solved]:
+    """What solves maps of so many cells. Imported here, because each needs a package of its own."""
+    if backend == "numba":
+        from . import _numba
+
+        return _numba.solve
+    if backend == "triton":
+        from . import _map_triton, _triton
+
+        return _map_triton.solve if cells <= _map_triton.LARGEST else _triton.solve
+    from . import _torch
+
+    return _torch.solve
 
 
 def _is_capturing(device: torch.device) -> bool:

@@ -1,4 +1,4 @@
-"""The CUDA back end: one thread a map, all in one kernel. Importing this module imports triton.
+"""The CUDA back end for large maps: one thread a map, all in one kernel. Importing this module imports triton.
 
 A thread relaxes its map row by row, downwards and upwards in turn, as the CPU kernel does, and follows the
 path back. Threads never read what another wrote, so that nothing has to be synchronised; the maps lie side
