@@ -20,12 +20,14 @@ from newton_losses.bench.report import (
     LEAST_SEEDS,
     SELECTION,
     STATES,
+    Advantage,
     Automatic,
     Averaged,
     Chosen,
     Evidence,
     Runs,
     Standing,
+    advantage,
     automatic,
     averages,
     chosen,
@@ -223,11 +225,16 @@ def chosen_row(one: Chosen) -> list[str]:
     return [*label, *figures, f"{one.damping:g}", written(one.own), written(one.auto), probability(one.p)]
 
 
+def advantage_row(label: str, one: Advantage) -> list[str]:
+    figures = [f"{signed(figure.mean).text} ± {figure.error:.2f}" for figure in (one.own, one.unseen)]
+    return [label, str(one.own.count), str(one.ahead), *figures]
+
+
 def choice(found: Evidence) -> str:
     """`damping="auto"` beside a λ that is chosen as the paper chose its own."""
-    runs, maps = found.sorting[1], found.paths[1]
-    kinds = ((chosen(runs, "sorting"), f"--steps {runs.length}"), (chosen(maps, "paths"), ""))
-    every = [one for several, _ in kinds for one in several]
+    sorts, maps = found.sorting[1], found.paths[1]
+    kinds = {"sorting": (chosen(sorts, "sorting"), f"--steps {sorts.length}"), "paths": (chosen(maps, "paths"), "")}
+    every = [one for several, _ in kinds.values() for one in several]
     if not every:
         return ""
     heads = ["", "", *(f"{damping:g}" for damping in GRID), "chosen λ", "with it", '"auto"', "p"]
@@ -238,14 +245,21 @@ def choice(found: Evidence) -> str:
         'was run with the other seeds too. Its own mean has the luck of that choice in it, "auto" has not. The last '
         'column is the probability of so large an advantage of the chosen λ over "auto" if there were none.\n',
         table(heads, [chosen_row(one) for one in every]),
-        f"p is {how_often_behind(every)} cells.\n\n",
+        f"p is {how_often_behind(every)} cells.\n",
     ]
+    averages = {task: advantage(several) for task, (several, _) in kinds.items()}
+    lines = [advantage_row(task, one) for task, one in averages.items() if one is not None]
+    if lines:
+        heads = ["", "cells", "of them ahead", "all seeds", "seeds that did not choose"]
+        text = 'The chosen λ less "auto" in percentage points, the mean over these cells ± its standard error:\n'
+        parts += [text, table(heads, lines)]
     words = ",".join(f"{damping:g}" for damping in GRID)
-    for several, length in kinds:
+    together = ""
+    for several, length in kinds.values():
         rest = [command for one in several for command in sweeps([one.cell], length, f"{one.damping:g}")]
-        parts[-1] += commands(sweeps([one.cell for one in several], length, words), [])
-        parts[-1] += commands(rest, [one.group for one in several])
-    return "\n".join(parts)
+        together += commands(sweeps([one.cell for one in several], length, words), [])
+        together += commands(rest, [one.group for one in several])
+    return "\n".join([*parts, together])
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

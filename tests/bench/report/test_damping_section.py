@@ -14,6 +14,7 @@ from newton_losses.bench.report._measured import GRID, damped
 SHORT = {"steps": 10_000, "precision": "bf16"}
 MAPS = {"data": "terrain", "epochs": 50, "precision": "bf16"}
 (CELL,) = cells("table1", only="softsort-n10-hessian-stable")
+(OTHER,) = cells("table1", only="softsort-n10-fisher-stable")
 (PLAIN,) = cells("table1", only="softsort-n10-baseline-stable")
 
 
@@ -72,6 +73,25 @@ def test_maps_have_a_grid_too(tmp_path):
     (row,) = tables(tmp_path)["damping-grid"].rows
     assert (row[0].text, row[1].text) == ("Fenchel-Young loss, 3 samples", "Hessian")
     assert [round(cell.value) for cell in row[2:10]] == [60] * 8
+
+
+def test_the_choice_is_weighed_over_the_cells_with_and_without_the_seed_that_made_it(tmp_path):
+    # Of two cells: λ = 3000 is 7 and 30 points ahead with the seed that chooses it, 4 and 2 behind with two others.
+    for place, (cell, lead, lag) in enumerate([(CELL, 7.0, -4.0), (OTHER, 30.0, -2.0)]):
+        for damping, seed, value in [
+            *(("auto", seed, 40.0 + seed) for seed in range(4)),  # the last one has no counterpart
+            *((damping, 0, 30.0) for damping in GRID[:-1]),
+            (GRID[-1], 0, 40.0 + lead),
+            *((GRID[-1], seed, 40.0 + seed + lag) for seed in (1, 2)),
+        ]:
+            config = damped(cell, damping).make(seed=seed, device="cpu", **SHORT)
+            write_run(tmp_path / f"{place}-{damping}-{seed}", config, {"exact_match": value, "element_wise": value})
+        assert ("damping-grid-average" in tables(tmp_path)) == (place == 1)  # one cell has no spread
+    ((label, count, ahead, own, unseen),) = tables(tmp_path)["damping-grid-average"].rows
+    assert (label.text, count.text, ahead.text) == ("10,000 steps", "2", "1")
+    # Means of 47, 37, 38 and of 70, 39, 40, beside 41.5. The error of two is half of what they differ by.
+    assert own.text == "+3.67 ± 4.50"
+    assert unseen.text == "−3.00 ± 1.00"
 
 
 @pytest.mark.parametrize("validation", [{"element_wise": 99.0}, {"exact_match": None}, {"exact_match": math.nan}, [1]])

@@ -8,8 +8,10 @@ from ._averaged import Averaged as Averaged
 from ._averaged import averages as averages
 from ._averaged import how_often_above as how_often_above
 from ._commands import sweeps as sweeps
+from ._damping import Advantage as Advantage
 from ._damping import Automatic as Automatic
 from ._damping import Chosen as Chosen
+from ._damping import advantage as advantage
 from ._damping import automatic as automatic
 from ._damping import chosen as chosen
 from ._damping import how_often_behind as how_often_behind

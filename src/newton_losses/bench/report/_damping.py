@@ -1,11 +1,12 @@
 """`damping="auto"` beside other λ: that of the paper's tables, and one that a seed chooses from the paper's grid."""
 
 import math
+import statistics
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ..presets import Cell, Group
-from ..results import LEVEL, RunRecord, Summary, p_value
+from ..results import LEVEL, RunRecord, Summary, p_value, summarise
 from ._measured import AUTO, GRID, Runs, curved_cells, main_metric
 
 
@@ -51,6 +52,7 @@ class Chosen:
 
     - `of_a_seed`: the test figure of that seed for every λ.
     - `group`, `own`: the runs with the chosen `damping`, of all seeds, and their figure; `auto`: that of "auto".
+    - `unseen`: by how much they are ahead of "auto" with the seeds that had no part in the choice, if both have any.
     """
 
     cell: Cell
@@ -59,6 +61,7 @@ class Chosen:
     group: Group
     own: Summary
     auto: Summary | None
+    unseen: float | None
 
     @property
     def p(self) -> float:
@@ -86,15 +89,50 @@ def chosen(runs: Runs, task: str, seed: int = 0) -> list[Chosen]:
         own = there[best].summary(metric)
         if own is not None:
             of_a_seed = {damping: record.test[metric] for damping, record in records.items()}
-            auto = runs.figure(cell.column, f"{cell.variant}-{AUTO}", numerics)
-            found.append(Chosen(cell, of_a_seed, best, there[best], own, auto))
+            auto = runs.runs(cell.column, f"{cell.variant}-{AUTO}", numerics)
+            figure = None if auto is None else auto.summary(metric)
+            unseen = None if auto is None else _ahead(there[best], auto, metric, but=seed)
+            found.append(Chosen(cell, of_a_seed, best, there[best], own, figure, unseen))
     return found
+
+
+@dataclass(frozen=True)
+class Advantage:
+    """By how much chosen λ are ahead of "auto", each a figure over the same cells.
+
+    - `own`: with all seeds; `ahead` is in how many cells. It has the luck of the choice in it.
+    - `unseen`: with the seeds that had no part in the choice.
+    """
+
+    own: Summary
+    ahead: int
+    unseen: Summary
+
+
+def advantage(several: Iterable[Chosen]) -> Advantage | None:
+    """That of the cells which have runs of both with more seeds than one; `None` for fewer than two cells."""
+    known = [(one.own.mean - one.auto.mean, one.unseen) for one in several if one.auto and one.unseen is not None]
+    if len(known) < 2:
+        return None
+    own, unseen = zip(*known, strict=True)
+    return Advantage(summarise(own), sum(one > 0 for one in own), summarise(unseen))
 
 
 def how_often_behind(several: Iterable[Automatic | Chosen]) -> str:
     """In how many cells "auto" is behind beyond noise, as what is to be said of p."""
     known = [one.p for one in several if not math.isnan(one.p)]
     return f"below {LEVEL:g} in {sum(p < LEVEL for p in known)} of {len(known)}"
+
+
+def _ahead(group: Group, other: Group, metric: str, but: int) -> float | None:
+    """By how much a cell is ahead of another on average over the seeds that both have, but for one of them."""
+    these, those = ({one.seed: one.test for one in found.records} for found in (group, other))
+    found = [
+        these[seed][metric] - those[seed][metric]
+        for seed in these.keys() & those.keys()
+        if seed != but and metric in these[seed] and metric in those[seed]
+    ]
+    return statistics.fmean(found) if found else None
 
 
 def _validation(record: RunRecord, metric: str) -> float:

@@ -3,12 +3,13 @@
 import math
 from collections.abc import Sequence
 
+from ..results import Summary
 from ._blocks import NOTHING, Block, Cell, Code, Heading, Paragraph, Table
-from ._damping import Automatic, Chosen, automatic, chosen, how_often_behind
+from ._damping import Advantage, Automatic, Chosen, advantage, automatic, chosen, how_often_behind
 from ._evidence import Evidence
 from ._measured import GRID
 from ._names import METHOD_TITLES, column_title
-from ._tables import plain
+from ._tables import plain, signed
 
 
 def damping_section(found: Evidence) -> list[Block]:
@@ -23,6 +24,9 @@ def damping_section(found: Evidence) -> list[Block]:
     kinds = {short.label: chosen(short, "sorting"), look_alike.label: chosen(look_alike, "paths")}
     if any(kinds.values()):
         blocks.append(_beside_the_grid(kinds))
+    averages = {label: one for label, several in kinds.items() if (one := advantage(several)) is not None}
+    if averages:
+        blocks.append(_on_average(averages))
     return blocks
 
 
@@ -66,6 +70,23 @@ def _beside_the_grid(kinds: dict[str, list[Chosen]]) -> Table:
     ]
     heads = ("loss", "curvature", *(f"{damping:g}" for damping in GRID), "chosen λ", "with it", "“auto”", "p")
     return Table("damping-grid", caption, heads, tuple(rows), labels=2)
+
+
+def _on_average(kinds: dict[str, Advantage]) -> Table:
+    caption = (
+        "The chosen λ less “auto”, in percentage points: mean over the cells of the table above ± its standard error. "
+        "The last column leaves out the seed that chose."
+    )
+    rows = [
+        (Cell(label), _number(one.own.count), _number(one.ahead), _difference(one.own), _difference(one.unseen))
+        for label, one in kinds.items()
+    ]
+    heads = ("", "cells", "of them ahead", "all seeds", "seeds that did not choose")
+    return Table("damping-grid-average", caption, heads, tuple(rows), labels=1)
+
+
+def _difference(figure: Summary) -> Cell:
+    return Cell(f"{signed(figure.mean).text} ± {figure.error:.2f}", figure.mean)
 
 
 def _labels(one: Automatic | Chosen) -> tuple[Cell, Cell]:

@@ -29,6 +29,11 @@ class Summary:
     def __str__(self) -> str:
         return f"{self.mean:.2f}" if math.isnan(self.std) else f"{self.mean:.2f} ± {self.std:.2f}"
 
+    @property
+    def error(self) -> float:
+        """The standard error of the mean."""
+        return self.std / math.sqrt(self.count)
+
 
 def summarise(values: Iterable[float]) -> Summary:
     """The summary of some values, at least one; without a deviation where one of them is not finite.
