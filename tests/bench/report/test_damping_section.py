@@ -1,13 +1,14 @@
 """The report's section about the automatic damping."""
 
 import math
+import re
 
 import pytest
 from run_folders import write_cell, write_run
 
 from newton_losses.bench.presets import cells
 from newton_losses.bench.report import gather
-from newton_losses.bench.report._blocks import Mark, Paragraph, Table
+from newton_losses.bench.report._blocks import Figure, Mark, Paragraph, Table
 from newton_losses.bench.report._damping_section import damping_section
 from newton_losses.bench.report._measured import GRID, damped
 
@@ -62,6 +63,12 @@ def test_the_grid_is_shown_when_it_is_whole(tmp_path):
     assert [round(cell.value) for cell in row[2:10]] == [30] * 7 + [50]
     assert row[10].text == "3000"
     assert row[13].text == "0.00"
+    (figure,) = (block for block in damping_section(gather(tmp_path)) if isinstance(block, Figure))
+    (panel,) = figure.panels
+    assert panel.title == "SoftSort n=10"
+    told = re.fullmatch(r"Newton, Hessian from (.*) to (.*), with “auto” (.*)", panel.words)
+    assert [float(figure) for figure in told.groups()] == pytest.approx([30, 50, 40], abs=0.5)
+    assert panel.svg.count("<circle") == len(GRID)
 
 
 def test_maps_have_a_grid_too(tmp_path):
@@ -88,7 +95,7 @@ def test_the_choice_is_weighed_over_the_cells_with_and_without_the_seed_that_mad
             write_run(tmp_path / f"{place}-{damping}-{seed}", config, {"exact_match": value, "element_wise": value})
         assert ("damping-grid-average" in tables(tmp_path)) == (place == 1)  # one cell has no spread
     ((label, count, ahead, own, unseen),) = tables(tmp_path)["damping-grid-average"].rows
-    assert (label.text, count.text, ahead.text) == ("10,000 steps", "2", "1")
+    assert (label.text, count.text, ahead.text) == ("sorting, 10,000 steps", "2", "1")
     # Means of 47, 37, 38 and of 70, 39, 40, beside 41.5. The error of two is half of what they differ by.
     assert own.text == "+3.67 ± 4.50"
     assert unseen.text == "−3.00 ± 1.00"

@@ -4,9 +4,10 @@ import math
 from collections.abc import Sequence
 
 from ..results import Summary
-from ._blocks import NOTHING, Block, Cell, Code, Heading, Paragraph, Table
-from ._damping import Advantage, Automatic, Chosen, advantage, automatic, chosen, how_often_behind
+from ._blocks import NOTHING, Block, Cell, Code, Figure, Heading, Paragraph, Table
+from ._damping import Automatic, Chosen, advantage, automatic, chosen, how_often_behind
 from ._evidence import Evidence
+from ._figures import grid_panels
 from ._measured import GRID
 from ._names import METHOD_TITLES, column_title
 from ._tables import plain, signed
@@ -21,12 +22,15 @@ def damping_section(found: Evidence) -> list[Block]:
         text = 'Not run. "auto" takes λ from the curvature of each batch; the paper tunes it cell by cell. '
         return [*blocks, Paragraph([text, Code("newton-losses sweep … --damping auto"), " runs it."])]
     blocks.append(_beside_the_papers(every, f"{short.label} and {look_alike.label}"))
-    kinds = {short.label: chosen(short, "sorting"), look_alike.label: chosen(look_alike, "paths")}
-    if any(kinds.values()):
-        blocks.append(_beside_the_grid(kinds))
-    averages = {label: one for label, several in kinds.items() if (one := advantage(several)) is not None}
-    if averages:
-        blocks.append(_on_average(averages))
+    sorts, maps = chosen(short, "sorting"), chosen(look_alike, "paths")
+    if sorts or maps:
+        blocks.append(_beside_the_grid({short.label: sorts, look_alike.label: maps}))
+        blocks += _on_average({f"sorting, {short.label}": sorts, f"paths, {look_alike.label}": maps})
+        caption = (
+            "The same as pictures: one seed with every λ of the grid, and in the same colour “auto” as a level with a "
+            "band, its mean and standard deviation over the seeds."
+        )
+        blocks.append(Figure(tuple(grid_panels([*sorts, *maps])), caption))
     return blocks
 
 
@@ -72,17 +76,18 @@ def _beside_the_grid(kinds: dict[str, list[Chosen]]) -> Table:
     return Table("damping-grid", caption, heads, tuple(rows), labels=2)
 
 
-def _on_average(kinds: dict[str, Advantage]) -> Table:
+def _on_average(kinds: dict[str, list[Chosen]]) -> list[Block]:
+    averages = {label: one for label, several in kinds.items() if (one := advantage(several)) is not None}
     caption = (
         "The chosen λ less “auto”, in percentage points: mean over the cells of the table above ± its standard error. "
         "The last column leaves out the seed that chose."
     )
     rows = [
         (Cell(label), _number(one.own.count), _number(one.ahead), _difference(one.own), _difference(one.unseen))
-        for label, one in kinds.items()
+        for label, one in averages.items()
     ]
-    heads = ("", "cells", "of them ahead", "all seeds", "seeds that did not choose")
-    return Table("damping-grid-average", caption, heads, tuple(rows), labels=1)
+    heads = ("runs", "cells", "of them ahead", "all seeds", "seeds that did not choose")
+    return [Table("damping-grid-average", caption, heads, tuple(rows), labels=1)] if rows else []
 
 
 def _difference(figure: Summary) -> Cell:

@@ -1,5 +1,5 @@
-"""The figures of a report: learning curves with 95 % bands (the paper's figure 3), also of averaged weights, and the
-ablation of λ (figure 4)."""
+"""The figures of a report: learning curves with 95 % bands (the paper's figure 3), also of averaged weights, the
+ablation of λ (figure 4), and the grid of λ beside "auto"."""
 
 import math
 import statistics
@@ -10,6 +10,7 @@ from ..presets import Group, cells
 from ..results import RunRecord, Summary
 from ._blocks import Panel
 from ._chart import Line, Point, chart
+from ._damping import Chosen
 from ._measured import Runs, main_metric
 from ._names import column_title
 from ._scale import Axis, around
@@ -71,6 +72,14 @@ def ablation_panels(settings: Sequence[Runs]) -> list[Panel]:
     return [panel for panel in panels if panel is not None]
 
 
+def grid_panels(several: Sequence[Chosen]) -> list[Panel]:
+    """A panel for each loss of these cells: one seed with every λ of the grid, and the level of "auto"."""
+    losses: dict[str, list[Chosen]] = defaultdict(list)
+    for one in several:
+        losses[one.cell.column].append(one)
+    return [_grid(column, found) for column, found in losses.items()]
+
+
 def _order(*tables: str) -> list[str]:
     """The columns of tables, the one of the paper's figure 3 before all others."""
     columns = list(dict.fromkeys(cell.column for table in tables for cell in cells(table)))
@@ -120,6 +129,27 @@ def _ablation(runs: Runs, column: str) -> Panel | None:
     title = f"{column_title(column)}, {runs.label}"
     x, y = Axis("damping λ", 1e-3, 1e3, log=True), around("ranks right, %", heights, floor=0.0, ceiling=100.0)
     return Panel(f"ablation-{runs.length}-{column}", title, chart(lines, x, y, title, words), words)
+
+
+def _grid(column: str, arms: Sequence[Chosen]) -> Panel:
+    """Test accuracy over λ on a logarithmic axis; "auto" as a level with its standard deviation over the seeds."""
+    first, last = min(arms[0].of_a_seed), max(arms[0].of_a_seed)
+    lines, words = [], []
+    for one in arms:
+        arm, points = one.cell.variant, sorted(one.of_a_seed.items())
+        dashed = arm == "fisher"
+        lines.append(Line(NAMES[arm], points, TONES[arm], marked=True, dashed=dashed))
+        words.append(f"{NAMES[arm]} from {min(y for _, y in points):.1f} to {max(y for _, y in points):.1f}")
+        if one.auto is not None:
+            level, spread = one.auto.mean, one.auto.std
+            band = [] if math.isnan(spread) else [(x, level - spread, level + spread) for x in (first, last)]
+            ends = [(first, level), (last, level)]
+            lines.append(Line("", ends, TONES[arm], band=band, faint=True, dashed=dashed))
+            words[-1] += f", with “auto” {level:.1f}"
+    title, description = column_title(column), "; ".join(words)
+    heights = [y for line in lines for _, *bounds in (*line.points, *line.band) for y in bounds]
+    x, y = Axis("damping λ", first, last, log=True), around("test accuracy, %", heights, floor=0.0, ceiling=100.0)
+    return Panel(f"damping-{column}", title, chart(lines, x, y, title, description), description)
 
 
 def _damping_lines(found: dict[float, Group], method: str) -> list[Line]:
