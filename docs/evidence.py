@@ -1,4 +1,5 @@
-"""Writes docs/evidence.md from what is in results/: `python docs/evidence.py`. No number is typed by hand.
+"""Writes docs/evidence.md, and its pictures, from what is in results/: `python docs/evidence.py`. No number is typed
+by hand.
 
 Which runs belong to which cell, and what follows from them, is the business of `newton_losses.bench.report`.
 """
@@ -34,9 +35,11 @@ from newton_losses.bench.report import (
     column_title,
     curved_cells,
     gather,
+    grid_panels,
     how_often_above,
     how_often_behind,
     signed,
+    standalone,
     standings,
     sweeps,
 )
@@ -60,6 +63,8 @@ claim of the paper, are on one page that this makes:
 The page, `site/index.html`, needs no network; `site/report.md` is the same as Markdown.
 """
 NOT_RUN, NOTHING = "not run", "–"
+# The losses of which there is a picture with every λ: one that forgives a wrong one, and three that do not.
+PICTURED = ("softsort-n10", "fenchel-young-10", "cauchy-n10", "smoothed-loss-10")
 
 PATHS_ARMS = {"baseline": "plain", "fisher": "Fisher", "hessian": "Hessian"}
 ARMS = {**PATHS_ARMS, "fisher-auto": 'Fisher, "auto"', "hessian-auto": 'Hessian, "auto"'}
@@ -253,6 +258,13 @@ def choice(found: Evidence) -> str:
         heads = ["", "cells", "of them ahead", "all seeds", "seeds that did not choose"]
         text = 'The chosen λ less "auto" in percentage points, the mean over these cells ± its standard error:\n'
         parts += [text, table(heads, lines)]
+    shown = pictures(found)
+    if shown:
+        text = (
+            'Some of it as pictures, seed 0 over λ; "auto" is in the same colour a level with a band, its mean and '
+            "standard deviation over the seeds:\n"
+        )
+        parts += [text, *(table(*pair) for pair in pairs(shown))]
     words = ",".join(f"{damping:g}" for damping in GRID)
     together = ""
     for several, length in kinds.values():
@@ -260,6 +272,21 @@ def choice(found: Evidence) -> str:
         together += commands(sweeps([one.cell for one in several], length, words), [])
         together += commands(rest, [one.group for one in several])
     return "\n".join([*parts, together])
+
+
+def pictures(found: Evidence) -> dict[str, tuple[str, str, str]]:
+    """The pictures of the grid by their files: title, what is to be seen, and SVG."""
+    panels = grid_panels([*chosen(found.sorting[1], "sorting"), *chosen(found.paths[1], "paths")])
+    named = {panel.name: panel for panel in panels}
+    kept = [named[f"damping-{column}"] for column in PICTURED if f"damping-{column}" in named]
+    return {f"{one.name}.svg": (one.title, one.words, standalone(one.svg)) for one in kept}
+
+
+def pairs(shown: dict[str, tuple[str, str, str]]) -> list[tuple[list[str], list[list[str]]]]:
+    """Pictures two by two under their titles, as tables."""
+    cells = [(title, f"![{words}](pictures/{name})") for name, (title, words, _) in shown.items()]
+    rows = [cells[first : first + 2] for first in range(0, len(cells), 2)]
+    return [([title for title, _ in row], [[picture for _, picture in row]]) for row in rows]
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -350,3 +377,5 @@ def page(results: Path = ROOT / "results") -> str:
 
 if __name__ == "__main__":
     (ROOT / "docs" / "evidence.md").write_text(page())
+    for name, (_, _, svg) in pictures(gather(ROOT / "results")).items():
+        (ROOT / "docs" / "pictures" / name).write_text(svg)

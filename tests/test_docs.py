@@ -77,5 +77,7 @@ def test_every_page_is_in_the_navigation() -> None:
 
 
 def test_the_evidence_is_that_of_the_results() -> None:
-    page = runpy.run_path(str(ROOT / "docs" / "evidence.py"))["page"]
-    assert (ROOT / "docs" / "evidence.md").read_text() == page(), "run python docs/evidence.py"
+    made = runpy.run_path(str(ROOT / "docs" / "evidence.py"))
+    assert (ROOT / "docs" / "evidence.md").read_text() == made["page"](), "run python docs/evidence.py"
+    for name, (_, _, svg) in made["pictures"](made["gather"](ROOT / "results")).items():
+        assert (ROOT / "docs" / "pictures" / name).read_text() == svg, "run python docs/evidence.py"

@@ -7,6 +7,7 @@ other names are what `docs/evidence.py` makes its page from, so that both say th
 from ._averaged import Averaged as Averaged
 from ._averaged import averages as averages
 from ._averaged import how_often_above as how_often_above
+from ._chart import standalone as standalone
 from ._commands import sweeps as sweeps
 from ._damping import Advantage as Advantage
 from ._damping import Automatic as Automatic
@@ -17,6 +18,7 @@ from ._damping import chosen as chosen
 from ._damping import how_often_behind as how_often_behind
 from ._evidence import Evidence as Evidence
 from ._evidence import gather as gather
+from ._figures import grid_panels as grid_panels
 from ._goal import AVERAGING as AVERAGING
 from ._goal import STATES as STATES
 from ._goal import Standing as Standing

@@ -52,9 +52,9 @@ def chart(lines: Sequence[Line], x: Axis, y: Axis, title: str, description: str)
 
 
 def standalone(svg: str) -> str:
-    """The same chart as a file: it names its format, and brings the colours of the page, light and dark."""
+    """The same chart as a file: it names its format, has a size, and brings the colours of the page, light and dark."""
     opening, content = svg.split(">", 1)
-    attributes = opening.removeprefix("<svg ")
+    attributes = f'width="{WIDTH}" height="{HEIGHT}" ' + opening.removeprefix("<svg ")
     return Template(asset("standalone.svg")).substitute(attributes=attributes, style=figure_style(), content=content)
 
 
