@@ -15,7 +15,8 @@ from torch import Tensor
 from ..errors import ArgumentError
 from ._forms import Curvature, Dense, LowRank, Products
 from ._group import gather_numbers, gather_rows, own_rank
-from ._krylov import any_of, may_look, solve_in_krylov_space
+from ._krylov import solve_in_krylov_space
+from ._residuals import solve_by_residuals
 from ._sign import matrix_sign
 from ._small_solve import Kind, is_small, solve_small
 
@@ -165,48 +166,10 @@ def _solve_products(
     tolerance: float,
 ) -> Tensor:
     if spectrum == "raw":
-        return _conjugate_residuals(curvature, rows, damping, iterations, tolerance)
+        return solve_by_residuals(curvature, rows, damping, iterations, tolerance)
 
     def solve(matrix: Tensor, right: Tensor, own: Tensor) -> Tensor:
         return _definite_part(matrix, spectrum, own, right)
 
     steps = min(iterations, KRYLOV_STEPS)
     return solve_in_krylov_space(curvature, rows, _column(damping, rows), solve, steps, tolerance)
-
-
-def _conjugate_residuals(
-    curvature: Products, rows: Tensor, damping: Tensor | float, iterations: int, tolerance: float
-) -> Tensor:
-    """Conjugate gradients in the variant that minimises the residual.
-
-    It needs one product an iteration like the usual one and does not break down where C + λI is
-    indefinite. All rows go in step; one that has converged keeps its solution. On a CPU the loop ends
-    when all have; elsewhere it runs its course, since looking would wait for the device.
-    """
-
-    def product(vectors: Tensor) -> Tensor:
-        return curvature.product(vectors) + damping * vectors
-
-    def dot(left: Tensor, right: Tensor) -> Tensor:
-        return (left * right).sum(1, keepdim=True)
-
-    looks = may_look(rows)
-    solution, residual = torch.zeros_like(rows), rows
-    goal = tolerance**2 * dot(rows, rows)
-    direction = residual
-    product_residual = product_direction = product(residual)
-    curve = dot(residual, product_residual)
-    for _ in range(min(iterations, 4 * rows.shape[1])):
-        active = dot(residual, residual) > goal
-        if looks and not any_of(active, curvature.group):
-            break
-        length = torch.where(active, curve / dot(product_direction, product_direction), 0.0)
-        solution = solution + length * direction
-        residual = residual - length * product_direction
-        product_residual = product(residual)
-        following = dot(residual, product_residual)
-        turn = torch.where(active, following / curve, 0.0)
-        curve = following
-        direction = residual + turn * direction
-        product_direction = product_residual + turn * product_direction
-    return solution
