@@ -204,6 +204,37 @@ def test_reverse_over_reverse_where_there_is_no_forward_rule(operator: type, mat
         assert_close(found.gradient, 3 * y**2, 1e-12)
 
 
+@pytest.mark.parametrize("operator", [None, Cube])
+def test_products_leave_out_a_sample_whose_hessian_is_not_finite(operator: type | None) -> None:
+    """As the stored Hessian does; by forward mode, and by the tape where there is no rule for that."""
+    y = torch.tensor([[0.0, 1.0], [2.0, 3.0], [1.0, -2.0]], dtype=torch.float64)
+
+    def loss(y: Tensor) -> Tensor:
+        kinked = y.abs().pow(1.5).sum(1)
+        return kinked if operator is None else kinked + operator.apply(y).sum(1)
+
+    stored, products = (newton_target(loss, y, damping=0.1, matrix_free=free) for free in (False, True))
+    assert stored.kept.all()
+    assert products.kept.all()
+    assert_close(products.curvature.dense(), stored.curvature.dense(), 1e-12)
+    assert_close(products.step, stored.step, 1e-5)
+
+
+def test_a_device_that_is_full_says_nothing_about_a_loss() -> None:
+    """Another way of differentiating is not taken, and not remembered."""
+    full = [True]
+
+    def loss(y: Tensor) -> Tensor:
+        if full.pop() if full else False:
+            raise torch.OutOfMemoryError("full")
+        assert torch._C._are_functorch_transforms_active()  # not on the tape
+        return quartic(y, torch.zeros_like(y))
+
+    with pytest.raises(torch.OutOfMemoryError):
+        expand(loss, torch.ones(2, 3))
+    expand(loss, torch.ones(2, 3))
+
+
 @pytest.mark.parametrize("operator", [CubeOnce, CubeCut])
 def test_a_missing_second_derivative_names_its_operator(operator: type) -> None:
     y = torch.ones(4, 3)

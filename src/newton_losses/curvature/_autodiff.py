@@ -17,6 +17,7 @@ from torch import Tensor
 from .._transforms import sees_operators
 from ..errors import DerivativeError
 from ._call import Total, name_of
+from ._forms import signs
 
 T = TypeVar("T")
 
@@ -26,7 +27,10 @@ PASS_ELEMENTS = 2**22
 
 
 class Derivatives(NamedTuple):
-    """Values `(N,)`, gradients `(N, m)` and, where asked for, the rows H[k, i] = eₖᵀ∇²ℓᵢ as `(m, N, m)`."""
+    """Values `(N,)`, gradients `(N, m)` and second derivatives along K directions, `(K, N, m)`.
+
+    Along the axes these are the rows of the Hessians, H[k, i] = eₖᵀ∇²ℓᵢ.
+    """
 
     value: Tensor
     gradient: Tensor
@@ -73,16 +77,19 @@ def second_order(total: Total, flat: Tensor, loss: object) -> Derivatives:
 
 
 def second_products(total: Total, flat: Tensor, loss: object) -> tuple[Derivatives, SecondProduct]:
-    """Values, gradients, and a function for products with the per-sample Hessians, none of them stored."""
+    """Values, gradients, and a function for products with the per-sample Hessians, none of them stored.
+
+    The second derivatives returned are those along one direction that has every output in it, `(1, N, m)`: of a
+    Hessian that is not finite, that is not finite either.
+    """
+    probe = signs(1, flat.shape[1], flat)
 
     def forward() -> "tuple[Derivatives, SecondProduct]":  # in quotes for the compiler
-        probe = torch.zeros(1, flat.shape[1], dtype=flat.dtype, device=flat.device)
-        value, gradient, _ = forward_products(total, flat, probe)
-        return Derivatives(value, gradient), lambda vectors: forward_products(total, flat, vectors)[2]
+        return Derivatives(*forward_products(total, flat, probe)), lambda rows: forward_products(total, flat, rows)[2]
 
     def reverse() -> "tuple[Derivatives, SecondProduct]":
         value, gradient, product = _reverse_graph(total, flat, loss)
-        return Derivatives(value, gradient), product
+        return Derivatives(value, gradient, product(probe)), product
 
     return _first_that_works(loss, forward, reverse)
 
@@ -188,6 +195,8 @@ def _first_that_works(loss: object, forward: Callable[[], T], reverse: Callable[
     if not _remembered(loss):
         try:
             return forward()
+        except torch.OutOfMemoryError:
+            raise  # it says nothing about the loss
         except (RuntimeError, NotImplementedError) as error:
             # The tape gives the user's own mistakes a plain traceback, and works for more operators.
             result = _reverse_after(reverse, error)

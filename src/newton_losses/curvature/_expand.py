@@ -69,7 +69,7 @@ def expand(
             return _expansion(found, empirical_fisher(found.gradient, finite(found)) if curvature else None)
         if _too_large(flat) if matrix_free is None else matrix_free:
             found, product = second_products(total, flat, loss)
-            return _expansion(found, _mean_products(product, finite(found), flat))
+            return _expansion(found, _mean_products(product, _usable(found), flat))
         found = second_order(total, flat, loss)
         return _expansion(found, _mean_hessian(found))
 
@@ -99,9 +99,15 @@ def _expansion(found: Derivatives, curvature: Curvature | None) -> Expansion:
     return Expansion(found.value, found.gradient, curvature)
 
 
+def _usable(found: Derivatives) -> Tensor:
+    """Which samples have second derivatives, too, that are finite as far as they are known, `(N,)` boolean."""
+    assert found.second is not None
+    return finite(found) & torch.isfinite(found.second).all(2).all(0)
+
+
 def _mean_hessian(found: Derivatives) -> Dense:
     assert found.second is not None
-    kept = finite(found) & torch.isfinite(found.second).all(2).all(0)
+    kept = _usable(found)
     count = kept.sum()
     mean = torch.where(kept[None, :, None], found.second, 0.0).sum(1) / count.clamp(min=1)
     # Rounding makes it a little unsymmetric; the solvers may read one triangle only.

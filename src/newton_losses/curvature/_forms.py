@@ -109,13 +109,13 @@ class Products:
         """The mean square of the m eigenvalues; for more than 16, estimated with 16 probes of ±1, always the same."""
         if self.size <= PROBES:
             return widened(self.dense()).square().sum() / max(1, self.size)
-        return widened(self.function(_signs(PROBES, self.size, self.example))).square().mean()
+        return widened(self.function(signs(PROBES, self.size, self.example))).square().mean()
 
 
 Curvature = Dense | LowRank | Products
 
 
-def _signs(count: int, size: int, example: Tensor) -> Tensor:
+def signs(count: int, size: int, example: Tensor) -> Tensor:
     """`(count, size)` of ±1 that are as good as random, in the dtype and on the device of `example`.
 
     A hash of each position instead of a random generator: no state, equal on every device. It has to mix well: signs
