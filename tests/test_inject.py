@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.amp import GradScaler
 
 from cases import EXACT, Case, assert_close, brute_force_step, quartic
-from newton_losses import ArgumentError, InjectFisher, inject_fisher, newton_target
+from newton_losses import ArgumentError, DerivativeError, InjectFisher, inject_fisher, newton_target
 
 CASE = Case(quartic, (5, 3))
 
@@ -81,6 +81,20 @@ def test_forward_is_the_identity_and_evaluation_costs_nothing() -> None:
         assert torch.equal(module(y), y)
     assert not module(y).requires_grad
     assert module.state_dict() == {}
+
+
+def test_a_second_derivative_is_refused() -> None:
+    """What leaves is cut from the graph: it would be silently wrong."""
+    y, target = Case(quartic, (5, 3)).draw()
+    y.requires_grad_()
+    (gradient,) = torch.autograd.grad(quartic(inject_fisher(y, 0.7), target).mean(), y, create_graph=True)
+    quartic(inject_fisher(y, 0.7), target).mean().backward()
+    assert torch.equal(gradient, y.grad)
+    with pytest.raises(DerivativeError, match="inject_fisher"):
+        gradient.square().sum().backward()
+    # Behind a linear loss nothing that arrives depends on anything: the second derivative is zero, and right.
+    (gradient,) = torch.autograd.grad(inject_fisher(y, 0.7).sum(), y, create_graph=True)
+    assert not gradient.requires_grad
 
 
 def test_module_counts_the_samples_that_it_leaves_out() -> None:

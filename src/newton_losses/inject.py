@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.amp import GradScaler
 
+from ._once import Once
 from .curvature import (
     Damping,
     Expansion,
@@ -135,6 +136,12 @@ def _check_settings(settings: _Settings) -> None:
     check_group(settings.process_group)
 
 
+_NO_SECOND = (
+    "What inject_fisher sends back is a Newton step, which has no derivative in the graph: a second derivative "
+    "through it would be wrong. Take that of a loss without inject_fisher in it."
+)
+
+
 class _InjectFisher(torch.autograd.Function):
     generate_vmap_rule = True
 
@@ -152,7 +159,10 @@ class _InjectFisher(torch.autograd.Function):
             rows, kept = _newton_rows(arrived, ctx.settings)
         if ctx.module is not None:
             count_skipped(ctx.module, kept)
-        return rows.reshape(arrived.shape).to(arrived.dtype), None, None
+        leaving = rows.reshape(arrived.shape).to(arrived.dtype)
+        if torch.is_grad_enabled() and arrived.requires_grad:  # somebody wants to differentiate what leaves
+            leaving = Once.apply(leaving, arrived, _NO_SECOND)  # type: ignore[no-untyped-call]
+        return leaving, None, None
 
 
 def _newton_rows(arrived: Tensor, settings: _Settings) -> tuple[Tensor, Tensor]:

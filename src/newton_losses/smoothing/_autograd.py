@@ -1,4 +1,4 @@
-"""The two autograd functions that put estimated derivatives into a graph, once. No estimator lives here.
+"""The autograd function that puts estimated derivatives into a graph, once. No estimator lives here.
 
 Estimated derivatives have no derivatives of their own in the graph. A second derivative through them
 would be silently wrong, so it raises, in reverse and in forward mode.
@@ -10,30 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .._once import Once
 from ..errors import DerivativeError
 
 Evaluate = Callable[[Tensor], tuple[Tensor, ...]]
 PullBack = Callable[..., Tensor]
-
-
-class _Once(torch.autograd.Function):
-    """The identity on a gradient of y, which raises when it is differentiated by y in turn."""
-
-    @staticmethod
-    def forward(gradient: Tensor, y: Tensor, reason: str) -> Tensor:
-        return gradient.view_as(gradient)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        ctx.reason = inputs[2]
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Any:
-        raise DerivativeError(ctx.reason)
-
-    @staticmethod
-    def jvp(ctx: Any, *tangents: Any) -> Any:
-        raise DerivativeError(ctx.reason)
 
 
 class _Estimated(torch.autograd.Function):
@@ -56,7 +37,7 @@ class _Estimated(torch.autograd.Function):
             return None, None, None, None
         y, *saved = ctx.saved_tensors
         pulled = ctx.pull_back(gradients[0], *saved).reshape(y.shape).to(y.dtype)
-        once = _Once.apply(pulled, y, ctx.reason)  # type: ignore[no-untyped-call]
+        once = Once.apply(pulled, y, ctx.reason)  # type: ignore[no-untyped-call]
         return once, None, None, None
 
     @staticmethod
