@@ -105,12 +105,15 @@ def test_inject_fisher_compiles_without_a_graph_break() -> None:
 def test_torch_func_over_the_model(kind: str) -> None:
     network, (y, target) = nn.Linear(3, 3).double(), Case(ripples, (5, 3)).draw()
     newton = NewtonLoss(ripples, kind, damping=2.0)
-    newton(network(y), target).backward()
 
     def loss(parameters: dict[str, Tensor]) -> Tensor:
         return newton(torch.func.functional_call(network, parameters, (y,)), target)
 
     found = torch.func.grad(loss)(dict(network.named_parameters()))
+    torch.func.vmap(torch.func.grad(lambda y: newton(y, target)))(network(y).detach()[None])
+    assert newton.check  # the loss is checked in the first call that is not transformed
+    newton(network(y), target).backward()
+    assert not newton.check
     assert_close(found["weight"], network.weight.grad, 1e-10)
 
 

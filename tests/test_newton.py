@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from cases import EXACT, Case, assert_close, brute_force, brute_force_step, mse, quartic, ripples
-from newton_losses import NewtonLoss, newton_loss, newton_target
+from newton_losses import ArgumentError, NewtonLoss, newton_loss, newton_target
 
 KINDS = ["hessian", "fisher"]
 
@@ -186,3 +186,22 @@ def test_what_the_loss_itself_learns_gets_the_plain_gradient(options: dict[str, 
     assert_close(found, wanted, 1e-12)
     quadratic = NewtonLoss(loss, value="quadratic", **options)(y, target)
     assert torch.autograd.grad(quadratic, weight, allow_unused=True) == (None,)
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"curvature": "bogus"}, ArgumentError),
+        ({"spectrum": "sideways"}, ArgumentError),
+        ({"damping": -1.0}, ArgumentError),
+        ({"dampign": 3.0}, TypeError),
+    ],
+    ids=str,
+)
+def test_options_are_checked_before_they_are_needed(options: dict[str, object], error: type[Exception]) -> None:
+    """Without gradients, and where a module is made: not in the first step of training."""
+    y = torch.ones(2, 3)
+    with torch.no_grad(), pytest.raises(error):
+        newton_loss(quartic, y, y, **options)
+    with pytest.raises(error):
+        NewtonLoss(quartic, **options)

@@ -13,6 +13,7 @@ from typing import Any, Literal, TypedDict, Unpack
 import torch
 from torch import Tensor, nn
 
+from ._transforms import sees_operators
 from .curvature import (
     CurvatureKind,
     Damping,
@@ -26,6 +27,7 @@ from .curvature import (
     check_group,
     check_is_loss,
     check_loss,
+    check_spectrum,
     expand,
     goes_by_products,
     loss_values,
@@ -94,7 +96,7 @@ def newton_target(
     tensor([[3.],
             [3.]])
     """
-    _check_options(curvature, damping, process_group)
+    _check_options(curvature, damping, spectrum, process_group=process_group)
     group = resolve_group(process_group)
     if group is not None and curvature == "hessian" and isinstance(y, Tensor):
         matrix_free = _agreed(loss, y, matrix_free)
@@ -128,6 +130,7 @@ def newton_loss(
             [-1.5000]])
     """
     _check_value(value)
+    _check_options(**options)
     reduction = resolve_reduction(loss, options.get("reduction"))
     if _value_only(value):
         return _plain_value(loss, y, targets, reduction)
@@ -208,7 +211,7 @@ class NewtonLoss(nn.Module):
     ) -> None:
         super().__init__()
         check_is_loss(loss)
-        _check_options(curvature, damping, process_group)
+        _check_options(curvature, damping, spectrum, process_group=process_group)
         _check_value(value)
         self.loss = loss
         self.options: NewtonOptions = {
@@ -244,8 +247,6 @@ class NewtonLoss(nn.Module):
 
 def _warn_of_standstill(found: NewtonTarget) -> None:
     """Where every sample is left out, training stands still, with a loss that may well be finite."""
-    if torch._C._functorch.is_functorch_wrapped_tensor(found.kept):
-        return
     if len(found.kept) > 0 and not bool(found.kept.any()):
         warnings.warn(
             "NewtonLoss: no sample of this batch has a finite loss, gradient and step, so that nothing is learned from "
@@ -315,16 +316,26 @@ def _agreed(loss: Loss | Expandable, y: Tensor, matrix_free: bool | None) -> boo
 
 
 def _may_wait(y: Tensor) -> bool:
-    """Whether results may be read back to the host now: not while a step is compiled or captured."""
-    if torch.compiler.is_compiling():
+    """Whether results may be read back to the host now: not while a step is compiled, transformed or captured."""
+    if sees_operators():
         return False
     return not (isinstance(y, Tensor) and y.is_cuda and torch.cuda.is_current_stream_capturing())
 
 
-def _check_options(curvature: object, damping: object, process_group: object) -> None:
+def _check_options(
+    curvature: object = "hessian",
+    damping: object = "auto",
+    spectrum: object = None,
+    reduction: object = None,
+    matrix_free: object = None,
+    process_group: object = "default",
+) -> None:
+    """Those of `NewtonOptions`, also before a call that needs none of them: a misspelt one is told at once."""
     if not isinstance(curvature, str) or curvature not in ("hessian", "fisher"):
         raise ArgumentError(f"curvature={curvature!r}; it can be 'hessian' or 'fisher'.")
     check_damping(damping)
+    if spectrum is not None:
+        check_spectrum(spectrum)
     check_group(process_group)
 
 

@@ -32,6 +32,7 @@ from ._group import GroupChoice as GroupChoice
 from ._group import check_group as check_group
 from ._group import resolve_group as resolve_group
 from ._solve import Spectrum as Spectrum
+from ._solve import check_spectrum as check_spectrum
 from ._solve import damped_solve as damped_solve
 from ._step import Step as Step
 from ._step import newton_step as newton_step
