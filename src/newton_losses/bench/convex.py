@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Self, cast
 import torch
 from torch import Tensor, nn
 
+from .._random import seeded
 from ..convex import repeat_with_fisher
 from ..errors import ArgumentError
 from .checks import check_at_least
@@ -103,9 +104,8 @@ def run_convex(config: ConvexConfig, out: str, *, progress: Progress | None = No
 def _train(config: ConvexConfig, folder: RunFolder, progress: Progress) -> Record:
     saved = folder.load()
     assert config.learning_rate is not None
-    with torch.random.fork_rng(devices=[]):
+    with seeded(config.seed):
         # The order of the notebook that the paper took this from: weights first, then the data.
-        torch.manual_seed(config.seed)
         network = nn.Sequential(ConvexReLU(config), ConvexReLU(config), nn.Linear(SIZE, 1))
         inputs, wanted = torch.randn(config.batch_size, SIZE), torch.randn(config.batch_size, 1)
     optimizer = torch.optim.Adam(network.parameters(), lr=config.learning_rate)

@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .._random import seeded
 from ..errors import SeparabilityError
 from ._autodiff import no_dependence
 from ._call import Loss, Reduction, flatten_outputs, full_precision, make_total, name_of, resolve_reduction
@@ -47,12 +48,8 @@ def check_loss(loss: Loss, y: Tensor, *targets: Any, reduction: Reduction | None
 
 
 def _first_half(total: Any, flat: Tensor, half: int, loss: object) -> tuple[Tensor, Tensor]:
-    with (
-        torch.enable_grad(),
-        full_precision(flat),
-        torch.random.fork_rng(devices=[flat.device] if flat.is_cuda else []),
-    ):
-        torch.manual_seed(0)  # a loss that draws noise draws the same both times
+    # Seeded, so that a loss that draws noise draws the same each time.
+    with torch.enable_grad(), full_precision(flat), seeded(0, flat.device):
         leaf = flat.clone().requires_grad_()
         summed, value = total(leaf)
         (gradient,) = torch.autograd.grad(summed, leaf, allow_unused=True) if summed.requires_grad else (None,)

@@ -14,6 +14,7 @@ from typing import Any, TypeGuard
 import torch
 from torch import Tensor, nn
 
+from .._random import seeded
 from ..curvature import (
     CurvatureKind,
     Expandable,
@@ -130,8 +131,7 @@ def undisturbed(loss: object, device: torch.device) -> Iterator[None]:
     parts = loss.modules() if isinstance(loss, nn.Module) else [loss]
     owned = [own for part in parts if isinstance(own := getattr(part, "generator", None), torch.Generator)]
     states = [generator.get_state() for generator in owned]
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        torch.manual_seed(0)
+    with seeded(0, device):
         try:
             yield
         finally:

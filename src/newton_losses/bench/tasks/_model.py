@@ -6,6 +6,7 @@ from typing import cast
 import torch
 from torch import nn
 
+from ..._random import seeded
 from ..batch_norm import share_statistics
 from ..config import RunConfig
 from ..ranks import current_ranks
@@ -14,9 +15,8 @@ from ..seeds import stream
 
 def make_model(build: Callable[[str], nn.Module], config: RunConfig) -> nn.Module:
     """The network of `build(precision)` on its device, with the seed's weights, in training mode."""
-    # torch's initialisations draw from the global generator; it is put back afterwards.
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(stream(config.seed, "weights").initial_seed())
+    # torch's initialisations draw from the global generator.
+    with seeded(stream(config.seed, "weights").initial_seed()):
         model = build("bf16" if config.precision == "bf16" else "float32")
     model = share_statistics(model.to(config.device), current_ranks())
     if config.device.startswith("cuda"):
