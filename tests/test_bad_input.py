@@ -1,6 +1,7 @@
 """Bad input gets an error that teaches, or is contained without touching the other samples."""
 
 import math
+import warnings
 
 import pytest
 import torch
@@ -85,6 +86,50 @@ def test_a_loss_that_mixes_the_batch(loss, reduced: bool) -> None:
     with pytest.raises(SeparabilityError, match="mixes the samples"):
         newton(y)
     NewtonLoss(loss, check=False)(y)
+
+
+def mixes_neighbours(y: Tensor) -> Tensor:
+    """Samples as pairs, one after the other."""
+    return torch.nn.functional.softplus(y[0::2] - y[1::2]).sum(1).mean()
+
+
+def mixes_the_documents_of_a_query(y: Tensor) -> Tensor:
+    """The documents of four queries, all mixed up, each compared with those of its own query."""
+    query = torch.randperm(len(y), generator=torch.Generator().manual_seed(1)) % 4
+    scores = y.sum(1)
+    softened = torch.where(query[:, None] == query, scores - scores[:, None], -torch.inf)
+    return torch.logsumexp(softened, 1)
+
+
+@pytest.mark.parametrize("loss", [mixes_neighbours, mixes_the_documents_of_a_query])
+def test_a_loss_that_mixes_within_groups(loss) -> None:
+    y = torch.randn(64, 1, generator=torch.Generator().manual_seed(0))
+    with pytest.raises(SeparabilityError, match="mixes the samples"):
+        NewtonLoss(loss)(y)
+
+
+@pytest.mark.parametrize("first", [torch.zeros(6, 2), torch.ones(1, 2), torch.ones(0, 2)], ids=["equal", "one", "none"])
+def test_a_batch_that_cannot_tell_leaves_the_check_to_the_next(first: Tensor) -> None:
+    """As with a last layer of zeros, or where the first batch is a single sample."""
+    newton = NewtonLoss(mixes_by_mean, damping=1.0)
+    with warnings.catch_warnings(action="ignore"):
+        newton(first)
+    with pytest.raises(SeparabilityError, match="mixes the samples"):
+        newton(torch.randn(6, 2, generator=torch.Generator().manual_seed(0)))
+
+
+def test_batches_of_one_sample_are_checked_once() -> None:
+    calls = []
+
+    def loss(y: Tensor) -> Tensor:
+        calls.append(len(y))
+        return y.pow(4).sum(1)
+
+    newton, y = NewtonLoss(loss, "fisher", damping=1.0), torch.ones(1, 3)
+    newton(y)
+    before = len(calls)
+    newton(y)
+    assert len(calls) == before + 1
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 8])

@@ -171,7 +171,8 @@ class NewtonLoss(nn.Module):
             an estimate from 16 products, and "absolute" holds within 50 dimensions around each gradient.
         value: "loss", or "quadratic" for the value ½‖z* − y‖² itself.
         check: on the first call, make sure that the loss depends on the outputs and does not mix the
-            samples of the batch.
+            samples of the batch; on the first that can tell, of two samples with different outputs at least, and that
+            is neither compiled nor inside of a transform.
         process_group: whose samples make up the batch: "default" for all ranks, a
             `torch.distributed.ProcessGroup` for its ranks, `None` for this process alone.
 
@@ -224,6 +225,7 @@ class NewtonLoss(nn.Module):
         }
         self.value: Value = value
         self.check = check
+        self._was_checked = False
         self.register_buffer("skipped", torch.zeros((), dtype=torch.int64), persistent=False)
 
     def forward(self, y: Tensor, *targets: Any) -> Tensor:
@@ -232,14 +234,20 @@ class NewtonLoss(nn.Module):
             return _plain_value(self.loss, y, targets, reduction)
         is_checked = self.check and _may_wait(y)
         if is_checked:
-            if not isinstance(self.loss, Expandable):
-                check_loss(self.loss, y, *targets, reduction=reduction)
-            self.check = False
+            self._check_loss(y, targets)
         found = newton_target(self.loss, y, *targets, **self.options)
         if is_checked:
             _warn_of_standstill(found)
         count_skipped(self, found.kept)
         return _surrogate(y, found, self.value, reduction)
+
+    def _check_loss(self, y: Tensor, targets: tuple[Any, ...]) -> None:
+        """Until a batch can tell; but a batch of one sample never can, and such are not checked a second time."""
+        if isinstance(self.loss, Expandable):
+            self.check = False
+        elif not self._was_checked or len(y) > 1:
+            self.check = not check_loss(self.loss, y, *targets, reduction=self.options["reduction"])
+            self._was_checked = True
 
     def extra_repr(self) -> str:
         return f"curvature={self.options['curvature']!r}, damping={self.options['damping']!r}"
