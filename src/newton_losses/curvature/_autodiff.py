@@ -7,6 +7,7 @@ hand-written backward passes. Two ways lead to second derivatives: forward over 
 that have no forward rule. The first that works for a loss is remembered for it.
 """
 
+import contextlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
@@ -14,6 +15,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
+from .._random import seeded
 from .._transforms import sees_operators
 from ..errors import DerivativeError
 from ._call import Total, name_of
@@ -21,9 +23,11 @@ from ._forms import signs
 
 T = TypeVar("T")
 
-# One vectorised pass holds (directions × N × m) elements of every intermediate of the loss; more
-# directions than fit here go through in several passes.
+# One vectorised pass holds every intermediate of the loss once a direction; more directions than there is room here for
+# the largest one (in elements) go through in several passes.
 PASS_ELEMENTS = 2**22
+# Below this many elements of all directions' outputs nothing is large, and how large is not looked at.
+_SMALL = 2**14
 
 
 class Derivatives(NamedTuple):
@@ -41,6 +45,7 @@ class Derivatives(NamedTuple):
 SecondProduct = Callable[[Tensor], Tensor]
 
 _needs_reverse: "WeakKeyDictionary[object, bool]" = WeakKeyDictionary()
+_kept_elements: "WeakKeyDictionary[object, dict[torch.Size, int]]" = WeakKeyDictionary()
 
 
 def first_order(total: Total, flat: Tensor) -> Derivatives:
@@ -64,14 +69,16 @@ def second_order(total: Total, flat: Tensor, loss: object) -> Derivatives:
     """
     directions = torch.eye(flat.shape[1], dtype=flat.dtype, device=flat.device)
 
+    parts = torch.split(directions, max(1, PASS_ELEMENTS // max(1, _largest(total, flat, loss))))
+
     def forward() -> Derivatives:
-        chunks = [forward_products(total, flat, part) for part in torch.split(directions, _chunk(flat))]
-        value, gradient, _ = chunks[0]
-        return Derivatives(value, gradient, torch.cat([second for _, _, second in chunks]))
+        value, gradient, first = forward_products(total, flat, parts[0])
+        rest = (forward_products(total, flat, part)[2] for part in parts[1:])
+        return Derivatives(value, gradient, _together(first, rest, directions))
 
     def reverse() -> Derivatives:
         value, gradient, product = _reverse_graph(total, flat, loss)
-        return Derivatives(value, gradient, product(directions))
+        return Derivatives(value, gradient, _together(product(parts[0]), map(product, parts[1:]), directions))
 
     return _first_that_works(loss, forward, reverse)
 
@@ -94,8 +101,49 @@ def second_products(total: Total, flat: Tensor, loss: object) -> tuple[Derivativ
     return _first_that_works(loss, forward, reverse)
 
 
-def _chunk(flat: Tensor) -> int:
-    return max(1, PASS_ELEMENTS // max(1, flat.numel()))
+def _together(first: Tensor, rest: Iterable[Tensor], directions: Tensor) -> Tensor:
+    """The products of all passes, `(m, N, m)`; `rest` makes them as it goes.
+
+    Each is put in its place at once: kept one by one between the intermediates of the passes, they would leave an
+    allocator no large piece of memory to use again.
+    """
+    if len(first) == len(directions):
+        return first
+    if sees_operators():
+        return torch.cat([first, *rest])
+    found = first.new_empty(len(directions), *first.shape[1:])
+    places = torch.split(found, len(first))
+    places[0].copy_(first)
+    for place, part in zip(places[1:], rest, strict=True):
+        place.copy_(part)
+    return found
+
+
+def _largest(total: Total, flat: Tensor, loss: object) -> int:
+    """How many elements the largest tensor has that the loss keeps for its way back, as a pairwise one N·m².
+
+    Where there is no tape to look at, the outputs themselves. One call of the loss, once for each size of a batch.
+    """
+    if flat.numel() * flat.shape[1] <= _SMALL or not _has_tape(flat):
+        return flat.numel()
+    known: dict[torch.Size, int] = _recalled(_kept_elements, loss) or {}
+    if flat.shape not in known:
+        sizes = [flat.numel()]
+
+        def look(tensor: Tensor) -> Tensor:
+            sizes.append(tensor.numel())
+            return tensor
+
+        # What the loss gets wrong it will say again where it is differentiated.
+        with (
+            contextlib.suppress(RuntimeError, NotImplementedError),
+            seeded(0, flat.device),
+            torch.autograd.graph.saved_tensors_hooks(look, lambda tensor: tensor),
+        ):
+            _tape(total, flat)
+        known[flat.shape] = max(sizes)
+        _recall(_kept_elements, loss, known)
+    return known[flat.shape]
 
 
 def forward_products(total: Total, flat: Tensor, directions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -171,13 +219,15 @@ def _reverse_graph(total: Total, flat: Tensor, loss: object) -> tuple[Tensor, Te
         if not gradient.requires_grad:  # a loss that is linear in y has no second derivative
             return vectors.new_zeros(len(vectors), *flat.shape)
         along = vectors[:, None, :].expand(-1, *flat.shape)
-        try:
+        # Not in the handler: the error would hold on to the memory of the pass that failed.
+        with contextlib.suppress(RuntimeError, NotImplementedError):
             return _grad_of_grad(gradient, leaf, along, batched=True)
-        except (RuntimeError, NotImplementedError):
-            try:  # an operator without a rule for vectorising: one direction after another
-                return torch.stack([_grad_of_grad(gradient, leaf, one, batched=False) for one in along])
-            except (RuntimeError, NotImplementedError) as error:
-                raise _no_second_derivative(loss, custom, f"torch says: {str(error).splitlines()[0]}") from error
+        try:  # an operator without a rule for vectorising: one direction after another
+            return torch.stack([_grad_of_grad(gradient, leaf, one, batched=False) for one in along])
+        except (RuntimeError, NotImplementedError) as error:
+            if _is_out_of_memory(error):
+                raise
+            raise _no_second_derivative(loss, custom, f"torch says: {str(error).splitlines()[0]}") from error
 
     return value.detach(), gradient.detach(), product
 
@@ -192,15 +242,15 @@ def _grad_of_grad(gradient: Tensor, leaf: Tensor, along: Tensor, *, batched: boo
 def _first_that_works(loss: object, forward: Callable[[], T], reverse: Callable[[], T]) -> T:
     if torch.compiler.is_compiling():  # one straight line for the compiler; it has no second try
         return forward()
-    if not _remembered(loss):
+    if not _recalled(_needs_reverse, loss):
         try:
             return forward()
-        except torch.OutOfMemoryError:
-            raise  # it says nothing about the loss
         except (RuntimeError, NotImplementedError) as error:
+            if _is_out_of_memory(error):  # it says nothing about the loss
+                raise
             # The tape gives the user's own mistakes a plain traceback, and works for more operators.
             result = _reverse_after(reverse, error)
-            _remember(loss)
+            _recall(_needs_reverse, loss, True)
             return result
     return reverse()
 
@@ -214,18 +264,27 @@ def _reverse_after(reverse: Callable[[], T], first: Exception) -> T:
         raise error from first
 
 
-def _remembered(loss: object) -> bool:
+def _is_out_of_memory(error: Exception) -> bool:
+    """Says how to need less, too, where it is."""
+    found = isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
+    if found:
+        error.add_note(
+            "This was for the Hessian. matrix_free=True needs less memory, and curvature='fisher' needs first "
+            "derivatives only."
+        )
+    return found
+
+
+def _recalled(memory: "WeakKeyDictionary[object, T]", loss: object) -> T | None:
     try:
-        return loss in _needs_reverse
+        return memory.get(loss)
     except TypeError:  # not hashable, or cannot be referred to weakly: nothing is remembered
-        return False
+        return None
 
 
-def _remember(loss: object) -> None:
-    try:
-        _needs_reverse[loss] = True
-    except TypeError:
-        return
+def _recall(memory: "WeakKeyDictionary[object, T]", loss: object, known: T) -> None:
+    with contextlib.suppress(TypeError):
+        memory[loss] = known
 
 
 def custom_operators(value: Tensor) -> set[type]:
