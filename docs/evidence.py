@@ -19,6 +19,7 @@ from newton_losses.bench.report import (
     GOAL_AVERAGED,
     GRID,
     LEAST_SEEDS,
+    RUINED,
     SELECTION,
     STATES,
     Advantage,
@@ -34,6 +35,7 @@ from newton_losses.bench.report import (
     chosen,
     column_title,
     curved_cells,
+    fixed_dampings,
     gather,
     grid_panels,
     how_often_above,
@@ -54,6 +56,7 @@ Measured with this library; every table names the command that fills it. Made fr
 
 {SELECTION} For both, a table
 has the mean in per cent ± the standard deviation over the seeds, in brackets their number. What was not run says so.
+Commands leave out what is no part of an experiment, as `--compile true` and `--jobs`; a run's `config.json` has it.
 
 All runs in `results/` beside the paper's figures, with learning curves, times, gradients and a verdict for each
 claim of the paper, are on one page that this makes:
@@ -123,8 +126,8 @@ def full_length(found: Evidence) -> str:
         f"the paper's {full.label} and with the weights as trained? The columns are those of the table, and n=15 from "
         f"the paper's text. {STATES} The best of several is a little high by chance, ours of five settings as the "
         "paper's of three or two, with ten seeds each. p is the probability of so large a lead, of ours or of the "
-        "paper's, if there were none (one-sided t-test). The last column is no test of the goal: our best after "
-        f"{short.label}.\n",
+        "paper's, if there were none (Welch's t-test, one-sided). The last column is no test of the goal: our best "
+        f"after {short.label}.\n",
         table(heads, rows),
         f"{_count(now)} The goal as a whole: {GOAL.verdict([full]).judgements[0].status.value}.\n",
         averaged_weights(full),
@@ -197,7 +200,14 @@ def paths(found: Evidence) -> str:
 
 def automatic_row(one: Automatic) -> list[str]:
     label = [column_title(one.cell.column), ARMS[one.cell.variant], written(one.plain)]
-    return [*label, f"{one.cell.config['damping']:g}", written(one.tuned), written(one.own), probability(one.p)]
+    return [
+        *label,
+        f"{one.cell.config['damping']:g}",
+        written(one.tuned),
+        written(one.own),
+        probability(one.p),
+        probability(one.paired),
+    ]
 
 
 def damping(found: Evidence) -> str:
@@ -207,12 +217,15 @@ def damping(found: Evidence) -> str:
         '`damping="auto"` against the λ that the paper found by hand for each cell: sorting with stable numerics and '
         'paths as in the tables above, every cell that has a run with "auto". With a Hessian "auto" also takes the '
         "eigenvalues by their absolute values, which the paper leaves as they are. A λ without bounds is the plain "
-        'loss: the other λ to beat. The last column is the probability of so large an advantage over "auto" of the '
-        "better of these two if there were none (one-sided t-test; it takes two seeds of both).\n",
+        'loss: the other λ to beat. p is the probability of so large an advantage over "auto" of the better of these '
+        "two if there were none (Welch's t-test, one-sided; it takes two seeds of both). The last column is the same "
+        "from the differences seed by seed, since runs of one seed begin with the same weights and see the same "
+        "batches.\n",
     ]
     sorted_sets, maps = automatic(found.sorting[1], "sorting"), automatic(found.paths[1], "paths")
     every = [*sorted_sets, *maps]
-    parts.append(table(["", "", "plain", "paper's λ", "with it", '"auto"', "p"], [automatic_row(one) for one in every]))
+    heads = ["", "", "plain", "paper's λ", "with it", '"auto"', "p", "paired"]
+    parts.append(table(heads, [automatic_row(one) for one in every]))
     compared = [(one.own, one.rival) for one in every if one.rival is not None]
     above = sum(own.mean >= rival.mean for own, rival in compared)
     parts.append(
@@ -227,7 +240,15 @@ def damping(found: Evidence) -> str:
 def chosen_row(one: Chosen) -> list[str]:
     label = [column_title(one.cell.column), ARMS[one.cell.variant]]
     figures = [f"{figure:.1f}" for figure in one.of_a_seed.values()]
-    return [*label, *figures, f"{one.damping:g}", written(one.own), written(one.auto), probability(one.p)]
+    return [
+        *label,
+        *figures,
+        f"{one.damping:g}",
+        written(one.own),
+        written(one.auto),
+        probability(one.p),
+        probability(one.paired),
+    ]
 
 
 def advantage_row(label: str, one: Advantage) -> list[str]:
@@ -242,21 +263,30 @@ def choice(found: Evidence) -> str:
     every = [one for several, _ in kinds.values() for one in several]
     if not every:
         return ""
-    heads = ["", "", *(f"{damping:g}" for damping in GRID), "chosen λ", "with it", '"auto"', "p"]
+    heads = ["", "", *(f"{damping:g}" for damping in GRID), "chosen λ", "with it", '"auto"', "p", "paired"]
     parts = [
         "### Against the paper's grid\n",
         "The paper chose each λ by one seed from a grid. The same here, with sorting in stable numerics: the first "
         "columns are the test figures of seed 0 for every λ of the grid, of which the one with the highest validation "
         'was run with the other seeds too. Its own mean has the luck of that choice in it, "auto" has not. The last '
-        'column is the probability of so large an advantage of the chosen λ over "auto" if there were none.\n',
+        'columns are as above, for an advantage of the chosen λ over "auto".\n',
         table(heads, [chosen_row(one) for one in every]),
-        f"p is {how_often_behind(every)} cells.\n",
+        f"p is {how_often_behind(every)}.\n",
     ]
     averages = {task: advantage(several) for task, (several, _) in kinds.items()}
     lines = [advantage_row(task, one) for task, one in averages.items() if one is not None]
     if lines:
         heads = ["", "cells", "of them ahead", "all seeds", "seeds that did not choose"]
         text = 'The chosen λ less "auto" in percentage points, the mean over these cells ± its standard error:\n'
+        parts += [text, table(heads, lines)]
+    fixed = fixed_dampings(every)
+    if fixed:
+        heads = ["", *(f"{one.damping:g}" for one in fixed)]
+        lines = [
+            ["mean ± its standard error", *(f"{signed(one.ahead.mean).text} ± {one.ahead.error:.2f}" for one in fixed)],
+            [f"cells more than {RUINED} points behind", *(str(one.ruined) for one in fixed)],
+        ]
+        text = f'One λ for all {fixed[0].ahead.count} cells, seed 0 less the mean of "auto":\n'
         parts += [text, table(heads, lines)]
     shown = pictures(found)
     if shown:

@@ -37,12 +37,12 @@ def test_it_is_set_beside_the_papers_and_the_plain_loss(tmp_path):
     write(tmp_path, damped(CELL, "auto"), 40.0)
     write(tmp_path, PLAIN, 50.0)
     (table,) = tables(tmp_path).values()
-    ((loss, curvature, plain, damping, tuned, own, p),) = table.rows
+    ((loss, curvature, plain, damping, tuned, own, p, paired),) = table.rows
     assert (loss.text, curvature.text, damping.text) == ("SoftSort n=10", "Hessian", "1")
     assert (plain.value, own.value) == pytest.approx((50, 40), abs=0.5)
     assert tuned.mark is Mark.ABSENT
-    assert p.text == "0.00"
-    assert "below 0.05 in 1 of 1 cells" in table.caption
+    assert (p.text, paired.text) == ("0.00", "0.00")
+    assert "below 0.05 in 1 of 1 cells, and in 1 of 1 with the runs of a seed as pairs" in table.caption
 
 
 def test_one_seed_is_no_test(tmp_path):

@@ -96,7 +96,7 @@ def test_nothing_run_is_said_and_not_a_mistake(tmp_path):
     for section in (PAGE.sorting, PAGE.full_length, PAGE.paths, PAGE.damping):
         assert section(found).startswith("## ")
     assert "9 not run. The goal as a whole: not yet tested." in PAGE.full_length(found)
-    assert "in 0 of 0 cells; p is below 0.05 in 0 of 0." in PAGE.damping(found)
+    assert "in 0 of 0 cells; p is below 0.05 in 0 of 0 cells, and in 0 of 0 with" in PAGE.damping(found)
     assert commands(PAGE.sorting(found)) == commands(PAGE.damping(found)) == []
 
 
@@ -148,7 +148,7 @@ def test_damping_is_compared_with_the_better_of_the_two_others(tmp_path):
     assert row(section, "Cauchy network n=15", "Fisher")[0] == "not run"
     assert row(section, "Cauchy network n=15", "Fisher")[4] == "–"
     assert row(section, "Smoothing of the loss, 30 samples", "Fisher")[4] == "–"
-    assert "in 1 of 3 cells; p is below 0.05 in 2 of 2." in section
+    assert "in 1 of 3 cells; p is below 0.05 in 2 of 2 cells, and in 2 of 2 with" in section
 
 
 @pytest.mark.parametrize(
@@ -184,7 +184,8 @@ def test_a_damping_is_chosen_by_the_validation_of_one_seed(key, title, settings,
     assert found[9] == "57.00 ± 1.00 (3)"
     assert float(found[10].split()[0]) == pytest.approx(70, abs=0.5)
     assert float(found[11]) > 0.5
-    assert "p is below 0.05 in 0 of 1 cells." in section
+    assert float(found[12]) > 0.9
+    assert "p is below 0.05 in 0 of 1 cells, and in 0 of 1 with the runs of a seed as pairs." in section
     whole, rest = commands(section)
     grid = [damped(cell, damping) for damping in GRID]
     assert sorted(trained(whole)) == expected(grid, 1, **settings)

@@ -90,6 +90,11 @@ class Group:
         values = self.values(metric, averaged=averaged)
         return summarise(values) if values else None
 
+    def ahead_of(self, other: "Group", metric: str) -> dict[int, float]:
+        """By how much a figure is above that of another group, for each seed that both have it of."""
+        these, those = ({one.seed: one.test for one in group.records if metric in one.test} for group in (self, other))
+        return {seed: these[seed][metric] - those[seed][metric] for seed in these if seed in those}
+
     def with_average(self, metric: str) -> "Group":
         """The same with those seeds alone that have a figure both as trained and of the averaged weights."""
         both = (record for record in self.records if metric in record.test and metric in record.averaged)

@@ -9,12 +9,14 @@ from ._averaged import averages as averages
 from ._averaged import how_often_above as how_often_above
 from ._chart import standalone as standalone
 from ._commands import sweeps as sweeps
+from ._damping import RUINED as RUINED
 from ._damping import Advantage as Advantage
 from ._damping import Automatic as Automatic
 from ._damping import Chosen as Chosen
 from ._damping import advantage as advantage
 from ._damping import automatic as automatic
 from ._damping import chosen as chosen
+from ._damping import fixed_dampings as fixed_dampings
 from ._damping import how_often_behind as how_often_behind
 from ._evidence import Evidence as Evidence
 from ._evidence import gather as gather

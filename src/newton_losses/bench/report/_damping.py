@@ -6,19 +6,23 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ..presets import Cell, Group
-from ..results import LEVEL, RunRecord, Summary, p_value, summarise
+from ..results import LEVEL, RunRecord, Summary, p_value, paired_p_value, summarise
 from ._measured import AUTO, GRID, Runs, curved_cells, main_metric
 
 
 @dataclass(frozen=True)
 class Automatic:
-    """A cell with `damping="auto"`: its runs and figure, and those of the plain loss and of the paper's λ."""
+    """A cell with `damping="auto"`: its runs and figure, and those of the plain loss and of the paper's λ.
+
+    `paired` is as `p`, from the differences seed by seed.
+    """
 
     cell: Cell
     group: Group
     own: Summary
     plain: Summary | None
     tuned: Summary | None
+    paired: float
 
     @property
     def rival(self) -> Summary | None:
@@ -35,14 +39,16 @@ def automatic(runs: Runs, task: str) -> list[Automatic]:
     """The cells of a task that have runs with `damping="auto"`."""
     found = []
     for cell in (cell for cell in curved_cells() if cell.task == task):
-        numerics = cell.numerics or "reference"
-        plain, tuned, own = (
-            runs.figure(cell.column, method, numerics)
-            for method in ("baseline", cell.variant, f"{cell.variant}-{AUTO}")
+        metric, numerics = main_metric(cell), cell.numerics or "reference"
+        plain, tuned, group = (
+            runs.runs(cell.column, method, numerics) for method in ("baseline", cell.variant, f"{cell.variant}-{AUTO}")
         )
-        group = runs.runs(cell.column, f"{cell.variant}-{AUTO}", numerics)
-        if group is not None and own is not None:
-            found.append(Automatic(cell, group, own, plain, tuned))
+        if group is None or (own := group.summary(metric)) is None:
+            continue
+        rivals = {name: one.summary(metric) for name, one in (("plain", plain), ("tuned", tuned)) if one is not None}
+        best = max((plain, tuned), key=lambda one: _mean(one, metric))
+        paired = math.nan if best is None else paired_p_value(best.ahead_of(group, metric).values())
+        found.append(Automatic(cell, group, own, rivals.get("plain"), rivals.get("tuned"), paired))
     return found
 
 
@@ -53,6 +59,7 @@ class Chosen:
     - `of_a_seed`: the test figure of that seed for every λ.
     - `group`, `own`: the runs with the chosen `damping`, of all seeds, and their figure; `auto`: that of "auto".
     - `unseen`: by how much they are ahead of "auto" with the seeds that had no part in the choice, if both have any.
+    - `paired`: as `p`, from the differences seed by seed.
     """
 
     cell: Cell
@@ -62,6 +69,7 @@ class Chosen:
     own: Summary
     auto: Summary | None
     unseen: float | None
+    paired: float
 
     @property
     def p(self) -> float:
@@ -91,8 +99,10 @@ def chosen(runs: Runs, task: str, seed: int = 0) -> list[Chosen]:
             of_a_seed = {damping: record.test[metric] for damping, record in records.items()}
             auto = runs.runs(cell.column, f"{cell.variant}-{AUTO}", numerics)
             figure = None if auto is None else auto.summary(metric)
-            unseen = None if auto is None else _ahead(there[best], auto, metric, but=seed)
-            found.append(Chosen(cell, of_a_seed, best, there[best], own, figure, unseen))
+            ahead = {} if auto is None else there[best].ahead_of(auto, metric)
+            others = [value for one, value in ahead.items() if one != seed]
+            unseen, paired = statistics.fmean(others) if others else None, paired_p_value(ahead.values())
+            found.append(Chosen(cell, of_a_seed, best, there[best], own, figure, unseen, paired))
     return found
 
 
@@ -118,21 +128,44 @@ def advantage(several: Iterable[Chosen]) -> Advantage | None:
     return Advantage(summarise(own), sum(one > 0 for one in own), summarise(unseen))
 
 
+@dataclass(frozen=True)
+class Fixed:
+    """One λ for all cells: by how much one seed with it is ahead of the mean of "auto", and how many cells it ruins."""
+
+    damping: float
+    ahead: Summary
+    ruined: int
+
+
+RUINED = 10  # percentage points behind "auto"
+
+
+def fixed_dampings(several: Iterable[Chosen]) -> list[Fixed]:
+    """Every λ of the grid over these cells, of which there have to be two at least."""
+    known = [(one.of_a_seed, one.auto.mean) for one in several if one.auto]
+    if len(known) < 2:
+        return []
+    found = []
+    for damping in GRID:
+        ahead = [figures[damping] - auto for figures, auto in known]
+        found.append(Fixed(damping, summarise(ahead), sum(one < -RUINED for one in ahead)))
+    return found
+
+
 def how_often_behind(several: Iterable[Automatic | Chosen]) -> str:
-    """In how many cells "auto" is behind beyond noise, as what is to be said of p."""
-    known = [one.p for one in several if not math.isnan(one.p)]
-    return f"below {LEVEL:g} in {sum(p < LEVEL for p in known)} of {len(known)}"
+    """In how many cells "auto" is behind beyond noise, as what is to be said of p, by either test."""
+    found = list(several)
+    columns = ([one.p for one in found], [one.paired for one in found])
+    known, paired = ([p for p in column if not math.isnan(p)] for column in columns)
+    return (
+        f"below {LEVEL:g} in {sum(p < LEVEL for p in known)} of {len(known)} cells, and in "
+        f"{sum(p < LEVEL for p in paired)} of {len(paired)} with the runs of a seed as pairs"
+    )
 
 
-def _ahead(group: Group, other: Group, metric: str, but: int) -> float | None:
-    """By how much a cell is ahead of another on average over the seeds that both have, but for one of them."""
-    these, those = ({one.seed: one.test for one in found.records} for found in (group, other))
-    found = [
-        these[seed][metric] - those[seed][metric]
-        for seed in these.keys() & those.keys()
-        if seed != but and metric in these[seed] and metric in those[seed]
-    ]
-    return statistics.fmean(found) if found else None
+def _mean(group: Group | None, metric: str) -> float:
+    found = None if group is None else group.summary(metric)
+    return -math.inf if found is None else found.mean
 
 
 def _validation(record: RunRecord, metric: str) -> float:

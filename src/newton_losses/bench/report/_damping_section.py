@@ -39,18 +39,20 @@ def _beside_the_papers(every: Sequence[Automatic], where: str) -> Table:
         f"Test accuracy in %, {where}: with the λ that the paper found for the cell, and with “auto”, which takes it "
         "from the curvature, and a Hessian’s eigenvalues by absolute value; sorting in log space. A λ without bounds "
         "is the plain loss, the other one to beat. p: the probability of so large an advantage over “auto” of the "
-        f"better of these two if there were none (one-sided t-test); it is {how_often_behind(every)} cells."
+        "better of these two if there were none (Welch’s t-test, one-sided); “paired”: the same from the differences "
+        "seed by seed, whose runs begin with the same weights and see the same batches. p is "
+        f"{how_often_behind(every)}."
     )
     rows = [
         (
             *_labels(one),
             plain(one.plain, seeds=True),
             _number(float(one.cell.config["damping"])),
-            *(plain(one.tuned, seeds=True), plain(one.own, seeds=True), _probability(one.p)),
+            *(plain(one.tuned, seeds=True), plain(one.own, seeds=True), _probability(one.p), _probability(one.paired)),
         )
         for one in every
     ]
-    heads = ("loss", "curvature", "plain", "the paper’s λ", "with it", "“auto”", "p")
+    heads = ("loss", "curvature", "plain", "the paper’s λ", "with it", "“auto”", "p", "paired")
     return Table("damping-auto", caption, heads, tuple(rows), labels=2)
 
 
@@ -61,18 +63,18 @@ def _beside_the_grid(kinds: dict[str, list[Chosen]]) -> Table:
         f"The same against a λ that is chosen as the paper chose its own, {where}, sorting in log space: the first "
         "columns are the test figures of one seed for every λ of the paper’s grid; the one with that seed’s highest "
         "validation was run with other seeds too. Its mean has the luck of the choice in it, that of “auto” has not. "
-        f"p as above; it is {how_often_behind(several)} cells."
+        f"p and “paired” as above; p is {how_often_behind(several)}."
     )
     rows = [
         (
             *_labels(one),
             *(Cell(f"{figure:.1f}", figure) for figure in one.of_a_seed.values()),
             _number(one.damping),
-            *(plain(one.own, seeds=True), plain(one.auto, seeds=True), _probability(one.p)),
+            *(plain(one.own, seeds=True), plain(one.auto, seeds=True), _probability(one.p), _probability(one.paired)),
         )
         for one in several
     ]
-    heads = ("loss", "curvature", *(f"{damping:g}" for damping in GRID), "chosen λ", "with it", "“auto”", "p")
+    heads = ("loss", "curvature", *(f"{damping:g}" for damping in GRID), "chosen λ", "with it", "“auto”", "p", "paired")
     return Table("damping-grid", caption, heads, tuple(rows), labels=2)
 
 

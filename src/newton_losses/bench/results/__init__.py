@@ -13,6 +13,7 @@ from ._statistics import Summary as Summary
 from ._statistics import baseline_mark as baseline_mark
 from ._statistics import mark as mark
 from ._statistics import p_value as p_value
+from ._statistics import paired_p_value as paired_p_value
 from ._statistics import summarise as summarise
 from ._statistics import summarise_all as summarise_all
 from ._store import Store as Store
