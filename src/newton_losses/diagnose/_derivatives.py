@@ -26,6 +26,9 @@ DIRECTIONS = 3
 # large ones lose to the third derivative, small ones to rounding. A false one agrees at none.
 MOVES = (1e-5, 1e-4, 1e-6, 1e-3, 1e-2)
 TOLERANCE = 1e-3
+# What is smaller than this share of the batch's root mean square slope is measured against that: where a gradient has
+# all but vanished, as that of a cross-entropy, finite differences have nothing but rounding.
+VANISHED = 1e-3
 
 
 @dataclass(frozen=True)
@@ -53,19 +56,21 @@ def gradient_error(probe: Probe, directions: int = DIRECTIONS) -> float:
     errors = []
     for direction in _directions(probe, per_sample=True)[:directions]:
         slope = (gradient * direction).sum(1)
-        errors.append(_least(_slope_error(probe, flat, direction, slope, move * probe.spread) for move in MOVES))
+        least = VANISHED * mean_finite(slope.square()) ** 0.5
+        errors.append(_least(_slope_error(probe, flat, direction, slope, move * probe.spread, least) for move in MOVES))
     found = torch.cat(errors)
     found = found[torch.isfinite(found)]
     return float(found.quantile(0.95)) if len(found) else float("nan")
 
 
-def _slope_error(probe: Probe, flat: Tensor, direction: Tensor, slope: Tensor, move: float) -> Tensor:
+def _slope_error(probe: Probe, flat: Tensor, direction: Tensor, slope: Tensor, move: float, least: float) -> Tensor:
     up, down = probe.values(flat + move * direction), probe.values(flat - move * direction)
     rounding = 8 * torch.finfo(up.dtype).eps * torch.maximum(up.abs(), down.abs()) / move
     observed = (up - down) / (2 * move)
     if is_reduced(up):  # only the mean is known
         observed, slope, rounding = observed[:1], slope.mean(0, keepdim=True), rounding[:1]
-    return _excess((observed - slope).abs(), rounding, torch.maximum(observed.abs(), slope.abs()))
+    scale = torch.maximum(observed.abs(), slope.abs()).clamp(min=least)
+    return _excess((observed - slope).abs(), rounding, scale)
 
 
 def hessian_error(probe: Probe, curvature: Curvature) -> float:

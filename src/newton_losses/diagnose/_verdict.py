@@ -22,6 +22,8 @@ TIE = 0.05
 # Samples from which a damping other than the default is believed, and how many will do where they are the whole batch.
 ENOUGH, ENOUGH_OF_ALL = 16, 8
 
+_STABLE = 'Use numerics="stable", the same loss in log space.'
+
 
 @dataclass(frozen=True)
 class Recommendation:
@@ -76,11 +78,7 @@ def _faults(facts: Facts) -> Iterator[str]:
     if facts.precision is not None and facts.precision.broken:
         yield _broken_numerics(facts.precision, facts.reference_numerics)
     elif facts.derivatives is not None and facts.derivatives.first == "wrong":
-        yield (
-            f"The gradient is wrong: it differs from finite differences of the loss by "
-            f"{facts.derivatives.first_error:.0%} in float64. Nothing raises an error; a custom backward usually is to "
-            "blame. Check it with torch.autograd.gradcheck."
-        )
+        yield _wrong_gradient(facts.derivatives, facts.reference_numerics)
     if facts.gradients is not None and facts.gradients.nonfinite > 0.01:
         yield (
             f"{facts.gradients.nonfinite:.0%} of the samples have no finite loss or gradient. A Newton loss leaves "
@@ -102,9 +100,22 @@ def _more(ratio: float) -> str:
     return f"About {max(Noise.more_samples(ratio), 2):.0f} times the samples" if ratio < 1e4 else "Many more samples"
 
 
+def _wrong_gradient(derivatives: Derivatives, reference: bool) -> str:
+    differs = f"the gradient differs from finite differences of the loss by {derivatives.first_error:.0%} in float64"
+    if reference:
+        return (
+            f"The numerics are broken: {differs}, since torch's cross-entropy of probabilities cuts its logarithm off "
+            f"at -100 in the value and not in the gradient. {_STABLE}"
+        )
+    return (
+        f"The gradient is wrong: {differs}. Nothing raises an error; a custom backward usually is to blame. Check it "
+        "with torch.autograd.gradcheck."
+    )
+
+
 def _broken_numerics(precision: Precision, reference: bool) -> str:
     cure = (
-        'Use numerics="stable", the same loss in log space.'
+        _STABLE
         if reference
         else "Compute it in log space (log_softmax, logsigmoid, logaddexp; cross-entropy on logits), or in float64."
     )
