@@ -161,6 +161,10 @@ def test_outputs_that_cannot_be_outputs() -> None:
         newton_loss(lambda y: y, torch.tensor(1.0))
     with pytest.raises(ArgumentError, match="int64"):
         newton_loss(lambda y: y.sum(1), torch.ones(2, 2, dtype=torch.int64))
+    with pytest.raises(ArgumentError, match="16 bits at least"):
+        newton_loss(lambda y: y.sum(1), torch.ones(2, 2).to(torch.float8_e4m3fn))
+    with pytest.raises(ArgumentError, match=r"y\.to_dense\(\)"):
+        inject_fisher(torch.ones(2, 2).to_sparse())
     with pytest.raises(ArgumentError, match="complex64"):
         inject_fisher(torch.ones(2, 2, dtype=torch.complex64))
     with pytest.raises(ArgumentError, match="got list"):
@@ -235,8 +239,9 @@ def test_a_bad_second_derivative_alone_is_left_out_of_the_mean() -> None:
 def test_a_batch_of_bad_samples_only() -> None:
     y = torch.full((3, 2), torch.nan, requires_grad=True)
     newton = NewtonLoss(lambda y: y.square().sum(1))
-    with pytest.warns(UserWarning, match="no sample of this batch has a finite loss"):
+    with pytest.warns(UserWarning, match="no sample of this batch has a finite loss") as told:
         loss = newton(y)
+    assert told[0].filename == __file__
     loss.backward()
     newton(y)  # which says it once
     newton.skipped.zero_()

@@ -259,7 +259,7 @@ def _warn_of_standstill(found: NewtonTarget) -> None:
         warnings.warn(
             "NewtonLoss: no sample of this batch has a finite loss, gradient and step, so that nothing is learned from "
             "it. newton_losses.diagnose(loss, y, *targets) finds the reason.",
-            stacklevel=3,
+            stacklevel=5,  # this, `forward` and two of torch's own: then the line that called the module
         )
 
 

@@ -41,8 +41,12 @@ def flatten_outputs(y: Tensor) -> Tensor:
             "The outputs are a scalar. They need a batch dimension first, (N, ...); "
             "y.reshape(1, 1) is one sample with one output."
         )
-    if not y.dtype.is_floating_point:
-        raise ArgumentError(f"The outputs are {y.dtype}; a loss is differentiated at real, floating outputs.")
+    if not y.dtype.is_floating_point or y.dtype.itemsize < 2:
+        raise ArgumentError(
+            f"The outputs are {y.dtype}; a loss is differentiated at real, floating outputs of 16 bits at least."
+        )
+    if y.layout is not torch.strided:
+        raise ArgumentError(f"The outputs are {y.layout}; a loss is differentiated at dense ones, y.to_dense().")
     return widen(y.detach()).flatten(1) if y.dim() > 1 else widen(y.detach()).unsqueeze(1)
 
 
