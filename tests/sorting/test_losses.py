@@ -3,6 +3,7 @@
 import copy
 from itertools import pairwise
 
+import numpy as np
 import pytest
 import torch
 from sorting_cases import NAMES, make, scores_and_values
@@ -185,6 +186,18 @@ def test_metrics():
     assert exact_match(scores[1:2], tied).item() == 1
     assert exact_match(scores[1:2].flip(-1), tied.flip(-1)).item() == 1
     assert exact_match(torch.full((1, 2), torch.nan), torch.tensor([[1, 2]])).item() == 0
+
+
+@pytest.mark.parametrize("metric", [exact_match, element_wise_match])
+def test_metrics_of_the_first_items_take_a_number_of_items(metric):
+    """The first 0 of a reversed order were in order."""
+    scores, values = torch.tensor([[0.3, 0.2, 0.1]]), torch.tensor([[1, 5, 9]])
+    assert metric(scores, values, first=np.int64(3)) == metric(scores, values)
+    for first in (0, -1, 1.5, "3", torch.tensor(2.0)):
+        with pytest.raises(ArgumentError, match="It is a whole number, at least 1"):
+            metric(scores, values, first=first)
+    with pytest.raises(ArgumentError, match="first=4 of n=3 items"):
+        metric(scores, values, first=4)
 
 
 def test_gradient_descent_on_the_scores_sorts_them():

@@ -6,7 +6,7 @@ No mathematics lives here.
 import torch
 from torch import Tensor
 
-from .._arguments import positive_number, real_tensor
+from .._arguments import positive_number, real_tensor, whole_number
 from ..curvature._call import widen
 from ..errors import ArgumentError, ShapeError
 
@@ -38,6 +38,14 @@ def sorted_last(scores: Tensor, dim: int, where: str) -> Tensor:
 def check_positive(value: float, name: str, where: str) -> float:
     """`value`, if it is a positive finite number."""
     return positive_number(value, name, where)
+
+
+def check_count(count: int, n: int, name: str, where: str) -> int:
+    """`count`, if it is a number of items from 1 to n."""
+    count = whole_number(count, name, where, least=1)
+    if count > n:
+        raise ArgumentError(f"{where}: {name}={count} of n={n} items. Choose {name} from 1 to n.")
+    return count
 
 
 def check_same_shape(scores: Tensor, values: Tensor, where: str, name: str = "values") -> None:

@@ -9,8 +9,10 @@ from torch import Tensor
 
 from .._arguments import real_tensor
 from ..errors import ShapeError
-from ._arguments import check_same_shape
+from ._arguments import check_count, check_same_shape
 from ._order import rank_span
+
+METRIC = "A metric of an order"
 
 
 def rank_matches(scores: Tensor, values: Tensor) -> Tensor:
@@ -24,7 +26,7 @@ def exact_match(scores: Tensor, values: Tensor, first: int | None = None) -> Ten
     """1 where the whole order is right, `(..., n)` → `(...)`; its mean is the metric EM.
 
     `first=5` looks at the first 5 items of the set alone, as if there were no others: the metric EM5, with
-    which sets of different sizes can be compared.
+    which sets of different sizes can be compared. There are at least as many items.
 
     >>> exact_match(torch.tensor([[0.1, 0.2, 0.3], [0.3, 0.2, 0.1]]), torch.tensor([[1, 5, 9], [1, 5, 9]]))
     tensor([1., 0.])
@@ -45,6 +47,6 @@ def element_wise_match(scores: Tensor, values: Tensor, first: int | None = None)
 
 def _items(tensor: Tensor, name: str, first: int | None) -> Tensor:
     """The items to look at, `(..., n)`: all or the first ones, of which there has to be one."""
-    if real_tensor(tensor, name, "A metric of an order").ndim == 0 or tensor.shape[-1] == 0:
-        raise ShapeError(f"A metric of an order: {name} have shape {tuple(tensor.shape)}, without any items.")
-    return tensor[..., :first]
+    if real_tensor(tensor, name, METRIC).ndim == 0 or tensor.shape[-1] == 0:
+        raise ShapeError(f"{METRIC}: {name} have shape {tuple(tensor.shape)}, without any items.")
+    return tensor if first is None else tensor[..., : check_count(first, tensor.shape[-1], "first", METRIC)]
