@@ -7,7 +7,7 @@ Hessian, those of the CPU kernel (`_kernels.py`): forward and back once more alo
 
 A program holds a sample's whole matrix, wires × items in float64, with n padded to a power of two; a wire's partner is
 fetched by `tl.gather`. What the way back needs lies in scratch memory. Each Hessian is stored on its own and summed by
-torch, always in the same order. Nothing goes to the host. So far all of it has run in Triton's interpreter only.
+torch, always in the same order. Nothing goes to the host.
 """
 
 from collections.abc import Callable
