@@ -168,6 +168,14 @@ def test_top_k_loss(name):
         TopKLoss(7, make(name))(scores, labels)
 
 
+@pytest.mark.parametrize("k", [0, -1, 1.5])
+def test_how_many_are_the_largest_is_a_number_of_items(k):
+    """0 was refused, and told as the least that will do."""
+    for call in (lambda: soft_topk(torch.zeros(3), k), lambda: TopKLoss(k)(torch.zeros(1, 3), torch.tensor([0]))):
+        with pytest.raises(ArgumentError, match="k is .* at least 1"):
+            call()
+
+
 def test_spearman_loss_is_one_minus_the_correlation_of_ranks():
     scores, values = scores_and_values(7, 6)
     ranks = torch.stack((scores.argsort(-1).argsort(-1), values)).double()

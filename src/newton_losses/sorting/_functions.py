@@ -3,9 +3,8 @@
 import torch
 from torch import Tensor
 
-from .._arguments import whole_number
 from ..curvature import full_precision
-from ..errors import ArgumentError
+from ._arguments import check_count
 from ._choose import AlgorithmName, choose
 from ._relaxation import Relaxation, places
 
@@ -78,14 +77,8 @@ def soft_topk(
     """
     relaxation = choose(algorithm, temperature, steepness, "soft_topk")
     matrix = relaxation.matrix(scores, dim, descending=largest)
-    check_k(k, matrix.shape[-1], "soft_topk")
+    k = check_count(k, matrix.shape[-1], "k", "soft_topk")
     return matrix[..., :k, :].sum(-2).movedim(-1, dim).to(scores.dtype)
-
-
-def check_k(k: int, n: int, where: str) -> None:
-    """Raise unless 1 ≤ k ≤ n."""
-    if whole_number(k, "k", where, least=0) not in range(1, n + 1):
-        raise ArgumentError(f"{where}: k={k} of n={n} items. Choose k from 1 to n.")
 
 
 def log_column_weights(relaxation: Relaxation, scores: Tensor, descending: bool) -> Tensor:

@@ -8,9 +8,9 @@ from torch import Tensor, nn
 
 from .._arguments import real_tensor
 from ..errors import ArgumentError, ShapeError
-from ._arguments import check_same_shape, sorted_last
+from ._arguments import check_count, check_same_shape, sorted_last
 from ._choose import AlgorithmName, choose
-from ._functions import check_k, log_column_weights, soft_rank
+from ._functions import log_column_weights, soft_rank
 from ._order import rank_span
 from ._relaxation import Relaxation
 
@@ -45,7 +45,7 @@ class TopKLoss(nn.Module):
                 f"TopKLoss: labels have shape {tuple(labels.shape)} for scores of shape "
                 f"{tuple(scores.shape)}. One label for each row of scores: {tuple(scores.shape[:-1])}."
             )
-        check_k(self.k, scores.shape[-1], "TopKLoss")
+        check_count(self.k, scores.shape[-1], "k", "TopKLoss")
         _check_labels(labels, scores.shape[-1])
         weights = log_column_weights(self.relaxation, scores, descending=True)
         index = labels[..., None, None].expand(*weights.shape[:-1], 1)
