@@ -1,7 +1,7 @@
 """Checks of arguments that every public boundary shares: is it a tensor, a number, one of the words?
 
 Each gives its argument back, or raises an error that says where, what came, and what would do. None reads a tensor
-on a device back to the host.
+on a device back to the host, but for a setting that comes in one instead of as a number.
 """
 
 import math
@@ -24,9 +24,11 @@ def real_tensor(thing: Any, name: str, where: str) -> Tensor:
 
 
 def positive_number(thing: Any, name: str, where: str) -> float:
-    """`thing` as a number, if it is a positive and finite one."""
+    """`thing` as a number, if it is a positive and finite one: Python's, NumPy's, or a tensor of one element."""
+    if isinstance(thing, Tensor) and thing.requires_grad:
+        raise ArgumentError(f"{where}: {name} requires a gradient. It is a plain number and gets none: pass its value.")
     try:
-        number = math.nan if isinstance(thing, str) else float(thing)
+        number = math.nan if _reads_as_a_number(thing) else float(thing)
     except (TypeError, ValueError, RuntimeError):
         number = math.nan
     if not 0 < number < math.inf:
@@ -35,14 +37,21 @@ def positive_number(thing: Any, name: str, where: str) -> float:
 
 
 def whole_number(thing: Any, name: str, where: str, least: int) -> int:
-    """`thing` as an integer, if it is one and not below `least`."""
+    """`thing` as an integer, if it is one, Python's or NumPy's, and not below `least`."""
     try:
-        number = operator.index(thing)
+        number = least - 1 if _reads_as_a_number(thing) else operator.index(thing)
     except TypeError:
         number = least - 1
     if number < least:
         raise ArgumentError(f"{where}: {name} is {thing!r}. It is a whole number, at least {least}.")
     return number
+
+
+def _reads_as_a_number(thing: Any) -> bool:
+    """Whether Python would make a number of what is none: of texts and truths."""
+    if isinstance(thing, (bool, str, bytes)):
+        return True
+    return not isinstance(thing, (int, float)) and str(getattr(thing, "dtype", "")).endswith("bool")
 
 
 def one_of(thing: Any, choices: Iterable[str], name: str, where: str) -> Any:

@@ -6,7 +6,7 @@ Both are plain functions of a relaxation, differentiated automatically. `Sorting
 import torch
 from torch import Tensor, nn
 
-from .._arguments import real_tensor
+from .._arguments import real_tensor, whole_number
 from ..errors import ArgumentError, ShapeError
 from ._arguments import check_count, check_same_shape, sorted_last
 from ._choose import AlgorithmName, choose
@@ -35,7 +35,7 @@ class TopKLoss(nn.Module):
         steepness: float | None = None,
     ) -> None:
         super().__init__()
-        self.k = k
+        self.k = whole_number(k, "k", "TopKLoss", least=1)
         self.relaxation = choose(algorithm, temperature, steepness, "TopKLoss")
 
     def forward(self, scores: Tensor, labels: Tensor) -> Tensor:

@@ -1,0 +1,45 @@
+"""Numbers are checked alike everywhere: NumPy's are numbers, truths and texts are none, counts are whole."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import newton_losses as nl
+from newton_losses import ArgumentError
+
+# What is called with a number, and what it has kept of it.
+POSITIVE: dict[str, Callable[[Any], Any]] = {
+    "NeuralSort": lambda thing: nl.sorting.NeuralSort(thing).temperature,
+    "SoftSort": lambda thing: nl.sorting.SoftSort(thing).temperature,
+    "SortingNetwork": lambda thing: nl.sorting.SortingNetwork(3, steepness=thing).steepness,
+}
+COUNTS: dict[str, Callable[[Any], Any]] = {
+    "SortingNetwork": lambda thing: nl.sorting.SortingNetwork(thing).n,
+    "TopKLoss": lambda thing: nl.sorting.TopKLoss(thing).k,
+}
+
+
+@pytest.mark.parametrize("call", POSITIVE.values(), ids=POSITIVE)
+def test_a_positive_number(call: Callable[[Any], Any]) -> None:
+    for number in (3, 3.0, np.float32(3), np.float64(3), np.int64(3), torch.tensor(3.0)):
+        kept = call(number)
+        assert (type(kept), kept) == (float, 3.0)
+    for thing in (0, -1.0, float("inf"), float("nan"), True, np.True_, torch.tensor(True), "3", b"3", None, [3.0], 3j,
+                  torch.ones(2), torch.tensor(-1.0), torch.tensor(3j)):  # fmt: skip
+        with pytest.raises(ArgumentError, match="is not a positive finite number"):
+            call(thing)
+    with pytest.raises(ArgumentError, match="requires a gradient"):  # which it would never have got
+        call(torch.tensor(3.0, requires_grad=True))
+
+
+@pytest.mark.parametrize("call", COUNTS.values(), ids=COUNTS)
+def test_a_count(call: Callable[[Any], Any]) -> None:
+    for number in (3, np.int32(3), np.int64(3)):
+        kept = call(number)
+        assert (type(kept), kept) == (int, 3)
+    for thing in (0, -1, 2.5, 3.0, True, np.True_, torch.tensor(True), "3", [3], torch.ones(2)):
+        with pytest.raises(ArgumentError, match=r"It is a whole number, at least 1\."):
+            call(thing)
