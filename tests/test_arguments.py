@@ -15,10 +15,12 @@ POSITIVE: dict[str, Callable[[Any], Any]] = {
     "NeuralSort": lambda thing: nl.sorting.NeuralSort(thing).temperature,
     "SoftSort": lambda thing: nl.sorting.SoftSort(thing).temperature,
     "SortingNetwork": lambda thing: nl.sorting.SortingNetwork(3, steepness=thing).steepness,
+    "RelaxedBellmanFord": lambda thing: nl.paths.RelaxedBellmanFord(thing).beta,
 }
 COUNTS: dict[str, Callable[[Any], Any]] = {
     "SortingNetwork": lambda thing: nl.sorting.SortingNetwork(thing).n,
     "TopKLoss": lambda thing: nl.sorting.TopKLoss(thing).k,
+    "RelaxedBellmanFord": lambda thing: nl.paths.RelaxedBellmanFord(iterations=thing).iterations,
 }
 
 

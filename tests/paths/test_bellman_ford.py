@@ -170,7 +170,8 @@ def test_compiles_in_one_graph(loop):
 
 def test_arguments_are_explained():
     for arguments, words in [
-        ({"beta": 0.0}, "beta is 0.0"),
+        ({"beta": 0.0}, "beta=0.0 is not a positive finite"),
+        ({"beta": float("inf")}, "beta=inf is not a positive finite"),
         ({"iterations": 0}, "iterations is 0"),
         ({"loop": "until"}, "loop is 'until'"),
         ({"conorm": "max"}, "conorm is 'max'"),

@@ -248,6 +248,11 @@ def test_arguments_are_explained():
         shortest_path(torch.ones(2, 0, 3))
     with pytest.raises(ArgumentError, match="neighbors is 6"):
         shortest_path(torch.ones(2, 2), neighbors=6)
+    with pytest.raises(ArgumentError, match="neighbors is True"):
+        shortest_path(torch.ones(2, 2), neighbors=True)
+    with pytest.raises(ArgumentError, match="strict is 'yes'. It can be None, True or False"):
+        shortest_path(torch.ones(2, 2), strict="yes")
+    assert torch.equal(shortest_path(torch.ones(2, 2), np.int64(8), strict=np.True_), torch.eye(2))
     with pytest.raises(ArgumentError, match=r"goal is \(2, 0\), outside"):
         shortest_path(torch.ones(2, 2), goal=(2, 0))
     with pytest.raises(ArgumentError, match="'triton' cannot run on costs on 'cpu'"):

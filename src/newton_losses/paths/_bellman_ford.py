@@ -5,7 +5,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from .._arguments import real_tensor
+from .._arguments import positive_number, real_tensor, whole_number
 from ..errors import ArgumentError, ShapeError
 from . import _buffered
 from ._accelerated import accelerated
@@ -56,16 +56,12 @@ class RelaxedBellmanFord(nn.Module):
         backend: Backend = "auto",
     ) -> None:
         super().__init__()
-        if not isinstance(beta, int | float) or not beta > 0:
-            raise ArgumentError(f"RelaxedBellmanFord: beta is {beta}. It is an inverse temperature, above 0.")
-        if not isinstance(iterations, int) or iterations < 1:
-            raise ArgumentError(f"RelaxedBellmanFord: iterations is {iterations}. There has to be at least 1.")
         if not isinstance(loop, str) or loop not in ("for", "while"):
             raise ArgumentError(f"RelaxedBellmanFord: loop is {loop!r}. It can be 'for' or 'while'.")
         if not isinstance(conorm, str) or conorm not in ("probabilistic", "yager"):
             raise ArgumentError(f"RelaxedBellmanFord: conorm is {conorm!r}. It can be 'probabilistic' or 'yager'.")
-        self.beta = float(beta)
-        self.iterations = iterations
+        self.beta = positive_number(beta, "beta", "RelaxedBellmanFord")
+        self.iterations = whole_number(iterations, "iterations", "RelaxedBellmanFord", least=1)
         self.loop: Loop = loop
         self.conorm: Conorm = conorm
         self.backend = check_backend(backend)

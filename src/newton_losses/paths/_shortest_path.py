@@ -1,8 +1,9 @@
 """Shortest paths on grids of vertex costs: what a caller sees. The searching is done by the back ends."""
 
 import operator
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -93,17 +94,19 @@ def solve(
     >>> best.cost, best.unique
     (tensor(7., dtype=torch.float64), tensor(True))
     """
-    _check_arguments(costs, neighbors)
+    _check_costs(costs)
+    count = _check_neighbors(neighbors)
+    _check_strict(strict)
     if not isinstance(backend, str):
         raise ArgumentError(f"shortest_path: backend is {backend!r}. It is a name, such as 'auto'.")
     height, width = costs.shape[-2:]
     first = _flat("start", (0, 0) if start is None else start, height, width)
     last = _flat("goal", (-1, -1) if goal is None else goal, height, width)
     on_cpu = costs.device.type == "cpu"
-    check_nan = on_cpu if strict is None else strict
+    check_nan = on_cpu if strict is None else bool(strict)
     floating = costs.detach() if costs.is_floating_point() else costs.double()
     path, cost, unique, reachable = shortest_path_operator(
-        floating, neighbors, first, last, backend, check_nan, bool(strict)
+        floating, count, first, last, backend, check_nan, bool(strict)
     )
     return PathSolution(path.to(costs.dtype), cost, unique, reachable)
 
@@ -131,16 +134,30 @@ def path_cost(costs: Tensor, path: Tensor) -> Tensor:
     return (passable * path).sum((-2, -1), dtype=torch.float64).to(torch.result_type(costs, path))
 
 
-def _check_arguments(costs: Tensor, neighbors: int) -> None:
+def _check_costs(costs: Tensor) -> None:
     if real_tensor(costs, "costs", "shortest_path").ndim < 2 or 0 in costs.shape[-2:]:
         raise ShapeError(
             f"shortest_path: costs have shape {tuple(costs.shape)}. They are vertex costs of grids, "
             "(..., H, W) with at least one row and one column."
         )
-    if not isinstance(neighbors, int) or neighbors not in OFFSETS:
+
+
+def _check_neighbors(neighbors: Any) -> int:
+    """`neighbors`, Python's integer or NumPy's, if a vertex can have so many."""
+    try:
+        number = operator.index(neighbors)
+    except TypeError:
+        number = 0
+    if number not in OFFSETS:
         raise ArgumentError(
             f"shortest_path: neighbors is {neighbors!r}. A vertex has 4 neighbours, or 8 with the diagonals."
         )
+    return number
+
+
+def _check_strict(strict: object) -> None:
+    if strict is not None and not isinstance(strict, (bool, np.bool_)):
+        raise ArgumentError(f"shortest_path: strict is {strict!r}. It can be None, True or False.")
 
 
 def _flat(name: str, vertex: Vertex, height: int, width: int) -> int:
