@@ -16,11 +16,16 @@ POSITIVE: dict[str, Callable[[Any], Any]] = {
     "SoftSort": lambda thing: nl.sorting.SoftSort(thing).temperature,
     "SortingNetwork": lambda thing: nl.sorting.SortingNetwork(3, steepness=thing).steepness,
     "RelaxedBellmanFord": lambda thing: nl.paths.RelaxedBellmanFord(thing).beta,
+    "SmoothedLoss": lambda thing: nl.smoothing.SmoothedLoss(torch.sum, scale=thing).scale,
+    "Perturbed": lambda thing: nl.perturbed.Perturbed(torch.sum, scale=thing).scale,
+    "StudentT": lambda thing: nl.smoothing.StudentT(thing).degrees_of_freedom,
 }
 COUNTS: dict[str, Callable[[Any], Any]] = {
     "SortingNetwork": lambda thing: nl.sorting.SortingNetwork(thing).n,
     "TopKLoss": lambda thing: nl.sorting.TopKLoss(thing).k,
     "RelaxedBellmanFord": lambda thing: nl.paths.RelaxedBellmanFord(iterations=thing).iterations,
+    "SmoothedLoss": lambda thing: nl.smoothing.SmoothedLoss(torch.sum, num_samples=thing).sampler.num_samples,
+    "FenchelYoungLoss": lambda thing: nl.perturbed.FenchelYoungLoss(torch.sum, 1.0, thing).sampler.num_samples,
 }
 
 

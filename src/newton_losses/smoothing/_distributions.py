@@ -7,6 +7,7 @@ from typing import ClassVar, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from .._arguments import positive_number
 from ..errors import ArgumentError
 
 
@@ -145,11 +146,13 @@ class StudentT:
     num_uniforms: ClassVar[int] = 2
 
     def __post_init__(self) -> None:
-        if not 0.5 <= self.degrees_of_freedom < math.inf:
+        number = positive_number(self.degrees_of_freedom, "degrees_of_freedom", "StudentT")
+        if number < 0.5:
             raise ArgumentError(
-                f"StudentT: degrees_of_freedom is {self.degrees_of_freedom}; it has to be finite and at "
-                f"least 0.5, below which float32 is too short for the tails."
+                f"StudentT: degrees_of_freedom={number}; there have to be at least 0.5, below which float32 is "
+                "too short for the tails."
             )
+        object.__setattr__(self, "degrees_of_freedom", number)
 
     def sample(self, uniform: Tensor, /) -> Tensor:
         # Bailey's polar method, exact for every d. |2u−1| is as uniform as u, and unlike u it stays as it

@@ -1,6 +1,5 @@
 """Batches of noise: independent, antithetic or quasi-random. What it is used for is in `_estimators.py`."""
 
-import math
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -56,7 +55,7 @@ class Sampler:
         # A baseline from other draws is unbiased only if they are independent, so it takes two groups.
         divisor = mirrored * (2 if self.quasi and self.leave_one_out else 1)
         least = 2 * mirrored if self.leave_one_out else mirrored
-        if not isinstance(self.num_samples, int) or self.num_samples < least or self.num_samples % divisor:
+        if self.num_samples < least or self.num_samples % divisor:
             raise ArgumentError(
                 f"num_samples is {self.num_samples}; with antithetic={self.antithetic}, quasi={self.quasi} "
                 f"and {'a' if self.leave_one_out else 'no'} leave-one-out baseline it has to be a "
@@ -122,8 +121,3 @@ def _sobol_digits(points: int, size: int, device: torch.device) -> Tensor:
     digits[0] = engine.shift  # the engine keeps its first point in 24 bits only
     on_device: Tensor = digits.to(device)
     return on_device
-
-
-def check_scale(owner: str, scale: float) -> None:
-    if not isinstance(scale, int | float) or not 0 < scale < math.inf:
-        raise ArgumentError(f"{owner}: scale is {scale}; the noise needs a positive, finite scale, for example 0.1.")

@@ -9,10 +9,11 @@ from typing import Any, TypedDict
 import torch
 from torch import Tensor, nn
 
+from .._arguments import positive_number, whole_number
 from ..errors import ArgumentError, ShapeError
 from ._distributions import Distribution, Gaussian
 from ._estimators import VARIANCE_REDUCTIONS, VarianceReduction, subtract_baseline
-from ._noise import Noise, Sampler, check_scale
+from ._noise import Noise, Sampler
 
 BlackBox = Callable[..., Any]
 
@@ -62,7 +63,6 @@ class Smoothed(nn.Module):
     ) -> None:
         super().__init__()
         owner = type(self).__name__
-        check_scale(owner, scale)
         if not callable(fn):
             raise ArgumentError(f"{owner}: fn is {fn!r}; it has to be a function of a batch of inputs.")
         if not isinstance(distribution, Distribution):
@@ -76,10 +76,11 @@ class Smoothed(nn.Module):
                 f"it is one of {', '.join(map(repr, VARIANCE_REDUCTIONS))}."
             )
         self.fn = fn
-        self.scale = scale
+        self.scale = positive_number(scale, "scale", owner)
         self.distribution = distribution
         self.variance_reduction = variance_reduction
         self.generator = generator
+        num_samples = whole_number(num_samples, "num_samples", owner, least=1)
         self.sampler = Sampler(num_samples, antithetic, quasi, variance_reduction == "leave_one_out")
 
     def extra_repr(self) -> str:
