@@ -25,6 +25,7 @@ COUNTS: dict[str, Callable[[Any], Any]] = {
     "TopKLoss": lambda thing: nl.sorting.TopKLoss(thing).k,
     "RelaxedBellmanFord": lambda thing: nl.paths.RelaxedBellmanFord(iterations=thing).iterations,
     "SmoothedLoss": lambda thing: nl.smoothing.SmoothedLoss(torch.sum, num_samples=thing).sampler.num_samples,
+    "repeat_with_fisher": lambda thing: nl.convex.repeat_with_fisher((torch.ones(2),), thing)[0].shape[0],
     "FenchelYoungLoss": lambda thing: nl.perturbed.FenchelYoungLoss(torch.sum, 1.0, thing).sampler.num_samples,
 }
 

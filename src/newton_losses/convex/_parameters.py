@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from .._arguments import whole_number
 from ..curvature import Damping, Reduction
 from ..errors import ArgumentError
 from ..inject import inject_fisher
@@ -34,8 +35,7 @@ def repeat_with_fisher(
     """
     if not parameters:
         raise ArgumentError("repeat_with_fisher: there are no parameters to repeat.")
-    if count < 1:
-        raise ArgumentError(f"repeat_with_fisher: count is {count}; it is the number of samples, at least 1.")
+    count = whole_number(count, "count, the number of samples,", "repeat_with_fisher", least=1)
     together = torch.cat([parameter.flatten() for parameter in parameters])
     repeated = inject_fisher(together.expand(count, -1), damping, reduction=reduction)
     parts = torch.split(repeated, [parameter.numel() for parameter in parameters], dim=1)
