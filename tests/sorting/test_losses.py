@@ -172,7 +172,7 @@ def test_top_k_loss(name):
 def test_how_many_are_the_largest_is_a_number_of_items(k):
     """0 was refused, and told as the least that will do."""
     for call in (lambda: soft_topk(torch.zeros(3), k), lambda: TopKLoss(k)(torch.zeros(1, 3), torch.tensor([0]))):
-        with pytest.raises(ArgumentError, match="k is .* at least 1"):
+        with pytest.raises(ArgumentError, match=r"k is .* at least 1"):
             call()
 
 
