@@ -1,17 +1,60 @@
 """Damping as a number, a tensor and a rule."""
 
+import numpy as np
 import pytest
 import torch
 
 from cases import assert_close, ripples
-from newton_losses import ArgumentError, Expansion, NewtonLoss, RelativeDamping, newton_target
+from newton_losses import ArgumentError, Expansion, NewtonLoss, NormalizedDamping, RelativeDamping, newton_target
 from newton_losses.curvature import Dense, LowRank, Products
 
 
-@pytest.mark.parametrize("bad", [0, -1.0, float("nan"), float("inf"), "much", None, True, torch.ones(2)])
+@pytest.mark.parametrize(
+    "bad",
+    [
+        0,
+        -1.0,
+        float("nan"),
+        float("inf"),
+        "much",
+        None,
+        True,
+        np.True_,
+        torch.ones(2),
+        torch.tensor(True),
+        torch.tensor(1j),
+    ],
+)
 def test_what_cannot_be_a_damping_is_refused(bad: object) -> None:
     with pytest.raises(ArgumentError, match="damping"):
         NewtonLoss(ripples, damping=bad)
+
+
+@pytest.mark.parametrize("number", [2, np.float64(2), np.float32(2), np.int64(2), torch.tensor(2), torch.tensor(2.0)])
+def test_any_kind_of_number_is_a_damping(number: object) -> None:
+    y, target = torch.randn(2, 4, 3, generator=torch.Generator().manual_seed(0)).double()
+    wanted = newton_target(ripples, y, target, damping=2.0)
+    assert_close(newton_target(ripples, y, target, damping=number).step, wanted.step, 1e-12)
+    assert_close(newton_target(ripples, y, target, damping=lambda _: number).step, wanted.step, 1e-12)
+
+
+@pytest.mark.parametrize("rule", [NormalizedDamping, RelativeDamping])
+@pytest.mark.parametrize("number", [2, np.float64(2), np.float32(2), np.int64(2)])
+def test_any_kind_of_number_is_a_factor(rule: type, number: object) -> None:
+    assert (rule(number), type(rule(number).factor)) == (rule(2.0), float)
+
+
+def test_numpys_number_as_a_factor_compiles() -> None:
+    """It stopped torch's compiler, which takes it for an array."""
+    y, target = torch.randn(2, 4, 3, generator=torch.Generator().manual_seed(0)).double()
+    newton, wanted = (
+        NewtonLoss(ripples, damping=NormalizedDamping(number), value="quadratic", check=False)
+        for number in (np.float32(2), 2.0)
+    )
+    torch._dynamo.reset()  # it compiles one function so many times and no more, whoever asks
+    compiled = torch.compile(newton, fullgraph=True, backend="eager")
+    assert_close(compiled(y, target), wanted(y, target), 1e-12)
+    torch._dynamo.reset()
 
 
 def test_a_rule_is_any_callable() -> None:

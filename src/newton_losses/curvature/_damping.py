@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 
-# A tuple and not a union of types, which compilers before that of torch 2.11 do not look into.
-NUMBERS = (int, float, Tensor)
+# A tuple and not a union of types, which compilers before that of torch 2.11 do not look into. `Real` are NumPy's.
+NUMBERS = (int, float, Real, Tensor)
 
 
 class Damped(NamedTuple):
@@ -57,7 +57,7 @@ class RelativeDamping:
     factor: float = 1.0
 
     def __post_init__(self) -> None:
-        _check_positive(self.factor, "The factor of RelativeDamping")
+        _keep_as_float(self, "The factor of RelativeDamping")
 
     def __call__(self, expansion: Expansion) -> Tensor:
         return self.factor * _eigenvalue_scale(expansion)
@@ -95,7 +95,7 @@ class NormalizedDamping:
     group: "ProcessGroup | None" = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        _check_positive(self.factor, "The factor of NormalizedDamping")
+        _keep_as_float(self, "The factor of NormalizedDamping")
 
     def __call__(self, expansion: Expansion) -> Damped:
         scale = _eigenvalue_scale(expansion)
@@ -152,7 +152,7 @@ def _usable(number: Tensor | float) -> Tensor | float:
         raise ArgumentError(f"A damping rule returned {number!r}; it gives a positive number or a scalar tensor.")
     _check_number(number)
     if not isinstance(number, Tensor):
-        return number
+        return float(number)
     number = number.detach().reshape(())
     return torch.where((number > 0) & torch.isfinite(number), number, math.nan)
 
@@ -168,6 +168,15 @@ def _check_number(damping: object, *, or_rule: bool = False) -> None:
         _check_positive(damping, "The damping")
     if isinstance(damping, Tensor) and damping.numel() != 1:
         raise ArgumentError(f"The damping is one number for the batch, got shape {tuple(damping.shape)}.")
+    if isinstance(damping, Tensor) and (damping.dtype == torch.bool or damping.is_complex()):
+        raise ArgumentError(f"The damping is a positive number, got a tensor of {damping.dtype}.")
+
+
+def _keep_as_float(rule: "RelativeDamping | NormalizedDamping", what: str) -> None:
+    """Check the rule's factor. NumPy's numbers become Python's: a compiler takes them for arrays."""
+    _check_positive(rule.factor, what)
+    if type(rule.factor) is not float:
+        object.__setattr__(rule, "factor", float(rule.factor))
 
 
 def _check_positive(number: object, what: str) -> None:
