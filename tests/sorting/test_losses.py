@@ -98,6 +98,8 @@ def test_leading_shapes_and_the_protocol_of_an_expansion():
     torch.testing.assert_close(loss(scores[0], values[0]), loss(scores, values)[0])
     with pytest.raises(ShapeError, match="not \\(N, n\\)"):
         loss.expand(scores[0], values[0], curvature=None)
+    by_default, hessian = loss.expand(scores, values), loss.expand(scores, values, curvature="hessian")
+    assert torch.equal(by_default.curvature, hessian.curvature)
     with pytest.raises(ArgumentError, match="'fisher' or None"):
         loss.expand(scores, values, curvature="gauss")
     with pytest.raises(ShapeError, match="values have shape"):

@@ -64,14 +64,14 @@ class SortingLoss(nn.Module):
                 return sorting_cross_entropy(self.relaxation, *flat).reshape(scores.shape[:-1])
             return reference_cross_entropy(self.relaxation, scores, target, cells)
 
-    def expand(self, y: Tensor, *targets: Any, curvature: CurvatureKind | None) -> Expansion:
+    def expand(self, y: Tensor, *targets: Any, curvature: CurvatureKind | None = "hessian") -> Expansion:
         """Values, per-sample gradients and the batch's curvature at y `(N, n)`, without a graph.
 
         The curvature has the factor 1/N: (1/N) Σ ∇²ℓᵢ, or the empirical Fisher (1/N) Σ ∇ℓᵢ∇ℓᵢᵀ. Samples
         whose derivatives are not finite, as after a NaN score, are left out of it, and of N.
 
         >>> loss = SortingLoss("softsort", temperature=1.0)
-        >>> loss.expand(torch.zeros(4, 3), torch.rand(4, 3), curvature="hessian").curvature.shape
+        >>> loss.expand(torch.zeros(4, 3), torch.rand(4, 3)).curvature.shape
         torch.Size([3, 3])
         """
         if y.ndim != 2:
