@@ -115,6 +115,14 @@ def test_vmap(name):
     torch.testing.assert_close(torch.func.vmap(relaxation.matrix)(scores), relaxation.matrix(scores))
 
 
+def test_both_functions_take_their_arguments_in_one_order():
+    """The third of softsort was p."""
+    scores, _ = scores_and_values(6, 4)
+    for function in (neuralsort, softsort):
+        by_name = function(scores, temperature=0.3, dim=0, descending=True, log=True)
+        assert torch.equal(function(scores, 0.3, 0, True, True), by_name)
+
+
 def test_errors_teach():
     with pytest.raises(ArgumentError, match="power of two"):
         SortingNetwork(6, "bitonic")

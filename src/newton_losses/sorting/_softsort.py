@@ -70,14 +70,15 @@ class SoftSort(Relaxation):
 def softsort(
     scores: Tensor,
     temperature: float = 0.1,
-    p: int = 1,
     dim: int = -1,
     descending: bool = False,
     log: bool = False,
+    *,
+    p: int = 1,
 ) -> Tensor:
     """The matrix P of SoftSort, or log P with `log=True`; see `SoftSort` for the formula.
 
-    The shape is that of `scores` without `dim`, then `(n, n)`.
+    The shape is that of `scores` without `dim`, then `(n, n)`. Up to `p` the arguments are those of `neuralsort`.
 
     >>> softsort(torch.tensor([2.0, 0.0, 1.0])).argmax(-1)
     tensor([1, 2, 0])
