@@ -178,6 +178,17 @@ def test_how_many_are_the_largest_is_a_number_of_items(k):
             call()
 
 
+@pytest.mark.parametrize(
+    "loss", [SortingLoss("softsort"), SpearmanLoss(), TopKLoss(1)], ids=lambda loss: type(loss).__name__
+)
+def test_integers_are_no_scores(loss):
+    """Spearman's loss took them, although they can learn nothing, and the others did not."""
+    scores, order = torch.tensor([[1, 2, 3]]), torch.tensor([[1, 2, 3]])
+    name = type(loss).__name__
+    with pytest.raises(ArgumentError, match=rf"{name}: scores have dtype torch.int64\. Pass floating-point scores\."):
+        loss(scores, order[:, 0] if name == "TopKLoss" else order)
+
+
 def test_spearman_loss_is_one_minus_the_correlation_of_ranks():
     scores, values = scores_and_values(7, 6)
     ranks = torch.stack((scores.argsort(-1).argsort(-1), values)).double()

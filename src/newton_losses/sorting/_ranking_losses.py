@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from .._arguments import real_tensor, whole_number
 from ..errors import ArgumentError, ShapeError
-from ._arguments import check_count, check_same_shape, sorted_last
+from ._arguments import as_working, check_count, check_same_shape, sorted_last
 from ._choose import AlgorithmName, choose
 from ._functions import log_column_weights, soft_rank
 from ._order import rank_span
@@ -39,7 +39,7 @@ class TopKLoss(nn.Module):
         self.relaxation = choose(algorithm, temperature, steepness, "TopKLoss")
 
     def forward(self, scores: Tensor, labels: Tensor) -> Tensor:
-        sorted_last(scores, -1, "TopKLoss")
+        scores = as_working(sorted_last(scores, -1, "TopKLoss"), "TopKLoss")
         if real_tensor(labels, "labels", "TopKLoss").shape != scores.shape[:-1]:
             raise ShapeError(
                 f"TopKLoss: labels have shape {tuple(labels.shape)} for scores of shape "
@@ -92,8 +92,7 @@ class SpearmanLoss(nn.Module):
 
     def forward(self, scores: Tensor, values: Tensor) -> Tensor:
         check_same_shape(scores, values, "SpearmanLoss")
-        sorted_last(scores, -1, "SpearmanLoss")
-        scores = scores if scores.dtype == torch.float64 else scores.float()
+        scores = as_working(sorted_last(scores, -1, "SpearmanLoss"), "SpearmanLoss")
         first, count = rank_span(values)
         wanted = first + (count - 1) / 2
         n = scores.shape[-1]
