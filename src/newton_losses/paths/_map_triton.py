@@ -3,7 +3,7 @@ imports triton.
 
 All cells are relaxed at once until none changes any more, and the path is followed back. A distance is the least sum
 over all ways to a cell, each added up from its start on, whatever the order of relaxing: so the numbers are those of
-the other back ends to the last bit. A neighbour's value comes from tensor to tensor as in `_relaxed_triton.py`. Where
+the other back ends to the last bit. A neighbour's value comes from tensor to tensor as in `_grid_triton.py`. Where
 `_triton.py` has a thread for a map, which takes as long for one as for ten thousand, this has a block of threads.
 """
 
@@ -15,11 +15,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ._relaxed_triton import neighbors, of_neighbors
+from ._grid_triton import neighbors, of_neighbors, padded
 
 _jit: Callable[[Callable[..., Any]], Any] = triton.jit
 
-LARGEST = 1024
 FAR = tl.constexpr(2**30)
 INFINITY = tl.constexpr(float("inf"))
 
@@ -31,7 +30,7 @@ def solve(costs: Tensor, neighbors: int, start: int, goal: int) -> tuple[Tensor,
     path = torch.empty_like(costs, dtype=torch.uint8)
     cost = costs.new_empty(batch, dtype=torch.float64)
     unique, reachable = (costs.new_empty(batch, dtype=torch.bool) for _ in range(2))
-    size = max(32, 1 << (height * width - 1).bit_length())
+    size = padded(height * width)
     with torch.cuda.device_of(costs):  # type: ignore[no-untyped-call]
         solve_map[(batch,)](
             costs, path, cost, unique, reachable, height, width, start, goal,

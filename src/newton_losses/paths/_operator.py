@@ -87,9 +87,9 @@ def solver(backend: str, cells: int) -> Callable[[Tensor, int, int, int], Solved
 
         return _numba.solve
     if backend == "triton":
-        from . import _map_triton, _triton
+        from . import _grid_triton, _map_triton, _triton
 
-        return _map_triton.solve if cells <= _map_triton.LARGEST else _triton.solve
+        return _map_triton.solve if cells <= _grid_triton.LARGEST else _triton.solve
     from . import _torch
 
     return _torch.solve

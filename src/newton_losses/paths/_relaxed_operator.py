@@ -18,8 +18,6 @@ Backend = Literal["auto", "triton", "torch"]
 
 # What "auto" is on a device, where it can be used; on all others it is torch.
 AUTOMATIC: dict[str, Backend] = {"cuda": "triton"}
-# Beyond this a grid does not fit into a program.
-LARGEST_TRITON = 32 * 32
 
 
 def check_backend(backend: str) -> Backend:
@@ -43,9 +41,12 @@ def takes_triton(backend: Backend, costs: Tensor) -> bool:
         return False
     device = costs.device.type
     chosen = AUTOMATIC.get(device, "torch") if backend == "auto" else backend
-    if chosen != "triton" or obstacle("triton") or costs.shape[1] * costs.shape[2] > LARGEST_TRITON:
+    runs_here = device == "cuda" or (device == "cpu" and _is_interpreted())
+    if chosen != "triton" or not runs_here or obstacle("triton"):
         return False
-    return device == "cuda" or (device == "cpu" and _is_interpreted())
+    from ._grid_triton import LARGEST
+
+    return costs.shape[1] * costs.shape[2] <= LARGEST
 
 
 def _is_interpreted() -> bool:

@@ -18,6 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from . import _relaxation
+from ._grid_triton import neighbors, of_neighbors, padded
 
 _jit: Callable[[Callable[..., Any]], Any] = triton.jit
 
@@ -44,8 +45,8 @@ def _launch(kernel: Any, tensors: tuple[Tensor, ...], beta: float, iterations: i
     count, height, width = grids.shape
     if count == 0:
         return
-    # At least a warp. One cell a thread: there are more threads than work, and this makes the shortest chain.
-    size = max(32, 1 << (height * width - 1).bit_length())
+    # One cell a thread: there are more threads than work, and this makes the shortest chain.
+    size = padded(height * width)
     with torch.cuda.device_of(grids):  # type: ignore[no-untyped-call]
         kernel[(count,)](
             # A number among the arguments would be rounded to float32; this one is filled in on the device.
@@ -214,25 +215,6 @@ def by_condition(path, cells, beta, by_later, along):  # type: ignore[no-untyped
     by_still = by_later - along
     slope = -beta * condition * (1.0 - condition) * running * by_still
     return running - running * condition, slope, by_still * condition + along
-
-
-@_jit
-def neighbors(height, width, SIZE: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Each vertex's eight neighbours `(8, SIZE)`, row by row, and whether they are on the grid; k is opposite 7 − k."""
-    k = tl.arange(0, 8)[:, None]
-    vertex = tl.arange(0, SIZE)[None, :]
-    cell = k + (k >= 4).to(tl.int32)  # of the 3×3 around, without the middle
-    row = vertex // width + cell // 3 - 1
-    column = vertex % width + cell % 3 - 1
-    inside = (vertex < height * width) & (row >= 0) & (row < height) & (column >= 0) & (column < width)
-    return tl.where(inside, row * width + column, vertex), inside
-
-
-@_jit
-def of_neighbors(values, others, inside, outside, SIZE: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The values `(SIZE,)` of each vertex's neighbours, `(8, SIZE)`: all in one gather."""
-    found = tl.gather(values, tl.reshape(others, [8 * SIZE]), 0)
-    return tl.where(inside, tl.reshape(found, [8, SIZE]), outside)
 
 
 @_jit
