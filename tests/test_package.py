@@ -1,0 +1,55 @@
+"""What is shipped: a source distribution whose tests can run, and extras that bring what the code imports."""
+
+import ast
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+# What is installed under another name than it is imported by, and what comes with torch where it can run.
+DISTRIBUTIONS = {"sklearn": "scikit-learn", "triton": "torch"}
+
+
+def test_the_source_distribution_is_the_whole_repository() -> None:
+    """It had the tests, and not the documentation and the examples that they run."""
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True)
+    if listed.returncode or not (ROOT / ".git").exists():
+        pytest.skip("needs a checkout")
+    kept = {Path(file).parts[0] for file in listed.stdout.splitlines()}
+    shipped = {name.removeprefix("/") for name in PYPROJECT["tool"]["hatch"]["build"]["targets"]["sdist"]["include"]}
+    # These two the builder adds by itself.
+    assert kept - {".gitignore", "pyproject.toml"} == shipped
+
+
+def names(requirements: list[str]) -> set[str]:
+    return {re.split(r"[\[<>=~!]", requirement)[0] for requirement in requirements}
+
+
+@pytest.mark.parametrize("extra", [None, "bench"])
+def test_what_is_imported_is_required(extra: str | None) -> None:
+    """scipy came with scikit-learn, and nobody had asked for it."""
+    package, project = ROOT / "src" / "newton_losses", PYPROJECT["project"]
+    extras = project["optional-dependencies"]
+    required = names(project["dependencies"]) | names(extras[extra] if extra else [])
+    optional = names(extras["numba"]) | (set() if extra else {"matplotlib"})  # looked for where they are used
+    is_extra = {package / "bench", package / "cli"}
+    for file in package.rglob("*.py"):
+        if bool(is_extra & set(file.parents)) == bool(extra):
+            missing = {DISTRIBUTIONS.get(name, name) for name in imported(file)} - required - optional
+            assert not missing, f"{file.relative_to(ROOT)} imports {missing}"
+
+
+def imported(file: Path) -> set[str]:
+    """The packages of others that a file imports, at its top or where they are used."""
+    modules: set[str] = set()
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            modules |= {name.name for name in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            modules.add(node.module)
+    return {module.split(".")[0] for module in modules} - sys.stdlib_module_names - {"newton_losses"}
