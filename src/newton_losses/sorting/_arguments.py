@@ -6,7 +6,7 @@ No mathematics lives here.
 import torch
 from torch import Tensor
 
-from .._arguments import positive_number, real_tensor, whole_number
+from .._arguments import real_tensor, whole_number
 from ..curvature._call import widen
 from ..errors import ArgumentError, ShapeError
 
@@ -33,11 +33,6 @@ def sorted_last(scores: Tensor, dim: int, where: str) -> Tensor:
     if scores.shape[-1] == 0:
         raise ShapeError(f"{where}: there are no items to sort in scores of shape {tuple(scores.shape)}.")
     return scores
-
-
-def check_positive(value: float, name: str, where: str) -> float:
-    """`value`, if it is a positive finite number."""
-    return positive_number(value, name, where)
 
 
 def check_count(count: int, n: int, name: str, where: str) -> int:

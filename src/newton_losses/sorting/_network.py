@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch.autograd.forward_ad import unpack_dual
 
-from .._arguments import whole_number
+from .._arguments import positive_number, whole_number
 from ..errors import ArgumentError, ShapeError
-from ._arguments import as_wide, check_positive
+from ._arguments import as_wide
 from ._distributions import DISTRIBUTIONS, Distribution, DistributionName
 from ._network_derivatives import compiled_values, impossible_but_diagonal, network_derivatives
 from ._operator import Backend, check_backend, chosen_kernel
@@ -61,7 +61,7 @@ class SortingNetwork(Relaxation):
         self.n = n
         self.network = network
         self.distribution = distribution
-        self.steepness = check_positive(steepness, "steepness", "SortingNetwork")
+        self.steepness = positive_number(steepness, "steepness", "SortingNetwork")
         self.backend = check_backend(backend)
         partners, signs = wiring(network, 1 if n is None else n)
         self.register_buffer("partners", None if n is None else partners, persistent=False)

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ._arguments import as_wide, check_positive
+from .._arguments import positive_number
+from ._arguments import as_wide
 from ._order import average_ties, sort_evenly
 from ._relaxation import Relaxation, places, sort_jacobian, to_items, to_ranks
 from ._rows import row_derivatives, row_hessian
@@ -42,7 +43,7 @@ class NeuralSort(Relaxation):
 
     def __init__(self, temperature: float = 1.0) -> None:
         super().__init__()
-        self.temperature = check_positive(temperature, "temperature", "NeuralSort")
+        self.temperature = positive_number(temperature, "temperature", "NeuralSort")
 
     def log_weights(self, scores: Tensor) -> Tensor:
         ascending, order = sort_evenly(as_wide(scores))

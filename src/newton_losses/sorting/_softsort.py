@@ -3,8 +3,9 @@
 import torch
 from torch import Tensor
 
+from .._arguments import positive_number
 from ..errors import ArgumentError
-from ._arguments import as_wide, check_positive
+from ._arguments import as_wide
 from ._order import average_ties, sort_evenly
 from ._relaxation import Relaxation, sort_jacobian, to_items, to_ranks
 from ._rows import row_derivatives, row_hessian
@@ -26,7 +27,7 @@ class SoftSort(Relaxation):
         super().__init__()
         if p not in (1, 2):
             raise ArgumentError(f"SoftSort: p={p!r} is not known. Choose 1 or 2.")
-        self.temperature = check_positive(temperature, "temperature", "SoftSort")
+        self.temperature = positive_number(temperature, "temperature", "SoftSort")
         self.p = p
 
     def log_weights(self, scores: Tensor) -> Tensor:
