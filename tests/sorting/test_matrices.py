@@ -1,5 +1,6 @@
 """The matrices: equal to the peers' and the textbook's, stochastic, sorting in the limit."""
 
+import numpy as np
 import pytest
 import torch
 from sorting_cases import DISTRIBUTIONS, NAMES, SIZES, make, scores_and_values
@@ -138,6 +139,10 @@ def test_errors_teach():
         NeuralSort(0.0)
     with pytest.raises(ArgumentError, match="Choose 1 or 2"):
         SoftSort(p=3)
+    for p in (0, True, 1.5, np.ones(2)):
+        with pytest.raises(ArgumentError, match=r"p is .* at least 1"):
+            SoftSort(p=p)
+    assert type(SoftSort(p=np.int64(2)).p) is int
     with pytest.raises(ArgumentError, match="floating-point"):
         neuralsort(torch.tensor([1, 2]))
     with pytest.raises(ShapeError, match="dim=2"):

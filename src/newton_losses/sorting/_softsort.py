@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from .._arguments import positive_number
+from .._arguments import positive_number, whole_number
 from ..errors import ArgumentError
 from ._arguments import as_wide
 from ._order import average_ties, sort_evenly
@@ -25,10 +25,10 @@ class SoftSort(Relaxation):
 
     def __init__(self, temperature: float = 0.1, p: int = 1) -> None:
         super().__init__()
-        if p not in (1, 2):
-            raise ArgumentError(f"SoftSort: p={p!r} is not known. Choose 1 or 2.")
         self.temperature = positive_number(temperature, "temperature", "SoftSort")
-        self.p = p
+        self.p = whole_number(p, "p", "SoftSort", least=1)
+        if self.p > 2:
+            raise ArgumentError(f"SoftSort: p={p!r} is not known. Choose 1 or 2.")
 
     def log_weights(self, scores: Tensor) -> Tensor:
         ascending, order = sort_evenly(as_wide(scores))
