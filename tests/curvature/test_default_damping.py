@@ -235,6 +235,18 @@ def test_compiles_as_one_graph(path: str) -> None:
     assert_close(*(torch.autograd.grad(form(y, target), y)[0] for form in (compiled, function)), 1e-12)
 
 
+@pytest.mark.parametrize("kind", ["hessian", "fisher"])
+def test_compiled_once_for_batches_of_any_size(kind: str) -> None:
+    """As the last of an epoch, which is smaller: from the second size on torch's compiler takes it for a symbol."""
+    torch._dynamo.reset()
+    newton = NewtonLoss(ripples, kind, check=False)
+    compiled = torch.compile(newton, fullgraph=True, backend="eager")
+    for count in (7, 5, 9):
+        y, target = Case(ripples, (count, 3)).draw()
+        y.requires_grad_()
+        assert_close(*(torch.autograd.grad(form(y, target), y)[0] for form in (compiled, newton)), 1e-12)
+
+
 @pytest.mark.parametrize("path", PATHS)
 def test_inside_of_vmap_and_grad(path: str) -> None:
     case = Case(ripples, (4, 5, 3))

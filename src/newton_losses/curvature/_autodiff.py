@@ -150,8 +150,10 @@ def forward_products(total: Total, flat: Tensor, directions: Tensor) -> tuple[Te
     """(values, gradients, products) in one pass: the value and gradient are not repeated per direction."""
 
     def along(direction: Tensor) -> "tuple[Tensor, Tensor, Tensor]":  # in quotes for the compiler of torch 2.6
+        # Not expanded: torch makes a copy of a tangent that is laid out unlike `flat`, and its compiler cannot do that
+        # for a batch size that has changed, and so is a symbol.
         gradient, product, value = torch.func.jvp(  # type: ignore[misc]
-            torch.func.grad(total, has_aux=True), (flat,), (direction.expand_as(flat),), has_aux=True
+            torch.func.grad(total, has_aux=True), (flat,), (torch.zeros_like(flat) + direction,), has_aux=True
         )
         return value, gradient, product
 
