@@ -167,6 +167,8 @@ def test_outputs_that_cannot_be_outputs() -> None:
         inject_fisher(torch.ones(2, 2).to_sparse())
     with pytest.raises(ArgumentError, match="complex64"):
         inject_fisher(torch.ones(2, 2, dtype=torch.complex64))
+    with pytest.raises(ArgumentError, match="loss_scale=True"):
+        inject_fisher(torch.ones(2, 2), loss_scale=True)
     with pytest.raises(ArgumentError, match="got list"):
         newton_loss(lambda y: y, [1.0])
 

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -99,6 +100,16 @@ def test_inject_fisher_compiles_without_a_graph_break() -> None:
     loss(leaf).backward()
     torch.compile(loss, fullgraph=True, backend="aot_eager")(other).backward()
     assert_close(other.grad, leaf.grad, 1e-10)
+
+
+@pytest.mark.parametrize("damping", [np.float32(2), np.float64(2), np.int64(2)], ids=repr)
+def test_numbers_of_numpy_compile_as_those_of_python(damping: object) -> None:
+    torch._dynamo.reset()
+    y, target = Case(ripples, (5, 3)).draw()
+    compiled = torch.compile(NewtonLoss(ripples, "fisher", damping, check=False), fullgraph=True, backend="aot_eager")
+    assert_close(compiled(y, target), NewtonLoss(ripples, "fisher", 2.0)(y, target), 1e-12)
+    injected = inject_fisher(y.requires_grad_(), damping, loss_scale=damping)
+    assert torch.equal(injected, y)
 
 
 @pytest.mark.parametrize("kind", KINDS)

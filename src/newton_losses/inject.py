@@ -5,6 +5,7 @@ and the gradient that arrives is turned into that of its Newton loss on the way 
 """
 
 import math
+from numbers import Real
 from typing import Any, NamedTuple
 
 import torch
@@ -24,6 +25,7 @@ from .curvature import (
     flatten_outputs,
     full_precision,
     newton_step,
+    plain_damping,
     resolve_damping,
     resolve_group,
     share_curvature,
@@ -98,7 +100,7 @@ class InjectFisher(nn.Module):
     ) -> None:
         super().__init__()
         _check_settings(_Settings(damping, reduction, loss_scale, process_group))
-        self.damping = damping
+        self.damping = plain_damping(damping)
         self.reduction: Reduction = reduction
         self.loss_scale = loss_scale
         self.process_group = process_group
@@ -126,7 +128,8 @@ def _check_settings(settings: _Settings) -> None:
     reduction, scale = settings.reduction, settings.loss_scale
     if not isinstance(reduction, str) or reduction not in ("mean", "sum"):
         raise ArgumentError(f"reduction={reduction!r}; what follows inject_fisher ends in a 'mean' or a 'sum'.")
-    is_factor = isinstance(scale, (int, float)) and math.isfinite(scale) and scale != 0
+    # A tuple, and Python's numbers in it: compilers do not look into NumPy's `Real`.
+    is_factor = isinstance(scale, (int, float, Real)) and scale is not True and math.isfinite(scale) and scale != 0
     is_one_number = isinstance(scale, Tensor) and scale.numel() == 1
     if not (is_factor or is_one_number or isinstance(scale, GradScaler)):
         raise ArgumentError(

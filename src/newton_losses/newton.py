@@ -32,6 +32,7 @@ from .curvature import (
     goes_by_products,
     loss_values,
     newton_step,
+    plain_damping,
     resolve_damping,
     resolve_group,
     resolve_reduction,
@@ -217,7 +218,7 @@ class NewtonLoss(nn.Module):
         self.loss = loss
         self.options: NewtonOptions = {
             "curvature": curvature,
-            "damping": damping,
+            "damping": plain_damping(damping),
             "spectrum": spectrum,
             "reduction": resolve_reduction(loss, reduction),
             "matrix_free": matrix_free,

@@ -13,6 +13,7 @@ from ._damping import DampingRule as DampingRule
 from ._damping import NormalizedDamping as NormalizedDamping
 from ._damping import RelativeDamping as RelativeDamping
 from ._damping import check_damping as check_damping
+from ._damping import plain_damping as plain_damping
 from ._damping import resolve_damping as resolve_damping
 from ._expand import expand as expand
 from ._expand import finite as finite

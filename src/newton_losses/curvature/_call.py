@@ -45,7 +45,7 @@ def flatten_outputs(y: Tensor) -> Tensor:
         raise ArgumentError(
             f"The outputs are {y.dtype}; a loss is differentiated at real, floating outputs of 16 bits at least."
         )
-    if y.layout is not torch.strided:
+    if not torch.compiler.is_compiling() and y.layout is not torch.strided:
         raise ArgumentError(f"The outputs are {y.layout}; a loss is differentiated at dense ones, y.to_dense().")
     return widen(y.detach()).flatten(1) if y.dim() > 1 else widen(y.detach()).unsqueeze(1)
 

@@ -136,6 +136,12 @@ def check_damping(damping: object) -> None:
     _check_number(damping, or_rule=True)
 
 
+def plain_damping(damping: Damping) -> Damping:
+    """The same, with a number of NumPy's as one of Python's: compilers take the former for an array."""
+    is_plain = type(damping) in (int, float)
+    return float(damping) if isinstance(damping, (float, Real)) and not is_plain else damping
+
+
 def apply_rule(damping: float | Tensor | DampingRule, expansion: Expansion) -> Damped:
     """The damping of this batch and the factor of its step.
 
@@ -168,7 +174,7 @@ def _check_number(damping: object, *, or_rule: bool = False) -> None:
         _check_positive(damping, "The damping")
     if isinstance(damping, Tensor) and damping.numel() != 1:
         raise ArgumentError(f"The damping is one number for the batch, got shape {tuple(damping.shape)}.")
-    if isinstance(damping, Tensor) and (damping.dtype == torch.bool or damping.is_complex()):
+    if isinstance(damping, Tensor) and (damping.dtype == torch.bool or damping.dtype.is_complex):
         raise ArgumentError(f"The damping is a positive number, got a tensor of {damping.dtype}.")
 
 
