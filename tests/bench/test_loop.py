@@ -16,6 +16,7 @@ from newton_losses.bench.progress import Silent
 from newton_losses.bench.tasks import make_task
 from newton_losses.bench.tasks.paths import tenths
 from newton_losses.bench.trainer import Trainer
+from newton_losses.bench.words import outcome
 
 SORTING = SortingConfig(
     algorithm="softsort", data="digits", digits=1, n=4, steps=4, eval_every=2, batch_size=5,
@@ -72,6 +73,17 @@ def test_paths_steps_are_finite(paths_config, algorithm, curvature, variant):
     assert all(loss is not None and loss >= 0 for loss in losses)
     assert trainer.skipped_samples() == 0
     assert all(torch.isfinite(p).all() for p in trainer.task.model.parameters())
+
+
+@pytest.mark.parametrize("curvature", ["none", "fisher"])
+@pytest.mark.parametrize("algorithm", PATHS_ALGORITHMS)
+def test_a_diverged_run_on_maps_ends_and_says_so(paths_config, tmp_path, algorithm, curvature):
+    extra = {"iterations": 4, "num_samples": None} if algorithm == "bellman-ford" else {}
+    config = replace(paths_config, algorithm=algorithm, curvature=curvature, learning_rate=1e38, **extra)
+    result = run(config.resolved(), tmp_path, progress=Silent())
+    assert result["not_finite_steps"] > 0
+    assert "a smaller --learning-rate" in outcome(result, again=False)
+    assert result["reported"]["test"] == {"perfect_match": 0.0, "cost_match": 0.0}
 
 
 def test_the_arms_of_a_seed_see_the_same_batches_and_start_alike():

@@ -91,7 +91,7 @@ class PathsTask:
         for begin in range(0, len(maps), at_once):
             indices = torch.arange(begin, min(begin + at_once, len(maps)), device=self._config.device)
             batch = maps.batch(indices)
-            found = grid.shortest_path(self.model(batch.images))
+            found = best_path(self.model(batch.images))
             perfect += (found == batch.paths).flatten(1).all(1).sum()
             as_good += (tenths(batch.weights, found) == tenths(batch.weights, batch.paths)).sum()
         return {
@@ -118,13 +118,30 @@ def path_loss(config: PathsConfig, generator: torch.Generator) -> Callable[..., 
     if config.algorithm == "smoothed-loss":
         return SmoothedLoss(hamming, *settings, generator=generator)
     if config.algorithm == "fenchel-young":
-        return FenchelYoungLoss(grid.shortest_path, *settings, generator=generator)
-    return grid.PathLoss(SmoothedAlgorithm(grid.shortest_path, *settings, generator=generator), "l2")
+        return FenchelYoungLoss(best_path, *settings, generator=generator)
+    return grid.PathLoss(SmoothedAlgorithm(best_path, *settings, generator=generator), "l2")
 
 
 def hamming(costs: Tensor, wanted: Tensor) -> Tensor:
     """In how many cells the best path differs from the wanted one, `(B, H, W)` twice to `(B,)`."""
-    return (grid.shortest_path(costs) != wanted).flatten(1).sum(1)
+    return (best_path(costs) - wanted).abs().flatten(1).sum(1)
+
+
+def best_path(costs: Tensor) -> Tensor:
+    """The masks of the best paths, NaN where the costs are: a run that has diverged goes on, and shows it in its loss.
+
+    An empty path, as `shortest_path` has it for such a map, would be a finite loss; an error would end on the CPU what
+    goes on on CUDA, where nobody looks.
+
+    >>> best_path(torch.tensor([[[1.0, 2.0], [3.0, 4.0]], [[1.0, torch.nan], [3.0, 4.0]]]))
+    tensor([[[1., 0.],
+             [0., 1.]],
+    <BLANKLINE>
+            [[nan, nan],
+             [nan, nan]]])
+    """
+    found = grid.solve(costs, strict=False)
+    return found.path.masked_fill(found.cost.isnan()[..., None, None], torch.nan)
 
 
 def load_maps(config: PathsConfig) -> Splits[PathMaps]:
