@@ -103,7 +103,7 @@ def test_names_are_text_and_never_markup(tmp_path):
 
 def test_one_bad_folder_does_not_spoil_the_report(tmp_path):
     """Every setting replaced by every kind of nonsense: the run counts or is left out, and the page is written."""
-    nonsense = ("<x>", None, {"a": 1}, [1, [2]], -1, float("inf"), float("nan"), True)
+    nonsense = ("<x>", "\ud800", None, {"a": 1}, [1, [2]], -1, 10**400, float("inf"), float("nan"), True)
     for cell in (cells("table1", only="softsort-n5-fisher")[0], cells("table3", only="fenchel-young-3-hessian")[0]):
         config = cell.make(seed=0, device="cpu")
         for name in config.to_dict():

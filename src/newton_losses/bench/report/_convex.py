@@ -6,6 +6,7 @@ from pathlib import Path
 
 from ..presets import cells
 from ._blocks import NOTHING, Cell, Table, Text, Verdict
+from ._found import relative
 from ._measured import Measured
 from ._rules import Part, judge
 
@@ -36,9 +37,12 @@ def paper_losses() -> Losses:
     return Losses("the paper", found["baseline"], found["fisher"])
 
 
-def convex_losses(results: Path, measured: Measured) -> list[Losses]:
-    """What was measured with the solver: as runs, and by `examples/convex_layers.py` in files of JSON."""
-    found = []
+def convex_losses(results: Path, measured: Measured) -> tuple[list[Losses], list[str]]:
+    """What was measured with the solver: as runs, and by `examples/convex_layers.py` in files of JSON.
+
+    The second is what was left out.
+    """
+    found, notes = [], []
     runs = {cell.variant: measured.group("cvxpy", cell.key, lambda _: True) for cell in cells("cvxpy")}
     losses = {
         variant: {record.seed: record.test["loss"] for record in one.records if "loss" in record.test} if one else {}
@@ -47,18 +51,22 @@ def convex_losses(results: Path, measured: Measured) -> list[Losses]:
     if any(losses.values()):
         found.append(Losses("runs", losses["baseline"], losses["fisher"]))
     for path in sorted(results.rglob("*.json"), key=lambda path: ("exact" in path.stem, path)):
-        if path.parent.name == "cvxpy" and (read := _read(path)) is not None:
+        if path.parent.name != "cvxpy":
+            continue
+        if (read := _read(path)) is not None:
             found.append(read)
-    return found
+        else:
+            notes.append(f"{relative(path, results)}: no losses by seed.")
+    return found, notes
 
 
 def _read(path: Path) -> Losses | None:
     try:
-        content = json.loads(path.read_text())
+        content = json.loads(path.read_text(encoding="utf-8"))
         runs = content["runs"]
         finals = {key: {int(run["seed"]): float(run[key][-1]) for run in runs} for key in ("baseline", "fisher")}
-    except (ValueError, KeyError, TypeError, IndexError):
-        return None  # some other file
+    except (OSError, ValueError, KeyError, TypeError, IndexError, OverflowError, RecursionError):
+        return None  # some other file, or a folder
     kind = "known solution" if "exact" in path.stem else "cvxpylayers"
     return Losses(f"{kind} ({path.name})", finals["baseline"], finals["fisher"])
 
@@ -70,7 +78,7 @@ def convex_table(found: list[Losses], name: str, caption: Text) -> Table:
         pairs = one.pairs
         better = sum(fisher < baseline for baseline, fisher in pairs.values())
         first = [pairs[seed] for seed in list(pairs)[:SEEDS]]
-        shown = [Cell(f"{base:.3f} → {fisher:.3f}", fisher / base) for base, fisher in first]
+        shown = [Cell(f"{base:.3f} → {fisher:.3f}", fisher / base if base else None) for base, fisher in first]
         rows.append(
             (Cell(one.source), Cell(f"{better} of {len(pairs)}", better / max(1, len(pairs))), *shown)
             + (NOTHING,) * (SEEDS - len(shown))

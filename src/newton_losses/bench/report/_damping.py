@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from ..presets import Cell, Group
 from ..results import LEVEL, RunRecord, Summary, p_value, paired_p_value, summarise
+from ._found import finite
 from ._measured import AUTO, GRID, Runs, curved_cells, main_metric
 
 
@@ -171,5 +172,5 @@ def _mean(group: Group | None, metric: str) -> float:
 def _validation(record: RunRecord, metric: str) -> float:
     """The validation of the step that the run's test figure is of; a run without one is not chosen."""
     found = record.reported.get("validation")
-    value = found.get(metric) if isinstance(found, dict) else None
-    return float(value) if isinstance(value, int | float) and math.isfinite(value) else -math.inf
+    value = finite(found.get(metric)) if isinstance(found, dict) else None
+    return -math.inf if value is None else value

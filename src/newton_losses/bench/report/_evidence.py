@@ -1,6 +1,5 @@
 """All that a report is made from, read once: runs, timings, losses of convex layers, and what was left out."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,6 +7,7 @@ from pathlib import Path
 from ..presets import Protocol
 from ..results import RunRecord, Store, UnfinishedRun
 from ._convex import Losses, convex_losses
+from ._found import finite, percentage
 from ._measured import EPOCHS, FULL, SHORT, Measured, Runs
 from ._runtimes import Timings, timings
 
@@ -48,7 +48,8 @@ def gather(results: Path) -> Evidence:
         if not _makes_sense(record)
     ]
     measured = Measured(records)
-    return Evidence(measured, unfinished, notes, timings(results, measured), convex_losses(results, measured))
+    (times, no_times), (losses, no_losses) = timings(results, measured), convex_losses(results, measured)
+    return Evidence(measured, unfinished, [*notes, *no_times, *no_losses], times, losses)
 
 
 def _makes_sense(record: RunRecord) -> bool:
@@ -58,11 +59,13 @@ def _makes_sense(record: RunRecord) -> bool:
     except (TypeError, ValueError, KeyError, OverflowError):
         return False
     settings = all(_is_setting(value) for value in record.configuration.values())
-    figures = (*record.test.values(), *record.averaged.values())
-    return found and settings and all(map(math.isfinite, figures))
+    figures = (*record.test.items(), *record.averaged.items())
+    # Everything but the loss of the convex layers is an accuracy.
+    numbers = (finite(value) if name == "loss" else percentage(value) for name, value in figures)
+    return found and settings and finite(record.steps) is not None and None not in numbers
 
 
 def _is_setting(value: object) -> bool:
     """A word, a number or nothing; or a list of such."""
     parts = value if isinstance(value, list) else [value]
-    return all(part is None or isinstance(part, str | int | float) for part in parts)
+    return all(part is None or isinstance(part, str | bool) or finite(part) is not None for part in parts)

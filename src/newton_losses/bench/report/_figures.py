@@ -11,6 +11,7 @@ from ..results import RunRecord, Summary
 from ._blocks import Panel
 from ._chart import Line, Point, chart
 from ._damping import Chosen
+from ._found import finite, percentage
 from ._measured import Runs, main_metric
 from ._names import column_title
 from ._scale import Axis, around
@@ -170,9 +171,12 @@ def _damping_lines(found: dict[float, Group], method: str) -> list[Line]:
 def _curve(
     name: str, tone: int, records: Sequence[RunRecord], metric: str, *, averaged: bool = False, dashed: bool = False
 ) -> Line | None:
-    """The mean over some runs and its 95 % interval, at the steps that all of them were evaluated at."""
-    curves = [_points(record, metric, averaged) for record in records]
-    steps = sorted(set.intersection(*(set(curve) for curve in curves)))
+    """The mean over some runs and its 95 % interval, at the steps that all of them were evaluated at.
+
+    Runs without a curve count for nothing.
+    """
+    curves = [curve for record in records if (curve := _points(record, metric, averaged))]
+    steps = sorted(set.intersection(*(set(curve) for curve in curves))) if curves else []
     if not steps:
         return None
     points, band = [], []
@@ -183,17 +187,19 @@ def _curve(
         if len(values) > 1:
             width = half_width(values)
             band.append((step, mean - width, mean + width))
-    label = name if len(records) > 1 else f"{name} (1 seed)"
+    label = name if len(curves) > 1 else f"{name} (1 seed)"
     return Line(label, points, tone, band=band, dashed=dashed)
 
 
 def _points(record: RunRecord, metric: str, averaged: bool) -> dict[float, float]:
+    """The accuracy by the step; what is no accuracy, or at no step of the run, is left out."""
     found = {}
     for evaluation in record.curve:
-        figures = (evaluation.get("averaged") or {}) if averaged else evaluation
-        step, value = evaluation.get("step"), (figures.get("test") or {}).get(metric)
-        if isinstance(step, int | float) and isinstance(value, int | float) and math.isfinite(value):
-            found[float(step)] = float(value)
+        figures = evaluation.get("averaged") if averaged else evaluation
+        test = figures.get("test") if isinstance(figures, dict) else None
+        step, value = finite(evaluation.get("step")), percentage(test.get(metric) if isinstance(test, dict) else None)
+        if step is not None and 1 <= step <= record.steps and value is not None:
+            found[step] = value
     return found
 
 

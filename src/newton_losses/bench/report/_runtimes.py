@@ -4,6 +4,7 @@ There are two sources: the timed runs of `newton-losses reproduce runtimes`, and
 printed into files `step_*.txt`.
 """
 
+import math
 import re
 import statistics
 from collections import defaultdict
@@ -11,9 +12,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..defaults import PATHS_ALGORITHMS, SORTING_ALGORITHMS
 from ..presets import cells
 from ..results import RunRecord
 from ._blocks import NOT_RUN, NOTHING, Cell, Judgement, Table, Text, Verdict
+from ._found import relative
 from ._measured import Measured
 from ._names import column_title
 from ._rules import Part, judge
@@ -41,24 +44,46 @@ class Timings:
         return times[method] / times["baseline"] if method in times and "baseline" in times else None
 
 
-def timings(results: Path, measured: Measured) -> list[Timings]:
-    """All timings under a folder of results, those of the benchmark first."""
-    found = []
+def timings(results: Path, measured: Measured) -> tuple[list[Timings], list[str]]:
+    """All timings under a folder of results, those of the benchmark first; and what was left out of its files."""
+    found, notes = [], []
     for path in sorted(results.rglob("step_*.txt")):
-        text = path.read_text(errors="replace")
-        if steps := _printed(text):
+        name = relative(path, results)
+        try:
+            text = path.read_text(encoding="utf-8", errors="replace")
+        except OSError as error:
+            notes.append(f"{name}: {error.strerror or error}.")
+            continue
+        steps, nonsense = _printed(text)
+        if nonsense:
+            notes.append(f"{name}: {nonsense} of its lines, no step’s time.")
+        if steps:
             found.append(Timings(f"{path.stem}, {_device(text)}", steps))
-    return [*found, *_timed_runs(measured)]
+    return [*found, *_timed_runs(measured)], notes
 
 
-def _printed(text: str) -> dict[str, dict[str, float]]:
+def _printed(text: str) -> tuple[dict[str, dict[str, float]], int]:
+    """Milliseconds a step by column and method, and the number of lines that look like it and make no sense."""
     steps: dict[str, dict[str, float]] = defaultdict(dict)
+    nonsense = 0
     for line in _LINE.finditer(text):
-        algorithm = line["algorithm"]
+        algorithm, time = line["algorithm"], _milliseconds(line["time"])
+        if time is None or algorithm not in (SORTING_ALGORITHMS if line["n"] else PATHS_ALGORITHMS):
+            nonsense += 1
+            continue
         # The benchmark times the defaults: for loop and L₁, ten samples.
         detail = f"n{line['n']}" if line["n"] else ("for-l1" if algorithm == "bellman-ford" else "10")
-        steps[f"{algorithm}-{detail}"][_METHODS[line["curvature"]]] = float(line["time"])
-    return dict(steps)
+        steps[f"{algorithm}-{detail}"][_METHODS[line["curvature"]]] = time
+    return dict(steps), nonsense
+
+
+def _milliseconds(found: str | float) -> float | None:
+    """A time that others can be compared with, or `None`."""
+    try:
+        time = float(found)
+    except ValueError:
+        return None
+    return time if 0 < time < math.inf else None
 
 
 def _device(text: str) -> str:
@@ -76,7 +101,8 @@ def _timed_runs(measured: Measured) -> list[Timings]:
         length = cell.protocol.get("steps", cell.protocol.get("epochs"))
         found = measured.group("runtimes", cell.key, lambda protocol, length=length: protocol.length == length)  # type: ignore[misc]
         for record in found.records if found else ():
-            by_source[_source(record)][cell.column][cell.variant].append(record.milliseconds_per_step)
+            if (time := _milliseconds(record.milliseconds_per_step)) is not None:
+                by_source[_source(record)][cell.column][cell.variant].append(time)
     return [
         Timings(
             source,

@@ -37,20 +37,19 @@ class Axis:
 
 
 def around(label: str, values: list[float], *, floor: float | None = None, ceiling: float | None = None) -> Axis:
-    """A linear axis that holds all values with a little room, ending on round numbers.
+    """A linear axis that holds all values with a little room, ending on round numbers; none beyond floor and ceiling.
 
     >>> around("accuracy, %", [52.3, 83.9], ceiling=100.0)
     Axis(label='accuracy, %', low=50.0, high=90.0, log=False)
     """
-    known = [value for value in values if math.isfinite(value)] or [0.0, 1.0]
+    least, most = -math.inf if floor is None else floor, math.inf if ceiling is None else ceiling
+    known = [min(max(value, least), most) for value in values if math.isfinite(value)] or [0.0, 1.0]
     low, high = min(known), max(known)
     if high - low < 1e-12:
         low, high = low - 0.5, high + 0.5
     step = _round_step((high - low) / 5)
     low, high = math.floor(low / step + 1e-9) * step, math.ceil(high / step - 1e-9) * step
-    return Axis(
-        label, low if floor is None else max(low, floor), high if ceiling is None else min(high, max(ceiling, low))
-    )
+    return Axis(label, max(low, least), min(high, most))
 
 
 def number(value: float, step: float) -> str:

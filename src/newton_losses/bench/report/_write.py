@@ -32,5 +32,6 @@ def write_report(results: Path, out: Path, tell: Callable[[str], None] = silent)
         if isinstance(block, Figure):
             files |= {f"{FIGURES}/{panel.name}.svg": standalone(panel.svg) for panel in block.panels}
     for name, text in files.items():
-        write_atomically(out / name, text.encode())
+        # A name out of a file may hold halves of characters, which no encoding has.
+        write_atomically(out / name, text.encode(errors="replace"))
     return [out / name for name in files]

@@ -86,7 +86,7 @@ def read_record(folder: Path) -> RunRecord:
         )
     except KeyError as error:
         raise UnreadableRecord(f"{folder / RESULT}: it has no {error}, and is left out.") from error
-    except (NewtonLossesError, TypeError, ValueError, AttributeError) as error:
+    except (NewtonLossesError, TypeError, ValueError, AttributeError, OverflowError, OSError) as error:
         raise UnreadableRecord(f"{folder}: left out, {error}") from error
 
 
@@ -96,10 +96,10 @@ def read_curve(folder: Path) -> list[dict[str, Any]]:
     if not file.exists():
         return []
     curve = []
-    for line in file.read_text(errors="replace").splitlines():
+    for line in file.read_text(encoding="utf-8", errors="replace").splitlines():
         try:
             record = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
         if isinstance(record, dict):
             curve.append(record)

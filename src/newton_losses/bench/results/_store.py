@@ -71,11 +71,13 @@ class Store:
             try:
                 configuration = read_json(folder / CONFIG)["configuration"]
                 identity(configuration)
-            except (NewtonLossesError, KeyError, TypeError, AttributeError) as error:
-                self.notes.append(f"{folder}: left out, {error!r}")
+                curve = read_curve(folder)
+            except (NewtonLossesError, KeyError, TypeError, ValueError, AttributeError, OverflowError, OSError) as why:
+                self.notes.append(f"{folder}: left out, {why!r}")
                 continue
-            curve = read_curve(folder)
-            found.append(UnfinishedRun(folder, configuration, curve[-1].get("step", 0) if curve else 0))
+            step = curve[-1].get("step") if curve else 0
+            # Anybody may have written it; 2⁵³ is where whole numbers end to be floats.
+            found.append(UnfinishedRun(folder, configuration, step if type(step) is int and abs(step) < 2**53 else 0))
         return found
 
     def folder_of(self, configuration: dict[str, Any]) -> Path:
