@@ -45,6 +45,24 @@ def test_a_file_and_a_module(run, tmp_path) -> None:
     assert (tmp_path / "picture.png").is_file()
 
 
+def test_files_of_one_name_in_two_folders(run, tmp_path) -> None:
+    for folder, samples in (("a", 20), ("b", 7)):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "same.py").write_text(FILE.replace("20", str(samples)))
+    found = run("a/same.py:Squares", "--batch", "b/same.py:batch", "--json")
+    assert found.exit_code == 0, found.output
+    assert json.loads(found.output)["samples"] == 7
+
+
+def test_a_file_that_fails_is_run_again(run, tmp_path) -> None:
+    (tmp_path / "failing.py").write_text("nothing = 3\nraise ValueError('no')")
+    for _ in range(2):
+        found = run("failing.py:nothing", "--batch", "my_losses.py:batch")
+        assert "ValueError: no (failing.py, line 2)" in " ".join(found.output.split())
+    (tmp_path / "failing.py").write_text(FILE)
+    assert run("failing.py:Squares", "--batch", "failing.py:batch").exit_code == 0
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

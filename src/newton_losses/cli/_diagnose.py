@@ -2,9 +2,11 @@
 
 import contextlib
 import functools
+import hashlib
 import importlib
 import importlib.util
 import json
+import os
 import sys
 import traceback
 from collections.abc import Iterator
@@ -146,8 +148,8 @@ def _from_module(place: str, text: str) -> Any:
 def _from_file(path: Path) -> Any:
     if not path.is_file():
         raise ArgumentError(f"There is no file {path}.")
-    # One module for a loss and a batch of the same file, so that it runs once.
-    name = f"_diagnosed_{path.stem}"
+    # One module for a loss and a batch of the same file, so that it runs once; files of one name have one each.
+    name = f"_diagnosed_{hashlib.sha256(os.fsencode(path.resolve())).hexdigest()[:16]}_{path.stem}"
     if name in sys.modules:
         return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, path)
@@ -157,8 +159,11 @@ def _from_file(path: Path) -> Any:
     sys.modules[name] = module
     try:
         spec.loader.exec_module(module)
-    except SyntaxError as error:
-        raise ArgumentError(f"{path}: line {error.lineno} is no Python ({error.msg}).") from error
-    except ModuleNotFoundError as error:
-        raise ArgumentError(f"{path}: {error}. Is it installed, or in this folder?") from error
+    except BaseException as error:
+        sys.modules.pop(name, None)  # half of a module, as an import does it
+        if isinstance(error, SyntaxError):
+            raise ArgumentError(f"{path}: line {error.lineno} is no Python ({error.msg}).") from error
+        if isinstance(error, ModuleNotFoundError):
+            raise ArgumentError(f"{path}: {error}. Is it installed, or in this folder?") from error
+        raise
     return module
