@@ -79,6 +79,14 @@ def test_a_configuration_as_a_command():
     )
 
 
+@pytest.mark.parametrize("rate", [0.0012345678, 0.1 + 0.2, 1e-05, 5e-324, 1e38, 3.0, 1234567.0, 2.0**60 + 256])
+def test_a_command_has_all_digits_of_a_number(rate):
+    words = train_command(replace(CONFIG, learning_rate=rate).to_dict())
+    text = words[words.index("--learning-rate") + 1]
+    assert float(text) == rate
+    assert len(text) <= len(repr(rate))
+
+
 def test_maps_are_drawn_once_by_whoever_comes_first(tmp_path, monkeypatch):
     drawn = []
     make = terrain.make

@@ -25,5 +25,15 @@ def train_command(configuration: dict[str, Any]) -> list[str]:
         if isinstance(value, bool):
             words.append(option(field.name) if value else option(field.name).replace("--", "--no-", 1))
         else:
-            words += [option(field.name), f"{value:g}" if isinstance(value, float) else str(value)]
+            words += [option(field.name), _number(value) if isinstance(value, float) else str(value)]
     return words
+
+
+def _number(value: float) -> str:
+    """The shortest text that is read as this very number, so that the command is this very run.
+
+    >>> _number(10.0), _number(1e-05), _number(0.0012345678), _number(1234567.0)
+    ('10', '1e-05', '0.0012345678', '1234567')
+    """
+    texts = (f"{value:g}", repr(value).removesuffix(".0"))
+    return min((text for text in texts if float(text) == value), key=len)
