@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from newton_losses.bench.config import PathsConfig, SortingConfig
-from newton_losses.bench.data import terrain
+from newton_losses.bench.data import DataError, terrain
 from newton_losses.bench.interrupts import Interrupted
 from newton_losses.bench.progress import Silent
 from newton_losses.bench.sealed import read_json, sealed
@@ -104,3 +104,19 @@ def test_maps_are_drawn_once_by_whoever_comes_first(tmp_path, monkeypatch):
     for thread in threads:
         thread.join()
     assert len(drawn) == 1
+
+
+def test_maps_that_are_there_need_no_folder_that_can_be_written(tmp_path):
+    config = PathsConfig(algorithm="fenchel-young", size=3, train_maps=2, test_maps=2, data_root=str(tmp_path))
+    terrain.make(tmp_path, 3, (2, 2, 2))
+    (tmp_path / ".terrain.lock").mkdir()  # which nobody can open, not even root
+    prepare_data(config.resolved())
+    with pytest.raises(DataError, match="could not be written"):
+        prepare_data(replace(config, size=4).resolved())
+
+
+def test_a_root_that_cannot_be_written_is_named(tmp_path):
+    (tmp_path / "file").touch()
+    config = PathsConfig(algorithm="fenchel-young", size=3, data_root=str(tmp_path / "file"))
+    with pytest.raises(DataError, match=r"file: could not be written .* --data-root"):
+        prepare_data(config.resolved())

@@ -8,7 +8,7 @@ from typing import Any, Self
 
 from ..config import PathsConfig, RunConfig, SortingConfig
 from ..convex import ConvexConfig, run_convex
-from ..data import DataNotFoundError, Terrain, data_root, terrain
+from ..data import DataError, DataNotFoundError, Terrain, data_root, terrain
 from ..device import device_kind
 from ..files import RunError
 from ..loop import run
@@ -101,25 +101,38 @@ def _as_begun(config: RunConfig, folder: Path) -> tuple[RunConfig, bool]:
 
 
 def prepare_data(config: RunConfig) -> None:
-    """Draw maps that are not there yet, while others that need them wait."""
-    if not isinstance(config, PathsConfig) or config.data != "terrain":
+    """Draw maps that are not there yet, while others that need them wait. Those that are there are left alone."""
+    if not isinstance(config, PathsConfig) or config.data != "terrain" or _has_maps(config):
         return
     with _one_at_a_time(data_root(config.data_root) / ".terrain.lock"):
-        try:
-            Terrain(config.data_root, "test", config.size, check=False)
-        except DataNotFoundError:
+        if not _has_maps(config):  # else another has drawn them meanwhile
             counts = (config.train_maps, config.test_maps, config.test_maps)
             terrain.make(config.data_root, config.size, counts, config.data_seed)
 
 
+def _has_maps(config: PathsConfig) -> bool:
+    try:
+        Terrain(config.data_root, "test", config.size, check=False)
+    except DataNotFoundError:
+        return False
+    return True
+
+
 @contextlib.contextmanager
 def _one_at_a_time(path: Path) -> Iterator[None]:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "a") as file:
-        try:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = open(path, "a", encoding="utf-8")  # noqa: SIM115
+    except OSError as error:
+        raise DataError(
+            f"{path.parent}: could not be written ({error.strerror or error}), and the maps are not there yet. "
+            "Choose a folder that can be, with --data-root or the variable NEWTON_LOSSES_DATA, or have them drawn "
+            "there with `newton-losses data make terrain`."
+        ) from error
+    with file:
+        # Without locks, as on Windows and on some network file systems, the last writer wins, and all write the same.
+        with contextlib.suppress(ImportError, OSError):
             import fcntl
-        except ImportError:  # Windows: the last writer wins, and all write the same
-            pass
-        else:
+
             fcntl.flock(file, fcntl.LOCK_EX)
         yield
