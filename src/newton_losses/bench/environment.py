@@ -63,7 +63,7 @@ def _git(folder: Path, *arguments: str) -> str | None:
 
 def _cpu_name() -> str | None:
     try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return platform.processor() or None
     return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), None)

@@ -268,7 +268,7 @@ def _lines(state: Record) -> bytes:
 
 def _take_lock(path: Path) -> io.TextIOWrapper:
     """Lock a file for this process, or refuse. The lock ends with the process, however that ends."""
-    file = open(path, "a+")  # noqa: SIM115  the open file is the lock
+    file = open(path, "a+", encoding="utf-8")  # noqa: SIM115  the open file is the lock
     try:
         import fcntl
     except ImportError:  # Windows: nothing to lock with, so nothing is promised

@@ -1,6 +1,8 @@
 """Layer 5: the command `newton-losses`. What it does is in `newton_losses.bench`; here it is only asked for."""
 
+import codecs
 import importlib.util
+import io
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -13,6 +15,7 @@ def main() -> None:
 
 def load() -> Callable[[], object]:
     """Import the command. Without the packages of the extra it says how to get them, and nothing breaks."""
+    _let_write_anything()
     missing = [name for name in ("typer", "rich") if importlib.util.find_spec(name) is None]
     if missing:
         print(
@@ -24,3 +27,16 @@ def load() -> Callable[[], object]:
     from ._app import app
 
     return partial(app, prog_name="newton-losses")
+
+
+def _let_write_anything() -> None:
+    """A λ ends no command where the locale has none.
+
+    What is said to be ASCII gets UTF-8, as typer does for its own words; a narrower terminal, as one of Windows may
+    be, a question mark.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            is_ascii = codecs.lookup(stream.encoding).name == "ascii"
+            errors = "replace" if stream.errors == "strict" else stream.errors
+            stream.reconfigure(encoding="utf-8" if is_ascii else stream.encoding, errors=errors)

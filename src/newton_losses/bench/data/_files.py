@@ -145,7 +145,7 @@ def verify_files(folder: Path, sums: Mapping[str, str], advice: str, again: bool
     all files are read whatever is remembered.
     """
     try:
-        passed = dict(json.loads((folder / _STAMP).read_text()))
+        passed = dict(json.loads((folder / _STAMP).read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):
         passed = {}
     for name, md5 in sums.items():
@@ -160,4 +160,4 @@ def verify_files(folder: Path, sums: Mapping[str, str], advice: str, again: bool
             raise DataError(f"{path} has the md5 sum {found}, not {md5}: it is damaged or of another set. {advice}")
         passed[name] = stamp
     with suppress(OSError), atomic_path(folder / _STAMP) as temporary:
-        temporary.write_text(json.dumps(passed))
+        temporary.write_text(json.dumps(passed), encoding="utf-8")

@@ -112,7 +112,7 @@ def make(
             _write_split(temporary, split, count, size, seed, advance)
         sums = {path.name: file_md5(path) for path in sorted(temporary.iterdir())}
         facts = {"settings": settings, "md5": sums}
-        (temporary / _FACTS).write_text(json.dumps(facts, indent=1) + "\n")
+        (temporary / _FACTS).write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
     return folder
 
 
@@ -183,7 +183,7 @@ def _facts(folder: Path) -> dict[str, Any] | None:
     """What `make` wrote down last about the set in a folder; None if there is no finished set."""
     path = folder / _FACTS
     try:
-        facts = json.loads(path.read_text())
+        facts = json.loads(path.read_text(encoding="utf-8"))
         return {"settings": dict(facts["settings"]), "md5": dict(facts["md5"])}
     except (FileNotFoundError, NotADirectoryError):
         return None

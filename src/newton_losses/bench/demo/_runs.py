@@ -66,7 +66,7 @@ def evaluations_of(out: Path, seeds: int) -> dict[str, list[list[Record]]]:
 
 def _read(folder: Path) -> Iterator[Record]:
     try:
-        text = (folder / EVALUATIONS).read_text()
+        text = (folder / EVALUATIONS).read_text(encoding="utf-8")
     except FileNotFoundError:
         return
     for line in text.splitlines(keepends=True):

@@ -145,7 +145,8 @@ def paper_grid() -> tuple[float, ...]:
 
 @functools.cache
 def _paper() -> dict[str, Any]:
-    return tomllib.loads((resources.files(__package__) / "paper.toml").read_text())
+    with (resources.files(__package__) / "paper.toml").open("rb") as file:
+        return tomllib.load(file)
 
 
 @functools.cache

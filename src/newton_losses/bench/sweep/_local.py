@@ -192,7 +192,7 @@ class LocalPool:
         try:
             path.mkdir(parents=True, exist_ok=True)
             path = self._log(job)
-            return open(path, "w")
+            return open(path, "w", encoding="utf-8")
         except OSError as error:
             raise write_error(path, error) from error
 
@@ -202,7 +202,7 @@ class LocalPool:
     def _last_words(self, job: Job, code: int) -> str:
         how = f"it was ended by signal {-code}" if code < 0 else f"it ended with code {code}"
         try:
-            lines = self._log(job).read_text(errors="replace").splitlines()[-_LAST_LINES:]
+            lines = self._log(job).read_text(encoding="utf-8", errors="replace").splitlines()[-_LAST_LINES:]
         except OSError:
             lines = []
         return "\n".join([how, *lines])

@@ -28,7 +28,7 @@ class WorkerProcess:
                 stdout=subprocess.PIPE,
                 stderr=log,
                 env=environment,
-                text=True,
+                encoding="utf-8",
                 start_new_session=True,
             )
         except OSError as error:

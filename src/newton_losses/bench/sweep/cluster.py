@@ -63,7 +63,7 @@ class RayPool:
 
     def start(self, jobs: list[Job], tally: Tally) -> None:
         self._path.mkdir(parents=True, exist_ok=True)
-        (self._path / _MARKER).write_text(self._token)
+        (self._path / _MARKER).write_text(self._token, encoding="utf-8")
         for job in jobs:
             self._submit(job, 1)
         self._thread = threading.Thread(target=self._collect, args=(tally,), daemon=True)
@@ -151,7 +151,7 @@ def _execute_when_free(job: Job) -> dict[str, Any]:
 def _is_shared(store: Path, token: str) -> bool:
     """Whether this machine sees the very folder that the sweep writes into."""
     try:
-        return (store / _MARKER).read_text() == token
+        return (store / _MARKER).read_text(encoding="utf-8") == token
     except OSError:
         return False
 

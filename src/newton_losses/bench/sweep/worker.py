@@ -152,7 +152,7 @@ def _event_stream() -> TextIO:
 
     What libraries print goes to the log instead, and processes that they start cannot keep the pipe open.
     """
-    events = os.fdopen(os.dup(1), "w")
+    events = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     return events
 
