@@ -78,6 +78,17 @@ def test_doubling_is_asked_of_any_cell():
     assert found.figures == "1 of 8: logistic network n=10 24.7 against 12.3."
 
 
+@pytest.mark.parametrize(
+    ("gain", "status"), [(-2.0, Status.UNCONFIRMED), (0.5, Status.UNCONFIRMED), (2.0, Status.CONFIRMED)]
+)
+def test_a_gain_is_in_one_direction_as_the_rule_says(gain, status):
+    claim = next(one for one in SORTING_CLAIMS if one.words.startswith("For Cauchy networks"))
+    base = PaperFigures().figure("cauchy-n10", "baseline")
+    at = Changed(cauchy_n10_hessian=Summary(base.mean + gain, base.std, base.count))
+    assert judge("here", claim.parts(at)).status is status
+    assert "more than 1 above the baseline" in claim.rule
+
+
 def test_parts():
     low, high, close = Summary(70.0, 1.0, 10), Summary(72.0, 1.0, 10), Summary(70.2, 1.0, 10)
     assert better("x", high, low).holds

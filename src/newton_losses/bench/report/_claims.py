@@ -124,7 +124,7 @@ SORTING_CLAIMS = (
     Claim(
         "For Cauchy networks the Hessian is on par at n = 5 and gains more than one point at n = 10.",
         "section 4.1, table 1",
-        "n = 5: neither is significantly better. n = 10: the means differ by more than 1.",
+        "n = 5: neither is significantly better. n = 10: the Hessian's mean is more than 1 above the baseline's.",
         _cauchy,
     ),
     Claim(

@@ -73,7 +73,7 @@ def _inline(part: Inline) -> str:
 
 
 def _code(text: str) -> str:
-    """In back quotes, one more than the longest run of them inside; a bar would end a table's cell."""
+    """In back quotes, one more than the longest run of them inside. Only in paragraphs: a table's cells are text."""
     text = " ".join(text.split())
     longest = max((len(run) for run in re.findall(r"`+", text)), default=0)
     fence = "`" * (longest + 1)
