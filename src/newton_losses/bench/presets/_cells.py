@@ -68,11 +68,6 @@ class Cell:
     def task(self) -> str:
         return str(self.config["task"])
 
-    @property
-    def is_papers(self) -> bool:
-        """Whether the paper has this cell, in a table, in its text or as a point of a figure."""
-        return self.paper is not None or self.paper_seeds is not None or self.table == "ablation"
-
     def changed(self, settings: dict[str, Any]) -> Self:
         """This cell with other settings than the paper's; seeds and protocol are no settings of a cell."""
         own = {name: value for name, value in settings.items() if name not in (*PROTOCOL, *_OF_A_RUN)}
