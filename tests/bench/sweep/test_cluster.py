@@ -64,6 +64,16 @@ def test_a_machine_that_does_not_share_the_store_sends_the_files(tmp_path, monke
     assert sorted(found["files"]) == ["config.json", "evaluations.jsonl", "result.json"]
     assert list(found["files"])[-1] == "result.json"  # written last, as everywhere
     assert not (tmp_path / "store").exists()
+    assert list((tmp_path / "own").glob("newton-losses*")) == []
+
+
+def test_a_machine_that_does_not_share_the_store_sends_weights_that_are_to_be_kept(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    (tmp_path / "newton-losses-token" / "another run").mkdir(parents=True)
+    job = Job.of("one", SMALL.resolved(), tmp_path / "store", "cpu", keep_weights=True)
+    found = cluster.do_on_node(job.to_dict(), str(tmp_path / "store"), "token")
+    assert list(found["files"]) == ["config.json", "evaluations.jsonl", "checkpoint.pt", "weights.pt", "result.json"]
+    assert [folder.name for folder in (tmp_path / "newton-losses-token").iterdir()] == ["another run"]
 
 
 def test_what_a_run_raises_comes_back_as_text(tmp_path):

@@ -5,7 +5,9 @@ on a file system that the machines share, a run goes on from its checkpoint on a
 not, the machine works in a folder of its own and sends back the files of the finished run.
 """
 
+import contextlib
 import importlib
+import shutil
 import socket
 import tempfile
 import threading
@@ -22,7 +24,7 @@ from ...errors import ArgumentError
 from ..environment import commit
 from ..files import write_atomically
 from ..progress import Silent
-from ..run_folder import CONFIG, EVALUATIONS, RESULT, RunInUse
+from ..run_folder import AVERAGE, CHECKPOINT, CONFIG, EVALUATIONS, RESULT, WEIGHTS, RunInUse
 from ._job import Job, execute
 from ._tally import Tally
 
@@ -133,8 +135,17 @@ def do_on_node(job: dict[str, Any], store: str, token: str) -> dict[str, Any]:
         result = _execute_when_free(here)
     except Exception:
         return {"error": f"on {socket.gethostname()}:\n{traceback.format_exc()}"}
-    names = () if shared else (CONFIG, EVALUATIONS, RESULT)
-    return {"result": result, "files": {name: (Path(here.folder) / name).read_bytes() for name in names}}
+    return {"result": result, "files": {} if shared else _taken_away(Path(here.folder))}
+
+
+def _taken_away(folder: Path) -> dict[str, bytes]:
+    """The files of a finished run, the result last; the machine keeps nothing, since nobody would tidy up there."""
+    names = (CONFIG, EVALUATIONS, CHECKPOINT, WEIGHTS, AVERAGE, RESULT)
+    files = {name: (folder / name).read_bytes() for name in names if (folder / name).exists()}
+    shutil.rmtree(folder, ignore_errors=True)
+    with contextlib.suppress(OSError):  # other runs are there still
+        folder.parent.rmdir()
+    return files
 
 
 def _execute_when_free(job: Job) -> dict[str, Any]:
