@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from newton_losses import ArgumentError, Expansion, ShapeError, expand
 from newton_losses.curvature import Dense, LowRank, Products
-from newton_losses.diagnose import diagnose
+from newton_losses.diagnose import _cost, diagnose
 from newton_losses.diagnose._derivatives import judged
 from newton_losses.diagnose._gradients import measure_gradients
 from newton_losses.diagnose._noise import Noise, _ratio
@@ -139,6 +139,19 @@ def test_noise_ratio_is_that_of_its_definition() -> None:
         # The standard error of a variance from 12 × 2000 draws is one percent.
         assert _ratio(repeats) == pytest.approx(deviation, rel=0.05)
     assert Noise.more_samples(1.0) == 4
+
+
+def test_a_clock_that_is_too_coarse_for_the_loss(monkeypatch) -> None:
+    monkeypatch.setattr("time.process_time", lambda: 0.0)
+    report = diagnose(squares, draw(8, 3, seed=0), draw(8, 3, seed=1))
+    assert report.cost.value > 0
+    assert "loss 1e-06 ms; with gradient 1.0 times that" in str(report)
+
+
+def test_what_a_coarse_clock_counts_is_shared_among_the_calls(monkeypatch) -> None:
+    ticks = iter([0.0, 0.0, 0.015, 0.0, 0.045])
+    monkeypatch.setattr(_cost, "timed", lambda call, device: (None, next(ticks)))
+    assert _cost.seconds(lambda: None, torch.device("cpu")) == pytest.approx(0.06 / 5)
 
 
 def test_vanishing_and_exploding_shares() -> None:

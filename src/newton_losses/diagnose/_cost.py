@@ -41,11 +41,14 @@ def timed(call: Callable[[], Result], device: torch.device) -> tuple[Result, flo
 
 
 def seconds(call: Callable[[], object], device: torch.device, budget: float = 0.05) -> float:
-    """The fastest call of as many as fit into the budget, at least one and at most 20."""
+    """The fastest call of as many as fit into the budget, at least one and at most 20; never nothing.
+
+    Where the clock is too coarse for a single call, it is their mean; where it is too coarse for all, a nanosecond.
+    """
     times: list[float] = []
     while not times or (len(times) < 20 and sum(times) < budget):
         times.append(timed(call, device)[1])
-    return min(times)
+    return max(min(times) or sum(times) / len(times), 1e-9)
 
 
 def affordable(cost: float, budget: float, least: int, most: int) -> int:
