@@ -48,8 +48,6 @@ class Facts:
     """Everything measured, or `None` where it could not be; `batch` is how many finite samples were given."""
 
     batch: int = ENOUGH
-    separability: str | None = None
-    dependence: str | None = None
     reference_numerics: bool = False
     gradients: Gradients | None = None
     precision: Precision | None = None
@@ -71,10 +69,6 @@ def judge(facts: Facts) -> tuple[Verdict, tuple[str, ...], Recommendation | None
 
 def _faults(facts: Facts) -> Iterator[str]:
     """What has to be mended before anything else means something."""
-    if facts.dependence:
-        yield facts.dependence
-    if facts.separability:
-        yield facts.separability
     if facts.precision is not None and facts.precision.broken:
         yield _broken_numerics(facts.precision, facts.reference_numerics)
     elif facts.derivatives is not None and facts.derivatives.first == "wrong":
