@@ -104,7 +104,7 @@ def _least(errors: Iterator[Tensor]) -> Tensor:
 
 def _excess(difference: Tensor, rounding: Tensor, scale: Tensor) -> Tensor:
     """The difference beyond rounding, relative to the size of what is compared."""
-    return (difference - rounding).clamp(min=0) / scale.clamp(min=1e-300)
+    return (difference - rounding).clamp(min=0) / scale.clamp(min=torch.finfo(scale.dtype).tiny)
 
 
 def _directions(probe: Probe, *, per_sample: bool) -> Tensor:

@@ -140,7 +140,8 @@ def _several_steps(probe: Probe, plan: Plan) -> float:
     for _ in range(plan.rounds):
         gradient = torch.nan_to_num(probe.gradient(here), nan=0.0, posinf=0.0, neginf=0.0)
         norm = gradient.square().mean(1, keepdim=True).sqrt()
-        unit = gradient / norm.clamp(min=1e-300) * probe.spread
+        # A vanished gradient stays: 0/0 would hand NaN to the loss, and a solver in it may refuse that.
+        unit = gradient / norm.clamp(min=torch.finfo(norm.dtype).tiny) * probe.spread
         for length in plan.lengths:
             there = here - length * unit
             reached = probe.values(there)

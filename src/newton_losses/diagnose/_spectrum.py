@@ -133,7 +133,7 @@ def curvature_along(probe: Probe, count: int) -> tuple[float, float]:
         directions = torch.nn.functional.normalize(drawn, dim=1)
     along = torch.stack(found).nan_to_num()
     size = along.abs().sum(0)
-    shares = along.clamp(max=0).abs().sum(0) / size.clamp(min=1e-300)
+    shares = along.clamp(max=0).abs().sum(0) / size.clamp(min=torch.finfo(size.dtype).tiny)
     return float((shares > 1e-6).double().mean()), float(shares.mean())
 
 
