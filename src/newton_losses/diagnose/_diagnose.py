@@ -22,6 +22,7 @@ from ._derivatives import DIRECTIONS, Derivatives, forward_mode, gradient_error,
 from ._descent import BRIEF, THOROUGH, Descent, measure_descent
 from ._gradients import measure_gradients, nothing_finite
 from ._noise import NOISE, measure_noise
+from ._parts import check_parts
 from ._precision import measure_precision
 from ._probe import Probe, can_be_called, thinned, undisturbed
 from ._report import Report
@@ -71,6 +72,7 @@ def diagnose(loss: Loss | Expandable, y: Tensor, *targets: Any, reduction: Reduc
     blank = Report(name_of(loss), probe.count, probe.size, "fix", ())
     with undisturbed(loss, y.device):
         try:
+            check_parts(probe)
             probe = _affordable(probe)
             if can_be_called(loss):
                 check_loss(loss, probe.y, *probe.targets, reduction=reduction)

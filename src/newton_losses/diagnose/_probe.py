@@ -28,6 +28,7 @@ from ..curvature import (
     resolve_reduction,
 )
 from ..curvature._call import make_total
+from ._targets import cast, picked
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,11 @@ class Probe:
         """The same for at most so many samples, evenly spread over the batch."""
         if samples >= self.count:
             return self
-        return self._picked(torch.linspace(0, self.count - 1, max(samples, 1), device=self.y.device).round().long())
+        return self._picked(self.places(samples))
+
+    def places(self, samples: int) -> Tensor:
+        """Where in the batch the samples of a part are."""
+        return torch.linspace(0, self.count - 1, max(samples, 1), device=self.y.device).round().long()
 
     def finite(self) -> "Probe":
         """The same for the samples with a finite value and gradient; for all where there is none."""
@@ -94,23 +99,15 @@ class Probe:
         return self._picked(torch.tensor([index], device=self.y.device))
 
     def _picked(self, chosen: Tensor) -> "Probe":
-        def pick(target: Any) -> Any:
-            per_sample = isinstance(target, Tensor) and target.dim() > 0 and target.shape[0] == self.count
-            return target[chosen] if per_sample else target
-
-        return replace(self, y=self.y[chosen], targets=tuple(map(pick, self.targets)))
+        targets = tuple(picked(target, chosen, self.count) for target in self.targets)
+        return replace(self, y=self.y[chosen], targets=targets)
 
     def to(self, dtype: torch.dtype) -> "Probe":
         """The same numbers in another precision: outputs, floating targets, and what the loss stores."""
-
-        def cast(target: Any) -> Any:
-            floating = isinstance(target, Tensor) and target.is_floating_point()
-            return target.to(dtype) if floating else target
-
         loss = self.loss
         if isinstance(loss, nn.Module) and any(t.is_floating_point() and t.dtype != dtype for t in _stored(loss)):
             loss = copy.deepcopy(loss).to(dtype)
-        y, targets = self.y.to(dtype), tuple(map(cast, self.targets))
+        y, targets = self.y.to(dtype), tuple(cast(target, dtype) for target in self.targets)
         same = loss is self.loss and y is self.y and all(map(operator.is_, targets, self.targets))
         return self if same else Probe(loss, y, targets, self.reduction)
 

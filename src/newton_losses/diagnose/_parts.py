@@ -1,0 +1,67 @@
+"""Are a few samples, with the targets that were picked for them, what they are within the batch?
+
+Every other measurement takes it for granted.
+"""
+
+import torch
+
+from ..curvature import check_loss
+from ..errors import ArgumentError
+from ._probe import Probe, can_be_called, is_reduced
+
+# Samples whose values are compared, or half of the batch.
+COMPARED = 4
+
+
+def check_parts(probe: Probe) -> None:
+    """Raise where they are not: something that all samples share has been cut, or something of each has not.
+
+    The whole batch is asked first, so that errors of the loss name the shapes that the caller knows.
+    """
+    whole = probe.values(probe.flat)
+    samples = min(COMPARED, probe.count // 2)
+    if samples == 0:
+        return
+    fault = _fault(probe, whole, samples)
+    if fault is None:
+        return
+    if can_be_called(probe.loss):  # a loss that mixes its samples, or does without them, has another fault
+        check_loss(probe.loss, probe.y, *probe.targets, reduction=probe.reduction)
+    if _explained(probe, whole, samples, fault):
+        return
+    raise ArgumentError(
+        f"diagnose asks for fewer samples than the batch of {probe.count}, and for {samples} of them the loss {fault}: "
+        "a target has one entry per sample (a tensor, an array or a list, also within dicts and tuples), and what all "
+        "samples share, as a table of prototypes or a sum over the batch, belongs into the loss: a closure or a module."
+    )
+
+
+DIFFERS = "has other values than within it"
+
+
+def _fault(probe: Probe, whole: torch.Tensor, samples: int) -> str | None:
+    """What is wrong with the loss of a few samples alone; of a reduced one only that it fails."""
+    part = probe.part(samples)
+    try:
+        alone = part.values(part.flat)
+    except Exception as error:  # the loss is the caller's, and may raise anything
+        return f"fails ({type(error).__name__}: {str(error).partition(chr(10))[0].rstrip('.')})"
+    if is_reduced(whole):
+        return None
+    size = whole[torch.isfinite(whole)].abs()
+    tolerance = float(size.amax()) * torch.finfo(whole.dtype).eps ** 0.5 if len(size) else 0.0
+    same = torch.allclose(whole[probe.places(samples)], alone, rtol=0.0, atol=tolerance, equal_nan=True)
+    return None if same else DIFFERS
+
+
+def _explained(probe: Probe, whole: torch.Tensor, samples: int, fault: str) -> bool:
+    """Whether other values are noise, which another call has as well, or rounding, which float64 has not."""
+    if fault != DIFFERS:
+        return False
+    if not torch.equal(whole.nan_to_num(), probe.values(probe.flat).nan_to_num()):
+        return True
+    try:
+        wide = probe.to(torch.float64)
+        return wide is not probe and _fault(wide, wide.values(wide.flat), samples) is None
+    except Exception:  # a loss that holds float32 tensors
+        return False
