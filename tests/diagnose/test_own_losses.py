@@ -1,11 +1,11 @@
 """Losses as users bring them: solvers that refuse NaN, targets of all kinds, faults in single samples."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy
 import pytest
 import torch
-from catalogue import draw, steep_ranks
+from catalogue import cross_entropy, draw, steep_ranks, vanishing
 from torch import Tensor
 
 from newton_losses import ArgumentError
@@ -92,3 +92,71 @@ def test_a_table_that_all_samples_share_is_no_target(count: int) -> None:
 def test_errors_of_the_loss_name_the_batch_that_was_given() -> None:
     with pytest.raises(RuntimeError, match="64"):
         diagnose(lambda y, target: (y - target).square().sum(1), draw(64, 3, seed=0), draw(32, 3, seed=1))
+
+
+class _WrongForSome(torch.autograd.Function):
+    """sin, whose backward has the wrong sign and thrice the size where a mark is set."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, mark: Tensor) -> Tensor:
+        return torch.sin(x)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, outer: Tensor) -> tuple[Tensor, None]:
+        x, mark = ctx.saved_tensors
+        return outer * torch.cos(x) * torch.where(mark, -3.0, 1.0), None
+
+
+@pytest.mark.parametrize("wrong", [0, 1, 3])
+@pytest.mark.parametrize("outputs", [1, 4])
+def test_a_backward_that_is_wrong_for_few_samples(wrong: int, outputs: int) -> None:
+    def loss(y: Tensor, mark: Tensor) -> Tensor:
+        return (_WrongForSome.apply(2 * y, mark[:, None]) - 0.5).square().sum(1)
+
+    report = diagnose(loss, draw(64, outputs, seed=0), torch.arange(64) < wrong)
+    assert report.derivatives.first == ("wrong" if wrong else "right")
+    assert report.derivatives.wrong_samples == wrong / 64
+    if wrong:
+        assert report.verdict == "fix"
+        assert report.reasons[0].startswith(f"The gradient is wrong for {wrong / 64:.0%} of the samples")
+        assert report.derivatives.first_error > 1
+
+
+KINKED = {
+    "hinge": lambda y, t: (1 - y * t.sign()).relu().sum(1),
+    "absolute": lambda y, t: (y - t).abs().sum(1),
+    "largest": lambda y, t: y.max(1).values - y.min(1).values + (y - t).abs().amax(1),
+    "sorted": lambda y, t: (y.sort(1).values - t).abs().sum(1),
+    "smoothed absolute": lambda y, t: torch.nn.functional.smooth_l1_loss(y, t, reduction="none", beta=1e-3).sum(1),
+    "triplet": lambda y, t: (0.2 + (y - t).norm(dim=1) - (y + t).norm(dim=1)).relu(),
+}
+
+
+@pytest.mark.parametrize("name", KINKED)
+@pytest.mark.parametrize("where", ["random", "at kinks", "near kinks"])
+def test_kinks_are_not_taken_for_a_wrong_gradient(name: str, where: str) -> None:
+    target = draw(100, 5, seed=1)
+    y = {
+        "random": draw(100, 5, seed=0),
+        "at kinks": target.round(),  # many ties, margins of exactly one, and some at the target
+        "near kinks": target.sign() + 1e-4 * draw(100, 5, seed=2),
+    }[where]
+    if where == "at kinks":
+        target[:3] = y[:3]
+    report = diagnose(KINKED[name], y, target)
+    assert report.derivatives.wrong_samples == 0
+
+
+@pytest.mark.parametrize("scale", [1.0, 30.0, 100.0])
+@pytest.mark.parametrize("loss", [cross_entropy, vanishing], ids=["cross-entropy", "saturated"])
+def test_vanished_gradients_are_not_called_wrong(loss: Any, scale: float) -> None:
+    """Their slopes are below the rounding of the values that they are compared with."""
+    for seed in range(3):
+        y, labels = draw(100, 6, seed=seed, scale=scale), draw(100, 6, seed=seed + 50).argmax(1)
+        assert diagnose(loss, y, labels).derivatives.first == "right"

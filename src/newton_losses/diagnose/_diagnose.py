@@ -146,8 +146,8 @@ def _exact(probe: Probe, facts: Facts, cost: Cost, fisher: Eigenvalues) -> tuple
             return replace(facts, precision=precision, spectra=Spectra(fisher)), cost
         wide = wide.finite()
         some = wide.part(thinned(2 * cost.value, 10, FIRST_BUDGET, probe.count))
-        error = gradient_error(some, 1 if slow else DIRECTIONS)
-        derivatives = Derivatives(judged(error), error)
+        error, share = gradient_error(some, 1 if slow else DIRECTIONS)
+        derivatives = Derivatives(judged(error), error, share)
     except (RuntimeError, TypeError, NotImplementedError):  # float32 tensors inside the loss, say
         precision, wide, derivatives = None, probe.finite(), Derivatives()
     part = wide.part(_hessian_samples(wide, cost))

@@ -95,7 +95,9 @@ def _more(ratio: float) -> str:
 
 
 def _wrong_gradient(derivatives: Derivatives, reference: bool) -> str:
-    differs = f"the gradient differs from finite differences of the loss by {derivatives.first_error:.0%} in float64"
+    share = derivatives.wrong_samples
+    of = f" for {share:.{0 if share >= 0.01 else 1}%} of the samples" if 0 < share < 0.5 else ""
+    differs = f"the gradient differs from finite differences of the loss by {derivatives.first_error:.0%} in float64{of}"
     if reference:
         return (
             f"The numerics are broken: {differs}, since torch's cross-entropy of probabilities cuts its logarithm off "
