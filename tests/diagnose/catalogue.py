@@ -151,7 +151,8 @@ def catalogue() -> list[Known]:
         Known("cut second", cut_second, y, (target,), "yes", ("silently wrong", "fisher")),
         Known("half cut second", half_cut_second, y, (target,), "yes", ("no second derivative", "_OldSine", "fisher")),
         Known("no second", old_sine, y, (target,), "yes", ("no second derivative", "_OldSine", "fisher")),
-        Known("few samples", smoothed(2), scores, (ranks,), "fix", ("The estimate is noise", "times the samples")),
+        Known("one draw", smoothed(1), scores[:8], (ranks[:8],), "fix", ("The estimate is noise", "times the samples")),
+        Known("few samples", smoothed(2), scores, (ranks,), "yes", ("The estimate is noise", "times the samples")),
         Known("many samples", smoothed(1000), scores, (ranks,), "yes", ()),
     ]  # fmt: skip
     for algorithm, option in (("softsort", {"temperature": 0.1}), ("neuralsort", {"temperature": 1.0}),

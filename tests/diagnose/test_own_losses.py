@@ -5,12 +5,15 @@ from typing import Any, NamedTuple
 import numpy
 import pytest
 import torch
-from catalogue import cross_entropy, draw, steep_ranks, vanishing
+from catalogue import cross_entropy, draw, misplaced, smoothed, steep_ranks, vanishing
 from torch import Tensor
 
 from newton_losses import ArgumentError
 from newton_losses.diagnose import _diagnose, diagnose
+from newton_losses.diagnose._parts import check_parts
+from newton_losses.diagnose._probe import Probe
 from newton_losses.perturbed import FenchelYoungLoss
+from newton_losses.smoothing import SmoothedLoss
 
 
 def strict_solver(costs: Tensor) -> Tensor:
@@ -160,3 +163,21 @@ def test_vanished_gradients_are_not_called_wrong(loss: Any, scale: float) -> Non
     for seed in range(3):
         y, labels = draw(100, 6, seed=seed, scale=scale), draw(100, 6, seed=seed + 50).argmax(1)
         assert diagnose(loss, y, labels).derivatives.first == "right"
+
+
+@pytest.mark.parametrize(("num_samples", "count"), [(5, 100), (30, 100), (30, 16)])
+def test_noise_that_a_batch_averages_is_a_remark(num_samples: int, count: int) -> None:
+    scores, ranks = draw(count, 5, seed=3), draw(count, 5, seed=4).argsort(1).argsort(1).float()
+    report = diagnose(smoothed(num_samples), scores, ranks)
+    assert 1 < report.noise.gradient < count**0.5
+    assert report.verdict == "yes"
+    assert report.recommendation.curvature == "fisher"
+    assert any(reason.startswith("The estimate is noise in a single sample") for reason in report.reasons)
+
+
+def test_the_noise_of_a_count_is_no_fault_of_the_targets() -> None:
+    """Of few draws and samples, two calls may give the same whole numbers by chance."""
+    scores, ranks = draw(4, 5, seed=3), draw(4, 5, seed=4).argsort(1).argsort(1).float()
+    for seed in range(30):
+        loss = SmoothedLoss(misplaced, num_samples=1, generator=torch.Generator().manual_seed(seed))
+        check_parts(Probe(loss, scores, (ranks,), None))

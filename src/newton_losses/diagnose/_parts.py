@@ -4,13 +4,15 @@ Every other measurement takes it for granted.
 """
 
 import torch
+from torch import Tensor
 
 from ..curvature import check_loss
 from ..errors import ArgumentError
-from ._probe import Probe, can_be_called, is_reduced
+from ._probe import Probe, can_be_called, is_reduced, owned_generators
 
 # Samples whose values are compared, or half of the batch.
 COMPARED = 4
+DIFFERS = "has other values than within it"
 
 
 def check_parts(probe: Probe) -> None:
@@ -23,11 +25,11 @@ def check_parts(probe: Probe) -> None:
     if samples == 0:
         return
     fault = _fault(probe, whole, samples)
-    if fault is None:
+    if fault is None or (fault == DIFFERS and _draws_noise(probe)):
         return
     if can_be_called(probe.loss):  # a loss that mixes its samples, or does without them, has another fault
         check_loss(probe.loss, probe.y, *probe.targets, reduction=probe.reduction)
-    if _explained(probe, whole, samples, fault):
+    if fault == DIFFERS and _is_rounding(probe, samples):
         return
     raise ArgumentError(
         f"diagnose asks for fewer samples than the batch of {probe.count}, and for {samples} of them the loss {fault}: "
@@ -36,10 +38,7 @@ def check_parts(probe: Probe) -> None:
     )
 
 
-DIFFERS = "has other values than within it"
-
-
-def _fault(probe: Probe, whole: torch.Tensor, samples: int) -> str | None:
+def _fault(probe: Probe, whole: Tensor, samples: int) -> str | None:
     """What is wrong with the loss of a few samples alone; of a reduced one only that it fails."""
     part = probe.part(samples)
     try:
@@ -54,12 +53,26 @@ def _fault(probe: Probe, whole: torch.Tensor, samples: int) -> str | None:
     return None if same else DIFFERS
 
 
-def _explained(probe: Probe, whole: torch.Tensor, samples: int, fault: str) -> bool:
-    """Whether other values are noise, which another call has as well, or rounding, which float64 has not."""
-    if fault != DIFFERS:
-        return False
-    if not torch.equal(whole.nan_to_num(), probe.values(probe.flat).nan_to_num()):
+def _draws_noise(probe: Probe) -> bool:
+    """Whether a call takes random numbers, of torch's or its own; or gives another answer, with those of others."""
+
+    def states() -> list[Tensor]:
+        own = [generator.get_state() for generator in owned_generators(probe.loss)]
+        device = [torch.cuda.get_rng_state(probe.y.device)] if probe.y.is_cuda else []
+        return [torch.get_rng_state(), *device, *own]
+
+    before, first, second = states(), probe.here, probe.expand(probe.flat, None)
+    if not all(map(torch.equal, before, states())):
         return True
+    return not (_same(first.value, second.value) and _same(first.gradient, second.gradient))
+
+
+def _same(first: Tensor, second: Tensor) -> bool:
+    return torch.equal(first.nan_to_num(), second.nan_to_num())
+
+
+def _is_rounding(probe: Probe, samples: int) -> bool:
+    """Whether the values agree in float64."""
     try:
         wide = probe.to(torch.float64)
         return wide is not probe and _fault(wide, wide.values(wide.flat), samples) is None

@@ -122,11 +122,15 @@ def is_reduced(values: Tensor) -> bool:
     return len(values) > 1 and values.stride() == (0,)
 
 
+def owned_generators(loss: object) -> list[torch.Generator]:
+    parts = loss.modules() if isinstance(loss, nn.Module) else [loss]
+    return [own for part in parts if isinstance(own := getattr(part, "generator", None), torch.Generator)]
+
+
 @contextlib.contextmanager
 def undisturbed(loss: object, device: torch.device) -> Iterator[None]:
     """Leave the global random state, and the generators that the loss owns, as they were."""
-    parts = loss.modules() if isinstance(loss, nn.Module) else [loss]
-    owned = [own for part in parts if isinstance(own := getattr(part, "generator", None), torch.Generator)]
+    owned = owned_generators(loss)
     states = [generator.get_state() for generator in owned]
     with seeded(0, device):
         try:

@@ -78,16 +78,30 @@ def _faults(facts: Facts) -> Iterator[str]:
             f"{facts.gradients.nonfinite:.0%} of the samples have no finite loss or gradient. A Newton loss leaves "
             "them out, so they teach nothing; look for a logarithm or a division at zero."
         )
-    if facts.noise is not None and facts.noise.gradient >= NOISE:
+    if facts.noise is not None and facts.noise.gradient >= _averaged_out(facts):
         yield (
             f"The estimate is noise: between two calls a sample's gradient differs by {facts.noise.gradient:.1f} times "
-            f"its own size. {_more(facts.noise.gradient)} would bring that to a half."
+            f"its own size, and {_averages(facts.batch)} not even half of a step would be signal. "
+            f"{_more(facts.noise.gradient)} would bring that to a half of the gradient."
         )
     if facts.descent is not None and math.isnan(facts.descent.solved):
         yield (
             "No step lowers the loss: these outputs are at a minimum or on a plateau where all gradients vanish. "
             "Diagnose at other outputs, early in training say; a higher temperature or wider noise shrinks a plateau."
         )
+
+
+def _averaged_out(facts: Facts) -> float:
+    """Up to which noise over signal of one sample a batch's mean has more signal than noise.
+
+    Independent noise of N samples falls by √N, and many small steps average the rest: in batches of 100 a small network
+    learns to rank by a smoothed loss of one draw, six times noise, nearly as well as by one of 30.
+    """
+    return NOISE * math.sqrt(max(facts.batch, 1))
+
+
+def _averages(batch: int) -> str:
+    return "in one of a single sample" if batch == 1 else f"averaged over {batch} samples"
 
 
 def _more(ratio: float) -> str:
@@ -156,6 +170,12 @@ def _one_step(descent: Descent) -> str:
 
 def _remarks(facts: Facts, chosen: Recommendation | None) -> Iterator[str]:
     gradients, derivatives, noise = facts.gradients, facts.derivatives, facts.noise
+    if noise is not None and noise.gradient >= NOISE:
+        yield (
+            f"The estimate is noise in a single sample: between two calls its gradient differs by {noise.gradient:.1f} "
+            "times its own size. The mean of the batch and many small steps average that; "
+            f"{_more(noise.gradient).lower()} would bring it to a half."
+        )
     if gradients is not None and gradients.vanishing + gradients.exploding > 0.05:
         yield (
             f"The gradients are uneven: {gradients.vanishing:.0%} of the samples are a hundred times below the typical "
