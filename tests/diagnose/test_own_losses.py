@@ -5,13 +5,15 @@ from typing import Any, NamedTuple
 import numpy
 import pytest
 import torch
-from catalogue import cross_entropy, draw, misplaced, smoothed, steep_ranks, vanishing
+from catalogue import cross_entropy, draw, misplaced, old_sine, smoothed, squares, steep_ranks, vanishing
 from torch import Tensor
 
 from newton_losses import ArgumentError
 from newton_losses.diagnose import _diagnose, diagnose
+from newton_losses.diagnose._descent import Descent, Line
 from newton_losses.diagnose._parts import check_parts
 from newton_losses.diagnose._probe import Probe
+from newton_losses.diagnose._verdict import _one_step
 from newton_losses.perturbed import FenchelYoungLoss
 from newton_losses.smoothing import SmoothedLoss
 
@@ -181,3 +183,30 @@ def test_the_noise_of_a_count_is_no_fault_of_the_targets() -> None:
     for seed in range(30):
         loss = SmoothedLoss(misplaced, num_samples=1, generator=torch.Generator().manual_seed(seed))
         check_parts(Probe(loss, scores, (ranks,), None))
+
+
+def test_a_minimum_is_not_a_loss_to_mend() -> None:
+    target = draw(20, 3, seed=0)
+    report = diagnose(squares, target, target.clone())
+    assert "minimum" in report.reasons[0]
+    assert str(report).splitlines()[1] == "Nothing to measure here: take other outputs."
+    assert "Mend" not in str(report)
+    broken = diagnose(lambda y: _WrongForSome.apply(y, y.new_ones(1).bool()).sum(1), draw(20, 3, seed=0))
+    assert str(broken).splitlines()[1] == "Mend the loss first."
+
+
+def test_one_sample_gets_the_hessian() -> None:
+    """The Fisher of one sample is its own gradient, and only shortens it."""
+    for seed in range(4):
+        scores, ranks = draw(1, 5, seed=seed), draw(1, 5, seed=seed + 50).argsort(1).argsort(1).float()
+        report = diagnose(steep_ranks, scores, ranks)
+        assert report.recommendation is None or report.recommendation.curvature == "hessian"
+    assert diagnose(old_sine, scores, ranks).recommendation.curvature == "fisher"  # it has no Hessian
+
+
+@pytest.mark.parametrize(
+    ("solved", "text"), [(1.0, "100%"), (0.95, "95%"), (0.947, "94.7%"), (0.9496, "94.96%"), (0.5, "50%")]
+)
+def test_a_share_is_on_its_side_of_the_threshold(solved: float, text: str) -> None:
+    line = Line("gradient", (1.0,), (0.0,), 0.0)
+    assert f" {text} of the decrease" in _one_step(Descent(1.0, 0.0, solved, line, (), 1))

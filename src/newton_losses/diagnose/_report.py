@@ -20,7 +20,7 @@ class Report:
     """The verdict on a loss at a user's outputs.
 
     - `verdict`: "yes" (a Newton loss is worth trying), "no" (nothing for it to repair) or "fix" (something is
-      wrong with the loss itself; mend that and diagnose again).
+      wrong with the loss itself: mend that and diagnose again; or these outputs are at a minimum or on a plateau).
     - `reasons`: sentences, the deciding one first.
     - `recommendation`: arguments for `NewtonLoss` where the verdict is "yes".
     - The measurements: `gradients`, `precision`, `derivatives`, `noise`, `spectra`, `descent`, `cost`; `None`

@@ -13,6 +13,7 @@ HEADLINES = {
     "no": "No: a Newton loss has nothing to repair here.",
     "fix": "Mend the loss first.",
 }
+NOTHING_TO_MEASURE = "Nothing to measure here: take other outputs."
 WIDTH = 100
 
 
@@ -21,7 +22,7 @@ def as_text(report: "Report") -> str:
     reasons = [
         textwrap.fill(reason, WIDTH, initial_indent="  - ", subsequent_indent="    ") for reason in report.reasons
     ]
-    lines = [title, HEADLINES[report.verdict], *reasons]
+    lines = [title, _headline(report), *reasons]
     if report.recommendation is not None:
         chosen = report.recommendation
         here = f"λ = {chosen.damping_here:.3g} at these outputs"
@@ -31,6 +32,12 @@ def as_text(report: "Report") -> str:
     if facts:
         lines += ["Measured", *(f"  {name:20} {text}" for name, text in facts)]
     return "\n".join(lines)
+
+
+def _headline(report: "Report") -> str:
+    """That of the verdict, unless nothing is wrong but where the loss was looked at."""
+    level = report.descent is not None and math.isnan(report.descent.solved)
+    return NOTHING_TO_MEASURE if level and len(report.reasons) == 1 else HEADLINES[report.verdict]
 
 
 def _facts(report: "Report") -> Iterator[tuple[str, str]]:

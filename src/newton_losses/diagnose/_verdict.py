@@ -159,13 +159,18 @@ def _criteria(facts: Facts) -> Iterator[str]:
 
 
 def _one_step(descent: Descent) -> str:
+    taken = f"{_share(descent.solved)} of the decrease that is to be had"
     if descent.solved >= SOLVED:
-        return (
-            f"One gradient step solves it: the best one takes {descent.solved:.0%} of the decrease that is to be had."
-        )
-    return (
-        f"One gradient step does not solve it: the best takes {descent.solved:.0%} of the decrease that is to be had."
-    )
+        return f"One gradient step solves it: the best one takes {taken}."
+    return f"One gradient step does not solve it: the best takes {taken}."
+
+
+def _share(solved: float) -> str:
+    """In percent, with as many decimals as show on which side of the threshold it is."""
+    for digits in range(4):
+        if (round(solved, 2 + digits) >= SOLVED) == (solved >= SOLVED):
+            break
+    return f"{solved:.{digits}%}"
 
 
 def _remarks(facts: Facts, chosen: Recommendation | None) -> Iterator[str]:
@@ -232,13 +237,15 @@ def _gain(descent: Descent, chosen: Recommendation) -> str:
 def recommend(facts: Facts) -> Recommendation | None:
     """The candidate with the lowest point on its line; among equals the default factor and the Fisher.
 
-    From few samples the default factor in any case: where another leads lower, the next batch may differ.
+    For a batch of one sample the Hessian where there is one: the Fisher is its own gradient's, and turns nothing. From few samples the default factor in any case: where another leads lower, the next batch may differ.
     """
     if facts.descent is None or not facts.descent.candidates:
         return None
     descent = facts.descent
     enough = descent.samples >= max(min(ENOUGH, facts.batch), ENOUGH_OF_ALL)
     candidates = [c for c in descent.candidates if enough or c.factor == NormalizedDamping().factor]
+    if facts.batch == 1:
+        candidates = [c for c in candidates if c.curvature == "hessian"] or candidates
     lowest = min(c.line.best for c in candidates)
     equal = [c for c in candidates if c.line.best - lowest <= TIE * (descent.start - lowest)]
 
