@@ -1,5 +1,6 @@
 """Losses as users bring them: solvers that refuse NaN, targets of all kinds, faults in single samples."""
 
+import time
 from typing import Any, NamedTuple
 
 import numpy
@@ -210,3 +211,44 @@ def test_one_sample_gets_the_hessian() -> None:
 def test_a_share_is_on_its_side_of_the_threshold(solved: float, text: str) -> None:
     line = Line("gradient", (1.0,), (0.0,), 0.0)
     assert f" {text} of the decrease" in _one_step(Descent(1.0, 0.0, solved, line, (), 1))
+
+
+def sharp(y: Tensor, target: Tensor) -> Tensor:
+    """Infinite for a sample that has any output below zero; its gradient can be finite even so."""
+    return -(target * torch.log(torch.relu(y))).sum(1)
+
+
+def test_samples_that_are_not_finite_have_no_part_in_the_numbers() -> None:
+    y, target = draw(64, 3, seed=0), draw(64, 3, seed=1).softmax(1)
+    kept = (y > 0).all(1)
+    assert 2 <= int(kept.sum()) <= 16
+    report, alone = diagnose(sharp, y, target), diagnose(sharp, y[kept], target[kept])
+    assert report.spectra.fisher.values == pytest.approx(alone.spectra.fisher.values, rel=1e-5)
+
+
+def test_a_hessian_is_timed_with_as_many_samples_as_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A clock that only calls move on, whatever the number of samples: what one call takes is not multiplied."""
+    now = [0.0]
+    monkeypatch.setattr(time, "process_time", lambda: now[0])
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+
+    def ticking(y: Tensor, target: Tensor) -> Tensor:
+        now[0] += 1e-4
+        return sharp(y, target)
+
+    cost = diagnose(ticking, draw(64, 3, seed=0), draw(64, 3, seed=1).softmax(1)).cost
+    assert cost.samples == 64
+    assert cost.hessian < 10 * cost.gradient
+
+
+def test_outputs_that_are_not_finite_are_blamed_for_some_samples_too() -> None:
+    y, target = draw(40, 3, seed=0), draw(40, 3, seed=1)
+    y[3] = torch.nan
+    reason = diagnose(squares, y, target).reasons[0]
+    assert "look at the network that made their outputs" in reason
+    assert "logarithm" not in reason
+    target[4] = torch.nan
+    assert "for 1 of them, look at the network" in diagnose(squares, y, target).reasons[0]
+    assert "for 1 of them, look for a logarithm" in diagnose(squares, y, target).reasons[0]
+    root = diagnose(lambda y, t: (y - t).abs().sqrt().sum(1), target[5:], torch.cat([draw(34, 3, seed=2), target[39:]]))
+    assert "their losses are finite: look for a root" in root.reasons[0]

@@ -20,7 +20,7 @@ from ..errors import ArgumentError, DerivativeError, SeparabilityError
 from ._cost import Cost, affordable, first_order_cost, seconds, timed
 from ._derivatives import DIRECTIONS, Derivatives, forward_mode, gradient_error, hessian_error, judged, why_missing
 from ._descent import BRIEF, THOROUGH, Descent, measure_descent
-from ._gradients import measure_gradients, nothing_finite
+from ._gradients import measure_gradients, nothing_finite, where_to_look
 from ._noise import NOISE, measure_noise
 from ._parts import check_parts
 from ._precision import measure_precision
@@ -112,11 +112,12 @@ def _measure(probe: Probe, blank: Report) -> Report:
     facts = Facts(
         batch=round(blank.samples * (1 - gradients.nonfinite)),
         reference_numerics=getattr(probe.loss, "numerics", None) == "reference",
+        where_to_look=where_to_look(probe.flat, first.value, first.gradient),
         gradients=gradients,
         noise=None if noise is None else noise[0],
     )
     if noise is None:
-        facts, cost = _exact(probe, facts, cost, fisher_eigenvalues(first.gradient))
+        facts, cost = _exact(probe, facts, cost, fisher_eigenvalues(first))
     else:
         facts = _estimated(probe, facts, noise[1], cost)
     verdict, reasons, chosen = judge(facts)
@@ -144,14 +145,16 @@ def _exact(probe: Probe, facts: Facts, cost: Cost, fisher: Eigenvalues) -> tuple
         precision = measure_precision(probe, wide)
         if slow and precision.broken:
             return replace(facts, precision=precision, spectra=Spectra(fisher)), cost
-        wide = wide.finite()
+        whole, wide = wide, wide.finite()
         some = wide.part(thinned(2 * cost.value, 10, FIRST_BUDGET, probe.count))
         error, share = gradient_error(some, 1 if slow else DIRECTIONS)
         derivatives = Derivatives(judged(error), error, share)
     except (RuntimeError, TypeError, NotImplementedError):  # float32 tensors inside the loss, say
-        precision, wide, derivatives = None, probe.finite(), Derivatives()
+        precision, whole, wide, derivatives = None, probe, probe.finite(), Derivatives()
     part = wide.part(_hessian_samples(wide, cost))
-    derivatives, hessian, cost = _second_order(part, derivatives, cost, check=precision is not None)
+    # A sample that is not finite takes as long as any; one that is, alone, says little of what many take.
+    ordinary = whole.part(_hessian_samples(whole, cost))
+    derivatives, hessian, cost = _second_order(part, ordinary, derivatives, cost, check=precision is not None)
     spectra = Spectra(fisher)
     if derivatives.second == "expensive":
         each = 2 * cost.gradient * part.count / cost.samples
@@ -174,9 +177,9 @@ def _hessian_samples(wide: Probe, cost: Cost) -> int:
 
 
 def _second_order(
-    part: Probe, derivatives: Derivatives, cost: Cost, *, check: bool
+    part: Probe, ordinary: Probe, derivatives: Derivatives, cost: Cost, *, check: bool
 ) -> tuple[Derivatives, Expansion | None, Cost]:
-    """The mean Hessian of the part, compared with finite differences of the gradient."""
+    """The mean Hessian of the part, compared with finite differences of the gradient; what it costs for `ordinary`."""
     forward, operator = forward_mode(part)
     derivatives = replace(derivatives, forward=forward, operator=operator)
     if part.size > DENSE_SIZE or part.size * cost.gradient / cost.samples > HESSIAN_LIMIT:
@@ -186,7 +189,8 @@ def _second_order(
     except (DerivativeError, RuntimeError, NotImplementedError) as error:
         return replace(derivatives, second="missing", obstacle=why_missing(error)), None, cost
     if taken < HESSIAN_BUDGET / 4:  # cheap enough to be timed without its first call
-        taken = seconds(lambda: part.expand(part.flat, "hessian"), part.y.device)
+        taken = seconds(lambda: ordinary.expand(ordinary.flat, "hessian"), part.y.device)
+        taken *= part.count / ordinary.count
     if check:
         assert hessian.curvature is not None
         found = hessian_error(part, as_curvature(hessian.curvature))
@@ -208,7 +212,7 @@ def _with_hessian(spectra: Spectra, part: Probe, hessian: Expansion) -> Spectra:
 
 def _estimated(probe: Probe, facts: Facts, mean: Expansion, cost: Cost) -> Facts:
     """A loss that draws noise: the mean over repeats stands for it, and nothing can be compared digit by digit."""
-    spectra = Spectra(fisher_eigenvalues(mean.gradient), samples=probe.count)
+    spectra = Spectra(fisher_eigenvalues(mean), samples=probe.count)
     if mean.curvature is not None:
         spectra = replace(spectra, hessian=eigenvalues(as_curvature(mean.curvature)))
     assert facts.noise is not None

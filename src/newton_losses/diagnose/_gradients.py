@@ -7,6 +7,11 @@ from torch import Tensor
 
 # A hundredth of the typical norm adds nothing to a batch's gradient; a hundredfold leaves nothing to the others.
 EXTREME = 100.0
+LOSS_TO_BLAME = "look for a logarithm or a division at zero"
+GRADIENT_TO_BLAME = (
+    "their losses are finite: look for a root, a norm or a logarithm at zero, also in a branch not taken"
+)
+OUTPUTS_TO_BLAME = "look at the network that made their outputs, or the batch it was given: these are not finite"
 
 
 @dataclass(frozen=True)
@@ -71,3 +76,19 @@ def nothing_finite(outputs: Tensor, value: Tensor) -> str:
         "The gradient is not finite at any of these outputs, although values of the loss are. Look for a root, a norm "
         "or a logarithm at zero, also in the branch that a torch.where does not take."
     )
+
+
+def where_to_look(outputs: Tensor, value: Tensor, gradient: Tensor) -> str:
+    """Why some samples have no finite value and gradient, from outputs `(N, m)`, values `(N,)` and gradients `(N, m)`.
+
+    >>> where_to_look(torch.tensor([[1.0], [torch.nan]]), torch.tensor([1.0, torch.nan]), torch.ones(2, 1))
+    'look at the network that made their outputs, or the batch it was given: these are not finite'
+    """
+    outputs_fail = ~torch.isfinite(outputs).all(1)
+    value_fails = ~torch.isfinite(value) & ~outputs_fail
+    gradient_fails = ~torch.isfinite(gradient).all(1) & ~value_fails & ~outputs_fail
+    causes = ((OUTPUTS_TO_BLAME, outputs_fail), (LOSS_TO_BLAME, value_fails), (GRADIENT_TO_BLAME, gradient_fails))
+    found = [(int(fails.sum()), cause) for cause, fails in causes if bool(fails.any())]
+    if len(found) == 1:
+        return found[0][1]
+    return "; ".join(f"for {count} of them, {cause}" for count, cause in found)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..curvature import empirical_fisher
+from ..curvature import Expansion, empirical_fisher, finite
 from ..curvature._forms import Curvature, Dense, LowRank, as_curvature
 from ._cost import affordable, timed
 from ._probe import Probe
@@ -137,8 +137,9 @@ def curvature_along(probe: Probe, count: int) -> tuple[float, float]:
     return float((shares > 1e-6).double().mean()), float(shares.mean())
 
 
-def fisher_eigenvalues(gradient: Tensor) -> Eigenvalues:
-    kept = gradient[torch.isfinite(gradient).all(1)]
+def fisher_eigenvalues(expansion: Expansion) -> Eigenvalues:
+    """Of the samples with a finite value and gradient, as a Newton loss takes them."""
+    kept = expansion.gradient[finite(expansion)]
     return eigenvalues(empirical_fisher(kept)) if len(kept) else Eigenvalues((0.0,), 0.0, float("nan"), 0)
 
 

@@ -8,7 +8,7 @@ from typing import Literal
 from ..curvature import CurvatureKind, NormalizedDamping
 from ._derivatives import Derivatives
 from ._descent import Candidate, Descent
-from ._gradients import Gradients
+from ._gradients import LOSS_TO_BLAME, Gradients
 from ._noise import NOISE, Noise
 from ._precision import Precision
 from ._spectrum import Spectra
@@ -49,6 +49,7 @@ class Facts:
 
     batch: int = ENOUGH
     reference_numerics: bool = False
+    where_to_look: str = LOSS_TO_BLAME
     gradients: Gradients | None = None
     precision: Precision | None = None
     derivatives: Derivatives | None = None
@@ -76,7 +77,7 @@ def _faults(facts: Facts) -> Iterator[str]:
     if facts.gradients is not None and facts.gradients.nonfinite > 0.01:
         yield (
             f"{facts.gradients.nonfinite:.0%} of the samples have no finite loss or gradient. A Newton loss leaves "
-            "them out, so they teach nothing; look for a logarithm or a division at zero."
+            f"them out, so they teach nothing; {facts.where_to_look}."
         )
     if facts.noise is not None and facts.noise.gradient >= _averaged_out(facts):
         yield (
@@ -237,7 +238,8 @@ def _gain(descent: Descent, chosen: Recommendation) -> str:
 def recommend(facts: Facts) -> Recommendation | None:
     """The candidate with the lowest point on its line; among equals the default factor and the Fisher.
 
-    For a batch of one sample the Hessian where there is one: the Fisher is its own gradient's, and turns nothing. From few samples the default factor in any case: where another leads lower, the next batch may differ.
+    From few samples the default factor in any case: where another leads lower, the next batch may differ. For a batch
+    of one sample the Hessian where there is one: its Fisher is made of its own gradient, and turns nothing.
     """
     if facts.descent is None or not facts.descent.candidates:
         return None
