@@ -7,7 +7,7 @@ import numpy
 import pytest
 import torch
 from catalogue import cross_entropy, draw, misplaced, old_sine, smoothed, squares, steep_ranks, vanishing
-from torch import Tensor
+from torch import Tensor, nn
 
 from newton_losses import ArgumentError
 from newton_losses.diagnose import _diagnose, diagnose
@@ -238,7 +238,7 @@ def test_a_hessian_is_timed_with_as_many_samples_as_there_are(monkeypatch: pytes
 
     cost = diagnose(ticking, draw(64, 3, seed=0), draw(64, 3, seed=1).softmax(1)).cost
     assert cost.samples == 64
-    assert cost.hessian < 10 * cost.gradient
+    assert cost.hessian < 4 * cost.gradient
 
 
 def test_outputs_that_are_not_finite_are_blamed_for_some_samples_too() -> None:
@@ -252,3 +252,26 @@ def test_outputs_that_are_not_finite_are_blamed_for_some_samples_too() -> None:
     assert "for 1 of them, look for a logarithm" in diagnose(squares, y, target).reasons[0]
     root = diagnose(lambda y, t: (y - t).abs().sqrt().sum(1), target[5:], torch.cat([draw(34, 3, seed=2), target[39:]]))
     assert "their losses are finite: look for a root" in root.reasons[0]
+
+
+def test_a_loss_with_parameters_of_its_own() -> None:
+    """Their graph is nobody's business here; torch warns of one where a number is taken, and a warning is an error."""
+
+    class Learnt(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(3))
+
+        def forward(self, y: Tensor, target: Tensor) -> Tensor:
+            return (self.weight.exp() * (torch.sin(3 * y) - target).square()).sum(1)
+
+    loss = Learnt()
+    report = diagnose(loss, draw(20, 3, seed=0), draw(20, 3, seed=1))
+    assert report.derivatives.first == report.derivatives.second == "right"
+    assert loss.weight.grad is None
+
+
+def test_an_operator_without_a_name_is_not_a_message() -> None:
+    report = diagnose(nn.MSELoss(), draw(20, 3, seed=0), draw(20, 3, seed=1))
+    if not report.derivatives.forward:  # later versions of torch may have it
+        assert report.derivatives.operator == "an operator of torch"

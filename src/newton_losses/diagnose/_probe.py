@@ -28,6 +28,7 @@ from ..curvature import (
     resolve_reduction,
 )
 from ..curvature._call import make_total
+from ..curvature._forms import Curvature, Dense, LowRank, as_curvature
 from ._targets import cast, picked
 
 
@@ -69,7 +70,10 @@ class Probe:
 
     def expand(self, flat: Tensor, kind: CurvatureKind | None) -> Expansion:
         outputs = flat.reshape(self.y.shape)
-        return expand(self.loss, outputs, *self.targets, curvature=kind, reduction=self.reduction)
+        found = expand(self.loss, outputs, *self.targets, curvature=kind, reduction=self.reduction)
+        # Parameters of the loss leave a graph that nobody wants here.
+        curvature = None if found.curvature is None else _detached(as_curvature(found.curvature))
+        return Expansion(found.value.detach(), found.gradient.detach(), curvature)
 
     @cached_property
     def here(self) -> Expansion:
@@ -112,6 +116,14 @@ class Probe:
         return self if same else Probe(loss, y, targets, self.reduction)
 
 
+def _detached(form: Curvature) -> Curvature:
+    if isinstance(form, Dense):
+        return replace(form, matrix=form.matrix.detach(), mean=None)
+    if isinstance(form, LowRank):
+        return replace(form, factor=form.factor.detach(), scale=None if form.scale is None else form.scale.detach())
+    return replace(form, function=lambda rows: form.function(rows).detach())
+
+
 def can_be_called(loss: object) -> TypeGuard[Loss]:
     """Whether it is a function of the outputs, and not just a holder of an `expand`."""
     return callable(loss) and not (isinstance(loss, nn.Module) and type(loss).forward is nn.Module.forward)
@@ -152,5 +164,5 @@ def thinned(seconds: float, calls: int, budget: float, count: int, least: int = 
 
 
 def mean_finite(values: Tensor) -> float:
-    kept = values[torch.isfinite(values)]
+    kept = values.detach()[torch.isfinite(values)]
     return float(kept.double().mean()) if len(kept) else float("nan")
