@@ -9,7 +9,7 @@ typer = pytest.importorskip("typer")
 import torch  # noqa: E402
 from typer.testing import CliRunner  # noqa: E402
 
-from newton_losses.cli._diagnose import diagnose  # noqa: E402
+from newton_losses.cli._diagnose import Report, diagnose  # noqa: E402
 
 FILE = """
 import torch
@@ -79,3 +79,25 @@ def test_mistakes_are_told_in_a_sentence(run, arguments: tuple[str, ...], words:
     found = run(*arguments)
     assert found.exit_code == 2
     assert words in " ".join(found.output.split())
+
+
+@pytest.mark.parametrize(
+    ("picture", "words"),
+    [("bad.xyz", "is not supported"), ("nowhere/bad.png", "no folder nowhere"), (".", "this is a folder")],
+)
+def test_a_picture_that_cannot_be_written_is_told_before_the_work(run, monkeypatch, picture: str, words: str) -> None:
+    monkeypatch.setattr("newton_losses.cli._diagnose.make_report", lambda *_, **__: pytest.fail("the work was done"))
+    found = run("my_losses.py:Squares", "-b", "my_losses.py:batch", "--plot", picture)
+    assert found.exit_code == 2
+    assert words in " ".join(found.output.split())
+
+
+def test_a_picture_that_fails_after_all_leaves_the_report(run, monkeypatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Report, "plot", full)
+    found = run("my_losses.py:Squares", "-b", "my_losses.py:batch", "--plot", "picture.png")
+    assert found.exit_code == 2
+    assert "One gradient step solves it" in found.output
+    assert "No space left on device" in found.output

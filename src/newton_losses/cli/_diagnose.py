@@ -45,6 +45,8 @@ def diagnose(
         newton-losses diagnose my_project.losses:ranking_loss --batch batch.pt
     """  # fmt: skip
     with spoken_errors(as_json):
+        if plot is not None:
+            _check_picture(plot)
         function = _named(loss, "loss")
         if isinstance(function, type):
             with _code_of_the_user(f"{loss}, a class, made without arguments"):
@@ -57,9 +59,9 @@ def diagnose(
         except Exception:
             _blame(loss, function, arguments)
             raise
+        typer.echo(json.dumps(report.to_dict()) if as_json else str(report))
         if plot is not None:
             _draw(report, plot)
-        typer.echo(json.dumps(report.to_dict()) if as_json else str(report))
 
 
 def _blame(name: str, loss: Loss | Expandable, arguments: tuple[Any, ...]) -> None:
@@ -83,6 +85,24 @@ def _code_of_the_user(what: str) -> Iterator[None]:
         place = f" ({Path(theirs[-1].filename).name}, line {theirs[-1].lineno})" if theirs else ""
         message = ": ".join(filter(None, [what, type(error).__name__, str(error).rstrip(".")]))
         raise ArgumentError(f"{message}{place}.") from error
+
+
+def _check_picture(plot: Path) -> None:
+    """What can be known of a picture's path before there is anything to draw."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise ArgumentError(f"--plot {plot} needs matplotlib: pip install matplotlib") from None
+    kinds = Figure().canvas.get_supported_filetypes()
+    ending = plot.suffix.lstrip(".").lower()
+    if ending and ending not in kinds:
+        raise ArgumentError(f"--plot {plot}: Format '{ending}' is not supported; there are {', '.join(sorted(kinds))}.")
+    if plot.is_dir():
+        raise ArgumentError(f"--plot {plot}: this is a folder; name a file in it.")
+    if not plot.absolute().parent.is_dir():
+        raise ArgumentError(f"--plot {plot}: could not be written (there is no folder {plot.parent}).")
+    if not os.access(plot if plot.exists() else plot.absolute().parent, os.W_OK):
+        raise ArgumentError(f"--plot {plot}: could not be written (Permission denied).")
 
 
 def _draw(report: Report, plot: Path) -> None:
