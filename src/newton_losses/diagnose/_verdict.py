@@ -110,17 +110,17 @@ def _more(ratio: float) -> str:
 
 
 def _wrong_gradient(derivatives: Derivatives, reference: bool) -> str:
-    share = derivatives.wrong_samples
-    of = f" for {share:.{0 if share >= 0.01 else 1}%} of the samples" if 0 < share < 0.5 else ""
-    differs = f"the gradient differs from finite differences of the loss by {derivatives.first_error:.0%} in float64{of}"
+    differs = f"differs from finite differences of the loss by {derivatives.first_error:.0%} in float64"
     if reference:
         return (
-            f"The numerics are broken: {differs}, since torch's cross-entropy of probabilities cuts its logarithm off "
-            f"at -100 in the value and not in the gradient. {_STABLE}"
+            f"The numerics are broken: the gradient {differs}, since torch's cross-entropy of probabilities cuts its "
+            f"logarithm off at -100 in the value and not in the gradient. {_STABLE}"
         )
+    share = derivatives.wrong_samples
+    of = f" for {share:.{0 if share >= 0.01 else 1}%} of the samples" if 0 < share < 0.5 else ""
     return (
-        f"The gradient is wrong: {differs}. Nothing raises an error; a custom backward usually is to blame. Check it "
-        "with torch.autograd.gradcheck."
+        f"The gradient is wrong{of}: it {differs}. Nothing raises an error; a custom backward usually is to blame. "
+        "Check it with torch.autograd.gradcheck."
     )
 
 
