@@ -9,6 +9,8 @@ from torch import Tensor
 
 from newton_losses.diagnose import diagnose
 
+pytestmark = pytest.mark.usefixtures("quick_machine")
+
 
 @pytest.mark.parametrize("loss", [squares, honest_waves, steep_ranks])
 def test_forward_mode_works_for_plain_losses(loss: Any) -> None:

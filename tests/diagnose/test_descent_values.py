@@ -8,6 +8,8 @@ from torch import Tensor
 
 from newton_losses.diagnose import Report, diagnose
 
+pytestmark = pytest.mark.usefixtures("quick_machine")
+
 
 def slopes(condition: float) -> Tensor:
     return torch.tensor([1.0, condition], dtype=torch.float64)

@@ -7,6 +7,8 @@ from torch import Tensor
 from newton_losses.diagnose import Gradients, diagnose
 from newton_losses.diagnose._gradients import measure_gradients
 
+pytestmark = pytest.mark.usefixtures("quick_machine")
+
 # 101 norms k²: the 99th percentile is the hundredth of them, and neither the mean nor anything else is the median.
 NORMS = [float(k * k) for k in range(1, 102)]
 
