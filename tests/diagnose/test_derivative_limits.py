@@ -59,3 +59,15 @@ def test_the_reference_numerics_are_named_where_single_precision_is_not_to_blame
     assert report.precision.wrong < 0.01
     assert 'numerics="stable"' in report.reasons[0]
     assert "custom backward" not in str(report)
+
+
+def test_a_line_on_which_every_move_is_too_long_ends_where_it_begins() -> None:
+    """A valley so narrow that a thousandth of the outputs' spread crosses it."""
+    y = draw(64, 2) * torch.tensor([1.0, 1e-4])
+    report = diagnose(lambda y: (y * y * torch.tensor([1.0, 1e4], dtype=y.dtype)).sum(1) / 2, y)
+    assert report.descent.gradient.best <= report.descent.start
+    assert 0 <= report.descent.solved <= 1
+
+
+def test_convex_is_said_of_as_many_samples_as_were_looked_at() -> None:
+    assert "of 100 samples none" in str(diagnose(lambda y: y.square().sum(1), draw(100, 2)))

@@ -84,9 +84,9 @@ def measure_descent(probe: Probe, expansions: dict[CurvatureKind, Expansion], pl
     """At the outputs of `probe`, all with finite values, with the expansions of them that can be trusted."""
     plain = next(iter(expansions.values())).gradient
     start = mean_finite(probe.values(probe.flat))
-    gradient = follow(probe, plain, plan, "gradient")
+    gradient = _from(start, follow(probe, plain, plan, "gradient"))
     candidates = tuple(
-        _candidate(probe, kind, expansion, plan, factor)
+        _candidate(probe, kind, expansion, plan, factor, start)
         for kind, expansion in expansions.items()
         for factor in plan.factors
     )
@@ -119,12 +119,19 @@ def follow(probe: Probe, rows: Tensor, plan: Plan, name: str) -> Line:
     return Line(name, plan.moves, losses, min(losses[lowest], *finer, float("inf")))
 
 
-def _candidate(probe: Probe, kind: CurvatureKind, expansion: Expansion, plan: Plan, factor: float) -> Candidate:
+def _from(start: float, line: Line) -> Line:
+    """A line on which every move is too long still has its start."""
+    return replace(line, best=min(line.best, start))
+
+
+def _candidate(
+    probe: Probe, kind: CurvatureKind, expansion: Expansion, plan: Plan, factor: float, start: float
+) -> Candidate:
     rule = NormalizedDamping(factor)
     if kind == "hessian":  # of products, the scale and the signs of the eigenvalues would be estimates
         expansion = replace(expansion, curvature=_dense(expansion))
     step = newton_step(expansion, rule)
-    line = follow(probe, step.rows, plan, f"{kind}, factor {factor:g}")
+    line = _from(start, follow(probe, step.rows, plan, f"{kind}, factor {factor:g}"))
     return Candidate(kind, factor, float(rule(expansion).damping), line)
 
 

@@ -151,12 +151,16 @@ def _criteria(facts: Facts) -> Iterator[str]:
     elif spectra.flat:
         yield "It is not smooth: piecewise linear, its Hessian is zero wherever there is one."
     elif spectra.convex:
-        yield "It is convex at these outputs: no sample's loss curves downwards."
+        yield f"It is convex at these outputs: of {_samples(spectra.samples)} none has a loss that curves downwards."
     else:
         yield (
             f"It is non-convex: {spectra.nonconvex_samples:.0%} of the samples' losses curve downwards in some "
             f"direction, with {spectra.negative_share:.0%} of all their curvature."
         )
+
+
+def _samples(count: int) -> str:
+    return "1 sample that was looked at" if count == 1 else f"{count} samples"
 
 
 def _one_step(descent: Descent) -> str:
