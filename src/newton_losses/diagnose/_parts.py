@@ -8,34 +8,49 @@ from torch import Tensor
 
 from ..curvature import check_loss
 from ..errors import ArgumentError
+from ._cost import timed
 from ._probe import Probe, can_be_called, is_reduced, owned_generators
 
 # Samples whose values are compared, or half of the batch.
 COMPARED = 4
+# Seconds for one value of the whole batch.
+WHOLE_BUDGET = 0.25
 DIFFERS = "has other values than within it"
 
 
 def check_parts(probe: Probe) -> None:
     """Raise where they are not: something that all samples share has been cut, or something of each has not.
 
-    The whole batch is asked first, so that errors of the loss name the shapes that the caller knows.
+    They are compared with the whole batch, so that errors of the loss name the shapes that the caller knows; where
+    that would take too long, with twice as many.
     """
-    whole = probe.values(probe.flat)
-    samples = min(COMPARED, probe.count // 2)
+    batch = probe if _is_quick(probe) else probe.part(2 * COMPARED)
+    whole = batch.values(batch.flat)
+    samples = min(COMPARED, batch.count // 2)
     if samples == 0:
         return
-    fault = _fault(probe, whole, samples)
-    if fault is None or (fault == DIFFERS and _draws_noise(probe)):
+    fault = _fault(batch, whole, samples)
+    if fault is None or (fault == DIFFERS and _draws_noise(batch)):
         return
     if can_be_called(probe.loss):  # a loss that mixes its samples, or does without them, has another fault
-        check_loss(probe.loss, probe.y, *probe.targets, reduction=probe.reduction)
-    if fault == DIFFERS and _is_rounding(probe, samples):
+        check_loss(probe.loss, batch.y, *batch.targets, reduction=probe.reduction)
+    if fault == DIFFERS and _is_rounding(batch, samples):
         return
     raise ArgumentError(
         f"diagnose asks for fewer samples than the batch of {probe.count}, and for {samples} of them the loss {fault}: "
         "a target has one entry per sample (a tensor, an array or a list, also within dicts and tuples), and what all "
         "samples share, as a table of prototypes or a sum over the batch, belongs into the loss: a closure or a module."
     )
+
+
+def _is_quick(probe: Probe) -> bool:
+    """Whether the whole batch can be asked, by what a few samples take; one that cannot be cut has to be."""
+    few = probe.part(2 * COMPARED)
+    try:
+        _, taken = timed(lambda: few.values(few.flat), probe.y.device)
+    except Exception:  # the loss is the caller's, and says it again in the shapes of the whole batch
+        return True
+    return taken * probe.count / few.count <= WHOLE_BUDGET
 
 
 def _fault(probe: Probe, whole: Tensor, samples: int) -> str | None:
