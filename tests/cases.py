@@ -107,3 +107,17 @@ def assert_close(found: Tensor, wanted: Tensor, relative: float) -> None:
     assert found.shape == wanted.shape
     error, size = torch.linalg.vector_norm(found - wanted), torch.linalg.vector_norm(wanted)
     assert error <= relative * size + 1e-300, f"relative error {float(error / size):.3e} > {relative:.0e}"
+
+
+class Cube(torch.autograd.Function):
+    """Twice differentiable in reverse, in the old style that `torch.func` refuses: no forward rule at all."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x**3
+
+    @staticmethod
+    def backward(ctx, grad):
+        (x,) = ctx.saved_tensors
+        return 3 * x**2 * grad

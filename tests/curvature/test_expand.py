@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from cases import EXACT, SINGLE, Case, assert_close, brute_force, quartic, ripples
+from cases import EXACT, SINGLE, Case, Cube, assert_close, brute_force, quartic, ripples
 from newton_losses import DerivativeError, Expansion, diagnose, expand, newton_loss, newton_target
 from newton_losses.curvature import Dense, LowRank, Products, check_loss
 
@@ -138,20 +138,6 @@ def test_several_passes_equal_one(monkeypatch: pytest.MonkeyPatch) -> None:
     y, target = case.draw()
     monkeypatch.setattr(_autodiff, "PASS_ELEMENTS", 2 * y.numel())
     assert_close(expand(case.loss, y, target).curvature.dense(), brute_force(case, y, target).hessian, 1e-12)
-
-
-class Cube(torch.autograd.Function):
-    """Twice differentiable in reverse, in the old style that `torch.func` refuses: no forward rule at all."""
-
-    @staticmethod
-    def forward(ctx, x):
-        ctx.save_for_backward(x)
-        return x**3
-
-    @staticmethod
-    def backward(ctx, grad):
-        (x,) = ctx.saved_tensors
-        return 3 * x**2 * grad
 
 
 class CubeOnce(Cube):

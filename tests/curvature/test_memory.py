@@ -4,23 +4,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from cases import assert_close
+from cases import Cube, assert_close
 from newton_losses import DerivativeError, expand
 from newton_losses.curvature import _autodiff
-
-
-class Cube(torch.autograd.Function):
-    """Without a forward rule: its second derivative goes by the tape."""
-
-    @staticmethod
-    def forward(ctx, x):
-        ctx.save_for_backward(x)
-        return x**3
-
-    @staticmethod
-    def backward(ctx, grad):
-        (x,) = ctx.saved_tensors
-        return 3 * x**2 * grad
 
 
 class Hungry(torch.autograd.Function):
