@@ -1,4 +1,4 @@
-"""Whether torch is running operators or only looking at them."""
+"""Whether torch is running operators, or only looking at them or recording them."""
 
 import torch
 
@@ -6,3 +6,8 @@ import torch
 def sees_operators() -> bool:
     """Whether a compiler or a transform of torch.func is at work: kernels of one's own would be invisible to it."""
     return torch.compiler.is_compiling() or bool(torch._C._are_functorch_transforms_active())
+
+
+def is_captured(device: torch.device) -> bool:
+    """Whether a CUDA graph is being recorded, in which nothing may be read back, nor the random state be touched."""
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()

@@ -13,7 +13,7 @@ from typing import Any, Literal, TypedDict, Unpack
 import torch
 from torch import Tensor, nn
 
-from ._transforms import sees_operators
+from ._transforms import is_captured, sees_operators
 from .curvature import (
     CurvatureKind,
     Damping,
@@ -326,9 +326,7 @@ def _agreed(loss: Loss | Expandable, y: Tensor, matrix_free: bool | None) -> boo
 
 def _may_wait(y: Tensor) -> bool:
     """Whether results may be read back to the host now: not while a step is compiled, transformed or captured."""
-    if sees_operators():
-        return False
-    return not (isinstance(y, Tensor) and y.is_cuda and torch.cuda.is_current_stream_capturing())
+    return not (sees_operators() or (isinstance(y, Tensor) and is_captured(y.device)))
 
 
 def _check_options(

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from .._random import seeded
-from .._transforms import sees_operators
+from .._transforms import is_captured, sees_operators
 from ..errors import DerivativeError
 from ._call import Total, name_of
 from ._forms import signs
@@ -68,7 +68,6 @@ def second_order(total: Total, flat: Tensor, loss: object) -> Derivatives:
     direction eₖ at once, so m directions are enough for all N Hessians.
     """
     directions = torch.eye(flat.shape[1], dtype=flat.dtype, device=flat.device)
-
     parts = torch.split(directions, max(1, PASS_ELEMENTS // max(1, _largest(total, flat, loss))))
 
     def forward() -> Derivatives:
@@ -122,9 +121,10 @@ def _together(first: Tensor, rest: Iterable[Tensor], directions: Tensor) -> Tens
 def _largest(total: Total, flat: Tensor, loss: object) -> int:
     """How many elements the largest tensor has that the loss keeps for its way back, as a pairwise one N·m².
 
-    Where there is no tape to look at, the outputs themselves. One call of the loss, once for each size of a batch.
+    Where there is no tape to look at, or a graph is being recorded, the outputs themselves. One call of the loss, once
+    for each size of a batch.
     """
-    if flat.numel() * flat.shape[1] <= _SMALL or not _has_tape(flat):
+    if flat.numel() * flat.shape[1] <= _SMALL or not _has_tape(flat) or is_captured(flat.device):
         return flat.numel()
     known: dict[torch.Size, int] = _recalled(_kept_elements, loss) or {}
     if flat.shape not in known:
@@ -142,7 +142,7 @@ def _largest(total: Total, flat: Tensor, loss: object) -> int:
         ):
             _tape(total, flat)
         known[flat.shape] = max(sizes)
-        _recall(_kept_elements, loss, known)
+        _remember(_kept_elements, loss, known)
     return known[flat.shape]
 
 
@@ -228,7 +228,7 @@ def _reverse_graph(total: Total, flat: Tensor, loss: object) -> tuple[Tensor, Te
             return torch.stack([_grad_of_grad(gradient, leaf, one, batched=False) for one in along])
         except (RuntimeError, NotImplementedError) as error:
             if _is_out_of_memory(error):
-                raise
+                raise _with_advice(error) from None
             raise _no_second_derivative(loss, custom, f"torch says: {str(error).splitlines()[0]}") from error
 
     return value.detach(), gradient.detach(), product
@@ -249,10 +249,10 @@ def _first_that_works(loss: object, forward: Callable[[], T], reverse: Callable[
             return forward()
         except (RuntimeError, NotImplementedError) as error:
             if _is_out_of_memory(error):  # it says nothing about the loss
-                raise
+                raise _with_advice(error) from None
             # The tape gives the user's own mistakes a plain traceback, and works for more operators.
             result = _reverse_after(reverse, error)
-            _recall(_needs_reverse, loss, True)
+            _remember(_needs_reverse, loss, True)
             return result
     return reverse()
 
@@ -267,14 +267,15 @@ def _reverse_after(reverse: Callable[[], T], first: Exception) -> T:
 
 
 def _is_out_of_memory(error: Exception) -> bool:
-    """Says how to need less, too, where it is."""
-    found = isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
-    if found:
-        error.add_note(
-            "This was for the Hessian. matrix_free=True needs less memory, and curvature='fisher' needs first "
-            "derivatives only."
-        )
-    return found
+    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
+
+
+def _with_advice(error: Exception) -> Exception:
+    error.add_note(
+        "This was for the Hessian. matrix_free=True needs less memory, and curvature='fisher' needs first "
+        "derivatives only."
+    )
+    return error
 
 
 def _recalled(memory: "WeakKeyDictionary[object, T]", loss: object) -> T | None:
@@ -284,7 +285,7 @@ def _recalled(memory: "WeakKeyDictionary[object, T]", loss: object) -> T | None:
         return None
 
 
-def _recall(memory: "WeakKeyDictionary[object, T]", loss: object, known: T) -> None:
+def _remember(memory: "WeakKeyDictionary[object, T]", loss: object, known: T) -> None:
     with contextlib.suppress(TypeError):
         memory[loss] = known
 

@@ -95,8 +95,7 @@ def _faults(facts: Facts) -> Iterator[str]:
 def _averaged_out(facts: Facts) -> float:
     """Up to which noise over signal of one sample a batch's mean has more signal than noise.
 
-    Independent noise of N samples falls by √N, and many small steps average the rest: in batches of 100 a small network
-    learns to rank by a smoothed loss of one draw, six times noise, nearly as well as by one of 30.
+    Independent noise of N samples falls by √N, and many small steps average the rest.
     """
     return NOISE * math.sqrt(max(facts.batch, 1))
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from .._optional import obstacle
+from .._transforms import is_captured
 from ..errors import ArgumentError
 
 Solved = tuple[Tensor, Tensor, Tensor, Tensor]
@@ -48,7 +49,7 @@ def shortest_path_operator(
     # Not -1: the number of maps cannot be inferred where there are none.
     maps = costs.detach().reshape(prod(leading), *shape[-2:]).contiguous()
     path, cost, unique, reachable = _solve(maps, neighbors, start, goal, backend)
-    if (check_nan or check_reachable) and not _is_capturing(costs.device):
+    if (check_nan or check_reachable) and not is_captured(costs.device):
         _check(maps, cost, leading, check_nan, check_reachable)
     return path.reshape(shape), cost.reshape(leading), unique.reshape(leading), reachable.reshape(leading)
 
@@ -93,10 +94,6 @@ def solver(backend: str, cells: int) -> Callable[[Tensor, int, int, int], Solved
     from . import _torch
 
     return _torch.solve
-
-
-def _is_capturing(device: torch.device) -> bool:
-    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
 def _check(maps: Tensor, cost: Tensor, leading: torch.Size, check_nan: bool, check_reachable: bool) -> None:

@@ -96,6 +96,11 @@ def test_the_choice_is_weighed_over_the_cells_with_and_without_the_seed_that_mad
         assert ("damping-grid-average" in tables(tmp_path)) == (place == 1)  # one cell has no spread
     ((label, count, ahead, own, unseen),) = tables(tmp_path)["damping-grid-average"].rows
     assert (label.text, count.text, ahead.text) == ("sorting, 10,000 steps", "2", "1")
+    # With 3000 seed 0 has 47 and 70 beside 41.5, with every other λ 30.
+    fixed = [[cell.text for cell in row] for row in tables(tmp_path)["damping-fixed"].rows]
+    assert [row[0] for row in fixed] == [f"{damping:g}" for damping in GRID]
+    assert fixed[0][1:] == ["−11.50 ± 0.00", "2"]
+    assert fixed[-1][1:] == ["+17.00 ± 11.50", "0"]
     # Means of 47, 37, 38 and of 70, 39, 40, beside 41.5. The error of two is half of what they differ by.
     assert own.text == "+3.67 ± 4.50"
     assert unseen.text == "−3.00 ± 1.00"

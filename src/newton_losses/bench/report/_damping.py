@@ -10,6 +10,8 @@ from ..results import LEVEL, RunRecord, Summary, p_value, paired_p_value, summar
 from ._found import finite
 from ._measured import AUTO, GRID, Runs, curved_cells, main_metric
 
+RUINED = 10  # percentage points behind "auto"
+
 
 @dataclass(frozen=True)
 class Automatic:
@@ -46,10 +48,10 @@ def automatic(runs: Runs, task: str) -> list[Automatic]:
         )
         if group is None or (own := group.summary(metric)) is None:
             continue
-        rivals = {name: one.summary(metric) for name, one in (("plain", plain), ("tuned", tuned)) if one is not None}
-        best = max((plain, tuned), key=lambda one: _mean(one, metric))
-        paired = math.nan if best is None else paired_p_value(best.ahead_of(group, metric).values())
-        found.append(Automatic(cell, group, own, rivals.get("plain"), rivals.get("tuned"), paired))
+        first, second = (None if one is None else one.summary(metric) for one in (plain, tuned))
+        rival = max((plain, tuned), key=lambda one: _mean(one, metric))
+        paired = math.nan if rival is None else paired_p_value(rival.ahead_of(group, metric).values())
+        found.append(Automatic(cell, group, own, first, second, paired))
     return found
 
 
@@ -136,9 +138,6 @@ class Fixed:
     damping: float
     ahead: Summary
     ruined: int
-
-
-RUINED = 10  # percentage points behind "auto"
 
 
 def fixed_dampings(several: Iterable[Chosen]) -> list[Fixed]:

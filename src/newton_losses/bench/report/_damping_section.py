@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from ..results import Summary
 from ._blocks import NOTHING, Block, Cell, Code, Figure, Heading, Paragraph, Table
-from ._damping import Automatic, Chosen, advantage, automatic, chosen, how_often_behind
+from ._damping import RUINED, Automatic, Chosen, advantage, automatic, chosen, fixed_dampings, how_often_behind
 from ._evidence import Evidence
 from ._figures import grid_panels
 from ._measured import GRID
@@ -26,6 +26,7 @@ def damping_section(found: Evidence) -> list[Block]:
     if sorts or maps:
         blocks.append(_beside_the_grid({short.label: sorts, look_alike.label: maps}))
         blocks += _on_average({f"sorting, {short.label}": sorts, f"paths, {look_alike.label}": maps})
+        blocks += _one_for_all([*sorts, *maps])
         caption = (
             "The same as pictures: one seed with every λ of the grid, and in the same colour “auto” as a level with a "
             "band, its mean and standard deviation over the seeds."
@@ -90,6 +91,18 @@ def _on_average(kinds: dict[str, list[Chosen]]) -> list[Block]:
     ]
     heads = ("runs", "cells", "of them ahead", "all seeds", "seeds that did not choose")
     return [Table("damping-grid-average", caption, heads, tuple(rows), labels=1)] if rows else []
+
+
+def _one_for_all(several: Sequence[Chosen]) -> list[Block]:
+    found = fixed_dampings(several)
+    if not found:
+        return []
+    caption = (
+        f"One λ for all {found[0].ahead.count} cells: one seed less the mean of “auto”, in percentage points, mean "
+        f"over the cells ± its standard error; and in how many it is more than {RUINED} points behind."
+    )
+    rows = [(_number(one.damping), _difference(one.ahead), _number(one.ruined)) for one in found]
+    return [Table("damping-fixed", caption, ("λ", "less “auto”", "ruined"), tuple(rows), labels=1)]
 
 
 def _difference(figure: Summary) -> Cell:
