@@ -64,18 +64,22 @@ def vanishing(y: Tensor, labels: Tensor) -> Tensor:
     return 1 - torch.softmax(20 * y, 1).gather(1, labels[:, None])[:, 0]
 
 
-class _WrongSine(torch.autograd.Function):
-    """sin, whose backward has lost a factor."""
+class KeepsInput(torch.autograd.Function):
+    """What an operator with a backward of its own has in common with all others here."""
 
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(x: Tensor) -> Tensor:
-        return torch.sin(x)
-
-    @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
         ctx.save_for_backward(*inputs)
+
+
+class _WrongSine(KeepsInput):
+    """sin, whose backward has lost a factor."""
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        return torch.sin(x)
 
     @staticmethod
     def backward(ctx: Any, outer: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from catalogue import draw
+from catalogue import KeepsInput, draw
 from torch import Tensor
 
 from newton_losses import Expansion
@@ -64,17 +64,11 @@ def test_of_a_loss_that_brings_its_expansion(spend: Any) -> None:
 
 
 def test_of_a_loss_with_a_slow_backward(spend: Any) -> None:
-    class Slow(torch.autograd.Function):
-        generate_vmap_rule = True
-
+    class Slow(KeepsInput):
         @staticmethod
         def forward(x: Tensor) -> Tensor:
             spend(VALUE * len(x))
             return x.square()
-
-        @staticmethod
-        def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
-            ctx.save_for_backward(*inputs)
 
         @staticmethod
         def backward(ctx: Any, outer: Tensor) -> Tensor:

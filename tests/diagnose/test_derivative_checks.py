@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from catalogue import cross_entropy, draw, honest_waves, squares, steep_ranks
+from catalogue import KeepsInput, cross_entropy, draw, honest_waves, squares, steep_ranks
 from torch import Tensor
 
 from newton_losses.diagnose import diagnose
@@ -44,16 +44,10 @@ def test_an_operator_of_torch_without_a_forward_rule_is_named() -> None:
 def scaled_backward(factor: float) -> Any:
     """½‖x‖² per row whose backward is off by this factor."""
 
-    class Half(torch.autograd.Function):
-        generate_vmap_rule = True
-
+    class Half(KeepsInput):
         @staticmethod
         def forward(x: Tensor) -> Tensor:
             return x.square().sum(-1) / 2
-
-        @staticmethod
-        def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
-            ctx.save_for_backward(*inputs)
 
         @staticmethod
         def backward(ctx: Any, outer: Tensor) -> Tensor:
