@@ -111,7 +111,7 @@ def _curvature_facts(report: "Report") -> Iterator[tuple[str, str]]:
             "mean loss",
             (
                 f"{report.descent.start:.4g}; after one gradient step {report.descent.gradient.best:.4g}, "
-                f"after several {report.descent.best:.4g}"
+                f"at the lowest point of all that was tried {report.descent.best:.4g}"
             ),
         )
 
