@@ -6,7 +6,7 @@ from pathlib import Path
 _ROOT = Path(__file__).parent
 # Modules by their names, because a list of them would be forgotten with the next one.
 _NEEDS = {
-    "src/newton_losses/**/*_triton*.py": "triton",
+    "src/newton_losses*/**/*_triton*.py": "triton",
     "src/newton_losses/*/_kernels.py": "numba",
     "tests/paths/algovision_program.py": "algovision",
 }

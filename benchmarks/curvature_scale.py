@@ -17,13 +17,13 @@ import torch
 from torch import Tensor, nn
 
 import newton_losses as nl
-from newton_losses.bench.config import PathsConfig, RunConfig, SortingConfig
-from newton_losses.bench.defaults import PATHS_ALGORITHMS, SORTING_ALGORITHMS
-from newton_losses.bench.tasks import make_task
-from newton_losses.bench.trainer import Trainer
-from newton_losses.bench.words import number
 from newton_losses.curvature import Curvature
 from newton_losses.errors import ArgumentError, NewtonLossesError
+from newton_losses_bench.config import PathsConfig, RunConfig, SortingConfig
+from newton_losses_bench.defaults import PATHS_ALGORITHMS, SORTING_ALGORITHMS
+from newton_losses_bench.tasks import make_task
+from newton_losses_bench.trainer import Trainer
+from newton_losses_bench.words import number
 
 
 class Watch:

@@ -23,11 +23,11 @@ from typing import Any
 
 import torch
 
-from newton_losses.bench import defaults
-from newton_losses.bench.config import PathsConfig, RunConfig, SortingConfig
-from newton_losses.bench.demo._setting import DemoConfig, RawPixelNetwork, glyphs
-from newton_losses.bench.loop import run
-from newton_losses.bench.tasks import SortingTask, Task, make_task
+from newton_losses_bench import defaults
+from newton_losses_bench.config import PathsConfig, RunConfig, SortingConfig
+from newton_losses_bench.demo._setting import DemoConfig, RawPixelNetwork, glyphs
+from newton_losses_bench.loop import run
+from newton_losses_bench.tasks import SortingTask, Task, make_task
 
 GRID = tuple(10.0**power for power in range(-3, 4))
 FACTORS = ("auto:0.1", "auto", "auto:10")

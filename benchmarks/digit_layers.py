@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.profiler import ProfilerActivity, profile
 
-from newton_losses.bench.kernels import _digits, digit_features
+from newton_losses_bench.kernels import _digits, digit_features
 
 HEIGHT, WIDTH = 28, 112
 REPEATS = 20

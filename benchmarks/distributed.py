@@ -20,8 +20,8 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 import newton_losses as nl
-from newton_losses.bench.models import MapCNN
 from newton_losses.curvature import resolve_group, share_curvature
+from newton_losses_bench.models import MapCNN
 
 
 def distance(costs: Tensor, wanted: Tensor) -> Tensor:

@@ -21,10 +21,10 @@ from typing import Any
 
 import torch
 
-from newton_losses.bench.config import PathsConfig, RunConfig, SortingConfig
-from newton_losses.bench.loop import PlannedRun, run_together
-from newton_losses.bench.progress import Record, Silent
-from newton_losses.bench.tasks import PathsTask, SortingTask, Task
+from newton_losses_bench.config import PathsConfig, RunConfig, SortingConfig
+from newton_losses_bench.loop import PlannedRun, run_together
+from newton_losses_bench.progress import Record, Silent
+from newton_losses_bench.tasks import PathsTask, SortingTask, Task
 from training_step import random_digits, random_maps
 
 

@@ -18,10 +18,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from newton_losses.bench.config import PathsConfig, SortingConfig
-from newton_losses.bench.device import precision_flags
-from newton_losses.bench.tasks import PathsTask, SortingTask
-from newton_losses.bench.trainer import Trainer
+from newton_losses_bench.config import PathsConfig, SortingConfig
+from newton_losses_bench.device import precision_flags
+from newton_losses_bench.tasks import PathsTask, SortingTask
+from newton_losses_bench.trainer import Trainer
 from training_step import block_seconds, random_digits, random_maps
 
 WARM_UP, STEPS = 30, 10

@@ -20,12 +20,12 @@ from dataclasses import replace
 
 import torch
 
-from newton_losses.bench.config import PathsConfig, RunConfig, SortingConfig
-from newton_losses.bench.data import LabeledImages, PathMaps, Splits
-from newton_losses.bench.defaults import PATHS_ALGORITHMS, SORTING_ALGORITHMS
-from newton_losses.bench.device import precision_flags
-from newton_losses.bench.tasks import PathsTask, SortingTask
-from newton_losses.bench.trainer import Trainer
+from newton_losses_bench.config import PathsConfig, RunConfig, SortingConfig
+from newton_losses_bench.data import LabeledImages, PathMaps, Splits
+from newton_losses_bench.defaults import PATHS_ALGORITHMS, SORTING_ALGORITHMS
+from newton_losses_bench.device import precision_flags
+from newton_losses_bench.tasks import PathsTask, SortingTask
+from newton_losses_bench.trainer import Trainer
 
 
 def random_digits() -> Splits[LabeledImages]:

@@ -1,7 +1,7 @@
 """Writes docs/evidence.md, and its pictures, from what is in results/: `python docs/evidence.py`. No number is typed
 by hand.
 
-Which runs belong to which cell, and what follows from them, is the business of `newton_losses.bench.report`.
+Which runs belong to which cell, and what follows from them, is the business of `newton_losses_bench.report`.
 """
 
 import json
@@ -14,8 +14,8 @@ from typing import Any
 
 from evidence_damping import choice, damping, pictures
 from evidence_words import ARMS, NOT_RUN, NOTHING, PATHS_ARMS, commands, probability, table, there, written
-from newton_losses.bench.presets import cells
-from newton_losses.bench.report import (
+from newton_losses_bench.presets import cells
+from newton_losses_bench.report import (
     AVERAGING,
     GOAL,
     GOAL_AVERAGED,

@@ -1,7 +1,7 @@
 """The sections of docs/evidence.md about `damping="auto"`, with their pictures."""
 
 from evidence_words import ARMS, commands, probability, table, written
-from newton_losses.bench.report import (
+from newton_losses_bench.report import (
     GRID,
     RUINED,
     Advantage,

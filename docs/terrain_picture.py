@@ -14,7 +14,7 @@ import numpy as np
 from matplotlib.colors import BoundaryNorm, ListedColormap
 from PIL import Image
 
-from newton_losses.bench.data import terrain
+from newton_losses_bench.data import terrain
 
 SEED = 11
 COLUMNS = (0, 1, 2, 3)

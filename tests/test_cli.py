@@ -10,8 +10,8 @@ import time
 import pytest
 from typer.testing import CliRunner
 
-from newton_losses.cli._app import app
-from newton_losses.cli._train import parse_seeds
+from newton_losses_bench.cli._app import app
+from newton_losses_bench.cli._train import parse_seeds
 
 TINY = [
     *("train", "sorting", "--data", "digits", "--digits", "1", "-n", "3", "--steps", "4", "--eval-every", "2"),
@@ -223,7 +223,7 @@ def test_control_c_saves_and_says_how_to_go_on(tmp_path):
 
 
 def test_without_its_packages_the_command_says_what_to_install():
-    script = "import sys; sys.modules['typer'] = None; from newton_losses.cli import main; main()"
+    script = "import sys; sys.modules['typer'] = None; from newton_losses_bench.cli import main; main()"
     done = subprocess.run([sys.executable, "-c", script], env=ENVIRONMENT, capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert "pip install 'newton-losses[bench]'" in done.stderr

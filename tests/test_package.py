@@ -30,18 +30,16 @@ def names(requirements: list[str]) -> set[str]:
     return {re.split(r"[\[<>=~!]", requirement)[0] for requirement in requirements}
 
 
-@pytest.mark.parametrize("extra", [None, "bench"])
-def test_what_is_imported_is_required(extra: str | None) -> None:
+@pytest.mark.parametrize(("package", "extra"), [("newton_losses", None), ("newton_losses_bench", "bench")])
+def test_what_is_imported_is_required(package: str, extra: str | None) -> None:
     """scipy came with scikit-learn, and nobody had asked for it."""
-    package, project = ROOT / "src" / "newton_losses", PYPROJECT["project"]
+    project = PYPROJECT["project"]
     extras = project["optional-dependencies"]
     required = names(project["dependencies"]) | names(extras[extra] if extra else [])
     optional = names(extras["numba"]) | (set() if extra else {"matplotlib"})  # looked for where they are used
-    is_extra = {package / "bench", package / "cli"}
-    for file in package.rglob("*.py"):
-        if bool(is_extra & set(file.parents)) == bool(extra):
-            missing = {DISTRIBUTIONS.get(name, name) for name in imported(file)} - required - optional
-            assert not missing, f"{file.relative_to(ROOT)} imports {missing}"
+    for file in (ROOT / "src" / package).rglob("*.py"):
+        missing = {DISTRIBUTIONS.get(name, name) for name in imported(file)} - required - optional
+        assert not missing, f"{file.relative_to(ROOT)} imports {missing}"
 
 
 def imported(file: Path) -> set[str]:
@@ -52,4 +50,4 @@ def imported(file: Path) -> set[str]:
             modules |= {name.name for name in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
             modules.add(node.module)
-    return {module.split(".")[0] for module in modules} - sys.stdlib_module_names - {"newton_losses"}
+    return {module.split(".")[0] for module in modules} - sys.stdlib_module_names - {"newton_losses", "newton_losses_bench"}

@@ -25,7 +25,7 @@ if __name__ == "__main__":  # the test runner imports this file as well, to look
 
 from small_runs import small_runs  # noqa: E402  after the above
 
-from newton_losses.bench.loop import run  # noqa: E402
+from newton_losses_bench.loop import run  # noqa: E402
 
 CONFIGS = small_runs(steps=24, eval_every=7, epochs=5)
 

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from newton_losses.bench.config import PathsConfig, RunConfig, SortingConfig
+from newton_losses_bench.config import PathsConfig, RunConfig, SortingConfig
 
 _SORTING = SortingConfig(
     algorithm="softsort", curvature="fisher", data="digits", digits=1, n=3, augment=True, batch_size=4,

@@ -8,16 +8,16 @@ import torch
 from small_runs import small_runs
 from torch import nn
 
-from newton_losses.bench.average import EVERY, POWER, WeightAverage
-from newton_losses.bench.convex import ConvexConfig
-from newton_losses.bench.interrupts import Interrupted
-from newton_losses.bench.loop import PlannedRun, run, run_together
-from newton_losses.bench.progress import Silent
-from newton_losses.bench.results import read_record
-from newton_losses.bench.sealed import read_json, sealed
-from newton_losses.bench.tasks import make_task
-from newton_losses.bench.trainer import Trainer
 from newton_losses.errors import ArgumentError
+from newton_losses_bench.average import EVERY, POWER, WeightAverage
+from newton_losses_bench.convex import ConvexConfig
+from newton_losses_bench.interrupts import Interrupted
+from newton_losses_bench.loop import PlannedRun, run, run_together
+from newton_losses_bench.progress import Silent
+from newton_losses_bench.results import read_record
+from newton_losses_bench.sealed import read_json, sealed
+from newton_losses_bench.tasks import make_task
+from newton_losses_bench.trainer import Trainer
 
 RUNS = small_runs(steps=60, eval_every=15, epochs=8)
 
@@ -179,7 +179,7 @@ def test_a_folder_from_before_there_were_averages_goes_on(tmp_path):
 
 def test_its_curves_are_beside_the_others(tmp_path):
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    from newton_losses.bench.tensorboard import TensorBoard
+    from newton_losses_bench.tensorboard import TensorBoard
 
     board = TensorBoard(str(tmp_path))
     run(replace(RUNS["sorting"], average=True), str(tmp_path / "run"), progress=board)

@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from newton_losses.bench.config import PathsConfig, SortingConfig
-from newton_losses.bench.tasks import make_task
-from newton_losses.bench.trainer import Trainer
+from newton_losses_bench.config import PathsConfig, SortingConfig
+from newton_losses_bench.tasks import make_task
+from newton_losses_bench.trainer import Trainer
 
 pytestmark = pytest.mark.gpu
 

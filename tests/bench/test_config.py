@@ -7,14 +7,14 @@ import pytest
 from torch.nn.functional import mse_loss
 
 from newton_losses import ArgumentError
-from newton_losses.bench import defaults
-from newton_losses.bench.checks import option
-from newton_losses.bench.config import PathsConfig, SortingConfig
-from newton_losses.bench.convex import ConvexConfig
-from newton_losses.bench.device import resolve_device
-from newton_losses.bench.results import identity
-from newton_losses.bench.tasks._task import training_loss
 from newton_losses.curvature import NormalizedDamping
+from newton_losses_bench import defaults
+from newton_losses_bench.checks import option
+from newton_losses_bench.config import PathsConfig, SortingConfig
+from newton_losses_bench.convex import ConvexConfig
+from newton_losses_bench.device import resolve_device
+from newton_losses_bench.results import identity
+from newton_losses_bench.tasks._task import training_loss
 
 
 def sorting(**settings):

@@ -5,11 +5,11 @@ import re
 import pytest
 import torch
 
-from newton_losses.bench.demo import ARMS, DemoConfig, summarise, train_arms, write_page
-from newton_losses.bench.demo._runs import evaluations_of, folder_of
-from newton_losses.bench.demo._setting import glyphs, make_demo_task
-from newton_losses.bench.demo._summary import verdict
-from newton_losses.bench.loop import run
+from newton_losses_bench.demo import ARMS, DemoConfig, summarise, train_arms, write_page
+from newton_losses_bench.demo._runs import evaluations_of, folder_of
+from newton_losses_bench.demo._setting import glyphs, make_demo_task
+from newton_losses_bench.demo._summary import verdict
+from newton_losses_bench.loop import run
 
 SHORT = DemoConfig(steps=4, eval_every=2, validation_sets=5, test_sets=10)
 

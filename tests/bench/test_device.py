@@ -8,15 +8,15 @@ import pytest
 import torch
 from small_runs import small_runs
 
-from newton_losses.bench import loop
-from newton_losses.bench.device import is_out_of_memory, on_device, resolve_device
-from newton_losses.bench.files import RunError
-from newton_losses.bench.loop import PlannedRun, run, run_together
-from newton_losses.bench.run_folder import RunFolder
-from newton_losses.bench.sweep._job import Job, _as_begun
-from newton_losses.bench.sweep._local import LocalPool
-from newton_losses.bench.tasks import make_task
 from newton_losses.errors import ArgumentError
+from newton_losses_bench import loop
+from newton_losses_bench.device import is_out_of_memory, on_device, resolve_device
+from newton_losses_bench.files import RunError
+from newton_losses_bench.loop import PlannedRun, run, run_together
+from newton_losses_bench.run_folder import RunFolder
+from newton_losses_bench.sweep._job import Job, _as_begun
+from newton_losses_bench.sweep._local import LocalPool
+from newton_losses_bench.tasks import make_task
 
 CONFIG = small_runs(steps=4, eval_every=2, epochs=2)["sorting"]
 

@@ -4,11 +4,11 @@ import pytest
 import torch
 from torch.nn import functional
 
-from newton_losses.bench.data import LabeledImages, MultiDigit
-from newton_losses.bench.kernels import digit_features, make_adam, wide_linear
-from newton_losses.bench.kernels._digits import has_hopper_layers
-from newton_losses.bench.models import DigitCNN
 from newton_losses.errors import ArgumentError
+from newton_losses_bench.data import LabeledImages, MultiDigit
+from newton_losses_bench.kernels import digit_features, make_adam, wide_linear
+from newton_losses_bench.kernels._digits import has_hopper_layers
+from newton_losses_bench.models import DigitCNN
 
 
 def rounded(x):
@@ -99,7 +99,7 @@ def test_nan_comes_through_the_layers_and_their_gradients_as_in_torch(fresh):
 
 @pytest.mark.gpu
 def test_pooling_finds_nan_where_torch_finds_it(fresh):
-    from newton_losses.bench.kernels._digit_triton import pool, pool_gradients
+    from newton_losses_bench.kernels._digit_triton import pool, pool_gradients
 
     features = torch.randn(3, 4, 8, 64, generator=fresh).bfloat16()
     features[torch.rand(features.shape, generator=fresh) < 0.2] = torch.nan
@@ -186,7 +186,7 @@ def test_bytes_are_the_same_pictures():
 
 
 def test_changed_pictures_are_no_bytes():
-    from newton_losses.bench.data import Affine
+    from newton_losses_bench.data import Affine
 
     data = LabeledImages(torch.zeros(20, 8, 8, dtype=torch.uint8), torch.arange(20) % 10)
     with pytest.raises(ArgumentError, match="no bytes"):

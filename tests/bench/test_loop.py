@@ -7,16 +7,16 @@ from dataclasses import replace
 import pytest
 import torch
 
-from newton_losses.bench.config import PathsConfig, SortingConfig
-from newton_losses.bench.defaults import PATHS_ALGORITHMS, SORTING_ALGORITHMS
-from newton_losses.bench.files import RunError
-from newton_losses.bench.interrupts import Interrupted, StopRequests
-from newton_losses.bench.loop import run
-from newton_losses.bench.progress import Silent
-from newton_losses.bench.tasks import make_task
-from newton_losses.bench.tasks.paths import tenths
-from newton_losses.bench.trainer import Trainer
-from newton_losses.bench.words import outcome
+from newton_losses_bench.config import PathsConfig, SortingConfig
+from newton_losses_bench.defaults import PATHS_ALGORITHMS, SORTING_ALGORITHMS
+from newton_losses_bench.files import RunError
+from newton_losses_bench.interrupts import Interrupted, StopRequests
+from newton_losses_bench.loop import run
+from newton_losses_bench.progress import Silent
+from newton_losses_bench.tasks import make_task
+from newton_losses_bench.tasks.paths import tenths
+from newton_losses_bench.trainer import Trainer
+from newton_losses_bench.words import outcome
 
 SORTING = SortingConfig(
     algorithm="softsort", data="digits", digits=1, n=4, steps=4, eval_every=2, batch_size=5,
@@ -166,7 +166,7 @@ def test_an_epoch_visits_every_map_once(paths_config):
 
 
 def test_a_longer_set_of_maps_begins_with_the_shorter_one(paths_config, tmp_path):
-    from newton_losses.bench.tasks.paths import load_maps
+    from newton_losses_bench.tasks.paths import load_maps
 
     config = replace(paths_config, data_root=str(tmp_path)).resolved()
     long = load_maps(config)
@@ -212,7 +212,7 @@ def test_a_stop_request_saves_and_the_run_goes_on(tmp_path, monkeypatch):
     import contextlib
 
     listener = StopAtThree()
-    monkeypatch.setattr("newton_losses.bench.loop.stop_requests", lambda: contextlib.nullcontext(listener.stop))
+    monkeypatch.setattr("newton_losses_bench.loop.stop_requests", lambda: contextlib.nullcontext(listener.stop))
     with pytest.raises(Interrupted) as caught:
         run(SORTING, str(tmp_path / "run"), progress=listener)
     assert caught.value.step == 2

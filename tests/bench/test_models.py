@@ -6,8 +6,8 @@ from torch import nn
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.nn import functional
 
-from newton_losses.bench.models import DigitCNN, MapCNN, convolution_by_product
 from newton_losses.errors import ArgumentError, ShapeError
+from newton_losses_bench.models import DigitCNN, MapCNN, convolution_by_product
 
 
 def count(module):

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from newton_losses.bench.config import PathsConfig, SortingConfig
-from newton_losses.bench.progress import JsonLines, Pace, PlainLines, Silent, Together
-from newton_losses.bench.words import describe, describe_setting, duration, number, outcome
+from newton_losses_bench.config import PathsConfig, SortingConfig
+from newton_losses_bench.progress import JsonLines, Pace, PlainLines, Silent, Together
+from newton_losses_bench.words import describe, describe_setting, duration, number, outcome
 
 CONFIG = SortingConfig(algorithm="softsort", device="cpu").resolved()
 RECORD = {
@@ -55,7 +55,7 @@ def test_json_lines():
 
 def test_the_live_bar_fits_a_terminal():
     rich = pytest.importorskip("rich.console")
-    from newton_losses.bench.live import LiveBar
+    from newton_losses_bench.live import LiveBar
 
     stream = io.StringIO()
     tell(LiveBar(rich.Console(file=stream, width=80, force_terminal=True, color_system=None)))
@@ -84,7 +84,7 @@ def test_lines_of_several_runs_say_whose_they_are():
 def told_bar(steps):
     """Four seeds at once for a person: one goes on, one was finished before, all are evaluated, two end."""
     rich = pytest.importorskip("rich.console")
-    from newton_losses.bench.live import LiveBarOfSeveral
+    from newton_losses_bench.live import LiveBarOfSeveral
 
     stream = io.StringIO()
     bar = LiveBarOfSeveral([0, 1, 2, 3], rich.Console(file=stream, width=80, force_terminal=True, color_system=None))

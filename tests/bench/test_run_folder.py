@@ -9,11 +9,11 @@ import sys
 import pytest
 import torch
 
-from newton_losses.bench import files
-from newton_losses.bench.checkpoint import BadCheckpoint, read_checkpoint, write_checkpoint
-from newton_losses.bench.config import SortingConfig
-from newton_losses.bench.files import RunError
-from newton_losses.bench.run_folder import RunFolder
+from newton_losses_bench import files
+from newton_losses_bench.checkpoint import BadCheckpoint, read_checkpoint, write_checkpoint
+from newton_losses_bench.config import SortingConfig
+from newton_losses_bench.files import RunError
+from newton_losses_bench.run_folder import RunFolder
 
 CONFIG = SortingConfig(algorithm="softsort", device="cpu").resolved()
 OTHER = SortingConfig(algorithm="softsort", curvature="fisher", n=7, device="cpu").resolved()
@@ -232,7 +232,7 @@ def test_evaluations_of_earlier_versions_have_steps_without_a_loss_too(tmp_path)
 def test_the_lock_ends_with_its_process(tmp_path):
     script = f"""
 import os, signal
-from newton_losses.bench.run_folder import _take_lock
+from newton_losses_bench.run_folder import _take_lock
 from pathlib import Path
 lock = _take_lock(Path({str(tmp_path / ".lock")!r}))
 os.kill(os.getpid(), signal.SIGKILL)

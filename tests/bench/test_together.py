@@ -9,16 +9,16 @@ import pytest
 import torch
 from small_runs import small_runs
 
-from newton_losses.bench import loop
-from newton_losses.bench.checkpoint import read_checkpoint
-from newton_losses.bench.files import RunError
-from newton_losses.bench.interrupts import Interrupted, StopRequests
-from newton_losses.bench.loop import PlannedRun, run, run_together
-from newton_losses.bench.progress import Silent
-from newton_losses.bench.run_folder import is_in_use
-from newton_losses.bench.tasks import make_task
-from newton_losses.bench.whose import seed_of
 from newton_losses.errors import ArgumentError
+from newton_losses_bench import loop
+from newton_losses_bench.checkpoint import read_checkpoint
+from newton_losses_bench.files import RunError
+from newton_losses_bench.interrupts import Interrupted, StopRequests
+from newton_losses_bench.loop import PlannedRun, run, run_together
+from newton_losses_bench.progress import Silent
+from newton_losses_bench.run_folder import is_in_use
+from newton_losses_bench.tasks import make_task
+from newton_losses_bench.whose import seed_of
 
 CONFIGS = small_runs(steps=13, eval_every=5, epochs=4)
 SEEDS = range(4)

@@ -6,9 +6,9 @@ import signal
 import pytest
 import torch
 
-from newton_losses.bench import turns
-from newton_losses.bench.interrupts import Interrupted, StopRequests, others_of
-from newton_losses.bench.turns import WHEN_DONE, WHEN_NEARLY_DONE, take_turns
+from newton_losses_bench import turns
+from newton_losses_bench.interrupts import Interrupted, StopRequests, others_of
+from newton_losses_bench.turns import WHEN_DONE, WHEN_NEARLY_DONE, take_turns
 
 
 class Journal:

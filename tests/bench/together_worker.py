@@ -5,11 +5,11 @@ python together_worker.py train sorting ... --seeds 0-2
 
 import sys
 
-from newton_losses.bench import loop
-from newton_losses.cli import _train
+from newton_losses_bench import loop
+from newton_losses_bench.cli import _train
 
 if __name__ == "__main__":
-    from newton_losses.cli._app import app
+    from newton_losses_bench.cli._app import app
 
     # The command itself has no use for this on a CPU.
     _train.choose_at_once = lambda asked, config, seeds: (seeds, None)  # type: ignore[assignment]

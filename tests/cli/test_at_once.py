@@ -6,12 +6,12 @@ from dataclasses import replace
 import pytest
 from typer.testing import CliRunner
 
-from newton_losses.bench import at_once
-from newton_losses.bench.at_once import choose_at_once
-from newton_losses.bench.config import PathsConfig, SortingConfig
-from newton_losses.bench.tasks import kept
-from newton_losses.cli import _train
-from newton_losses.cli._app import app
+from newton_losses_bench import at_once
+from newton_losses_bench.at_once import choose_at_once
+from newton_losses_bench.cli import _train
+from newton_losses_bench.cli._app import app
+from newton_losses_bench.config import PathsConfig, SortingConfig
+from newton_losses_bench.tasks import kept
 
 TINY = [
     *("train", "sorting", "--data", "digits", "--digits", "1", "-n", "3", "--steps", "4", "--eval-every", "2"),

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-import newton_losses.cli
-import newton_losses_command
+import newton_losses_bench.__main__
+import newton_losses_bench.cli
 
 ROOT = Path(__file__).parents[2]
 SLOW = """
@@ -48,10 +48,10 @@ def test_control_c_during_the_imports_ends_in_silence(package, tmp_path):
 @pytest.mark.parametrize("handler", [signal.default_int_handler, signal.SIG_IGN])
 def test_the_command_has_the_handler_that_was_there(handler, monkeypatch):
     found = []
-    monkeypatch.setattr(newton_losses.cli, "load", lambda: lambda: found.append(signal.getsignal(signal.SIGINT)))
+    monkeypatch.setattr(newton_losses_bench.cli, "load", lambda: lambda: found.append(signal.getsignal(signal.SIGINT)))
     before = signal.signal(signal.SIGINT, handler)
     try:
-        newton_losses_command.main()
+        newton_losses_bench.__main__.main()
     finally:
         signal.signal(signal.SIGINT, before)
     assert found == [handler]

@@ -3,7 +3,7 @@
 import pytest
 from typer.testing import CliRunner
 
-from newton_losses.cli._app import app
+from newton_losses_bench.cli._app import app
 
 
 def text_of(*words):

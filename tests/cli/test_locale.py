@@ -11,7 +11,7 @@ import newton_losses
 SOURCES = sorted(Path(newton_losses.__file__).parent.rglob("*.py"))
 PROGRAM = """
 import sys
-from newton_losses.cli import load
+from newton_losses_bench.cli import load
 
 folder = sys.argv[1]
 run = "--algorithm softsort --curvature fisher --data digits --digits 1 --n 3 --steps 2 --device cpu"

@@ -4,7 +4,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from newton_losses.cli._app import app
+from newton_losses_bench.cli._app import app
 
 TINY = ("--data", "digits", "--digits", "1", "--steps", "2", "--eval-every", "2", "--batch-size", "4", "--device=cpu")
 SWEEP = ("sweep", "sorting", "--algorithm", "softsort", "--n", "3", "--validation-sets", "5", "--test-sets", "5", *TINY)
@@ -101,7 +101,7 @@ def test_the_folder_of_the_data_goes_by_the_name_that_it_has_in_training():
 def test_when_all_runs_fail_there_are_no_others(monkeypatch):
     code, text = command(*SWEEP, "--data", "mnist", "--data-root", "nowhere", "--results", "store")
     assert code == 2  # found before the first run
-    monkeypatch.setattr("newton_losses.cli._sweeping._check_needs", lambda configs: None)
+    monkeypatch.setattr("newton_losses_bench.cli._sweeping._check_needs", lambda configs: None)
     code, text = command(*SWEEP, "--data", "mnist", "--data-root", "nowhere", "--results", "store")
     assert code == 1
     assert "1 of 1 runs failed. " in text + " "
@@ -203,6 +203,6 @@ def test_a_bug_of_ours_keeps_its_traceback(files, monkeypatch):
     def broken(*_, **__):
         raise ZeroDivisionError
 
-    monkeypatch.setattr("newton_losses.cli._diagnose.make_report", broken)
+    monkeypatch.setattr("newton_losses_bench.cli._diagnose.make_report", broken)
     with pytest.raises(ZeroDivisionError):
         command("diagnose", "own.py:loss", "-b", "good.pt")

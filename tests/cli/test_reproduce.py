@@ -11,12 +11,12 @@ import pytest
 from typer.main import get_command
 from typer.testing import CliRunner
 
-from newton_losses.bench import presets
-from newton_losses.bench.config import SortingConfig
-from newton_losses.bench.results import Store, run_name
-from newton_losses.bench.sweep import Failure, Job, SweepResult
-from newton_losses.cli._app import app
-from newton_losses.cli._sweeping import _say_how_it_ended
+from newton_losses_bench import presets
+from newton_losses_bench.cli._app import app
+from newton_losses_bench.cli._sweeping import _say_how_it_ended
+from newton_losses_bench.config import SortingConfig
+from newton_losses_bench.results import Store, run_name
+from newton_losses_bench.sweep import Failure, Job, SweepResult
 
 SMALL = [
     *("--set", "digits=1", "--set", "batch_size=4", "--set", "validation_sets=5", "--set", "test_sets=5"),
@@ -57,7 +57,7 @@ def measured(tmp_path):
 
 
 def test_a_finished_table_is_printed_beside_the_papers(measured, monkeypatch):
-    monkeypatch.setattr("newton_losses.cli._sweeping._check_needs", lambda configs: None)
+    monkeypatch.setattr("newton_losses_bench.cli._sweeping._check_needs", lambda configs: None)
     words = ("--only", "softsort-n5", "--numerics", "reference", "--no-controls", "--seeds", "3")
     code, text = command("reproduce", "table1", *words, "--results", str(measured))
     assert code == 0
@@ -72,7 +72,7 @@ def test_a_finished_table_is_printed_beside_the_papers(measured, monkeypatch):
 
 
 def test_lengths_are_kept_apart(measured, monkeypatch):
-    monkeypatch.setattr("newton_losses.cli._sweeping._check_needs", lambda configs: None)
+    monkeypatch.setattr("newton_losses_bench.cli._sweeping._check_needs", lambda configs: None)
     cell = presets.cells("table1", only="softsort-n5-fisher", numerics="reference")[0]
     pretend(measured, cell.make(steps=10_000, device="cpu"), {"exact_match": 12.34, "element_wise": 50.0})
     words = ("--only", "softsort-n5-fisher", "--numerics", "reference", "--results", str(measured), "--seeds")
@@ -87,7 +87,7 @@ def test_lengths_are_kept_apart(measured, monkeypatch):
 
 
 def test_runtimes_are_ratios(tmp_path, monkeypatch):
-    monkeypatch.setattr("newton_losses.cli._sweeping._check_needs", lambda configs: None)
+    monkeypatch.setattr("newton_losses_bench.cli._sweeping._check_needs", lambda configs: None)
     for cell in presets.cells("runtimes", only="softsort-n10"):
         time = {"baseline": 2.0, "hessian": 3.0, "fisher": 2.5}[cell.variant]
         pretend(tmp_path, cell.make(device="cpu"), {"time": time})
@@ -98,7 +98,7 @@ def test_runtimes_are_ratios(tmp_path, monkeypatch):
 
 
 def test_convex_layers_are_compared_seed_by_seed(tmp_path, monkeypatch):
-    monkeypatch.setattr("newton_losses.cli._sweeping._check_needs", lambda configs: None)
+    monkeypatch.setattr("newton_losses_bench.cli._sweeping._check_needs", lambda configs: None)
     for cell in presets.cells("cvxpy"):
         for seed, loss in ((0, 0.3), (1, 0.2)):
             pretend(tmp_path, cell.make(seed=seed), {"loss": loss if cell.variant == "baseline" else 0.25})

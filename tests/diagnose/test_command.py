@@ -9,7 +9,7 @@ typer = pytest.importorskip("typer")
 import torch  # noqa: E402
 from typer.testing import CliRunner  # noqa: E402
 
-from newton_losses.cli._diagnose import Report, diagnose  # noqa: E402
+from newton_losses_bench.cli._diagnose import Report, diagnose  # noqa: E402
 
 FILE = """
 import torch
@@ -86,7 +86,9 @@ def test_mistakes_are_told_in_a_sentence(run, arguments: tuple[str, ...], words:
     [("bad.xyz", "is not supported"), ("nowhere/bad.png", "no folder nowhere"), (".", "this is a folder")],
 )
 def test_a_picture_that_cannot_be_written_is_told_before_the_work(run, monkeypatch, picture: str, words: str) -> None:
-    monkeypatch.setattr("newton_losses.cli._diagnose.make_report", lambda *_, **__: pytest.fail("the work was done"))
+    monkeypatch.setattr(
+        "newton_losses_bench.cli._diagnose.make_report", lambda *_, **__: pytest.fail("the work was done")
+    )
     found = run("my_losses.py:Squares", "-b", "my_losses.py:batch", "--plot", picture)
     assert found.exit_code == 2
     assert words in " ".join(found.output.split())

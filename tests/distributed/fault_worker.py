@@ -28,9 +28,9 @@ if __name__ == "__main__":  # the test runner imports this file as well, to look
     # Without its compiled back end: compiling would be most of the time, and its threads do not survive a fork.
     sys.modules["numba"] = None  # type: ignore[assignment]
 
-from newton_losses.bench.config import PathsConfig, RunConfig  # noqa: E402  after the above
-from newton_losses.bench.loop import run  # noqa: E402
-from newton_losses.bench.tasks import Task, make_task  # noqa: E402
+from newton_losses_bench.config import PathsConfig, RunConfig  # noqa: E402  after the above
+from newton_losses_bench.loop import run  # noqa: E402
+from newton_losses_bench.tasks import Task, make_task  # noqa: E402
 
 CONFIG = PathsConfig(
     algorithm="fenchel-young", curvature="hessian", scale=2.0, num_samples=2, size=4, train_maps=10, test_maps=4,

@@ -9,7 +9,7 @@ from typing import Any
 
 from training_worker import CASES, in_float64, state_of
 
-from newton_losses.bench.loop import run
+from newton_losses_bench.loop import run
 
 NAMES = ("sorting, clipped and augmented", "sorting, Fisher", "paths, Fenchel-Young, Hessian")
 

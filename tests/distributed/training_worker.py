@@ -12,12 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from newton_losses.bench.checkpoint import read_checkpoint
-from newton_losses.bench.config import PathsConfig, RunConfig, SortingConfig
-from newton_losses.bench.interrupts import Interrupted
-from newton_losses.bench.loop import run
-from newton_losses.bench.ranks import RankError
-from newton_losses.bench.tasks import Task, make_task
+from newton_losses_bench.checkpoint import read_checkpoint
+from newton_losses_bench.config import PathsConfig, RunConfig, SortingConfig
+from newton_losses_bench.interrupts import Interrupted
+from newton_losses_bench.loop import run
+from newton_losses_bench.ranks import RankError
+from newton_losses_bench.tasks import Task, make_task
 
 SORTING = SortingConfig(
     algorithm="softsort", data="digits", digits=1, n=3, steps=6, eval_every=3, batch_size=7,
@@ -132,7 +132,7 @@ def different_runs(base: Path, rank: int, ranks: int) -> str:
 
 
 def warm_up() -> None:
-    from newton_losses.bench.data import Digits
+    from newton_losses_bench.data import Digits
 
     Digits()
 

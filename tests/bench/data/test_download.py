@@ -7,8 +7,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from newton_losses.bench.data import MNIST, DataError, DataNotFoundError, _mnist
-from newton_losses.bench.data._download import fetch
+from newton_losses_bench.data import MNIST, DataError, DataNotFoundError, _mnist
+from newton_losses_bench.data._download import fetch
 
 CONTENT = bytes(range(256)) * 1000
 MD5 = hashlib.md5(CONTENT).hexdigest()

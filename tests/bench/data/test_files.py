@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from newton_losses.bench.data import data_root
-from newton_losses.bench.data._files import atomic_folder, atomic_path, file_md5
+from newton_losses_bench.data import data_root
+from newton_losses_bench.data._files import atomic_folder, atomic_path, file_md5
 
 
 def test_the_root_is_the_argument_then_the_variable_then_the_users_cache(monkeypatch, tmp_path):
@@ -78,7 +78,7 @@ def test_importing_the_data_reads_nothing_and_needs_no_extra(tmp_path):
     code = (
         "import sys\n"
         "for name in ('pooch', 'sklearn', 'matplotlib', 'scipy', 'numba'): sys.modules[name] = None\n"
-        "import newton_losses.bench.data, newton_losses.bench.models\n"
+        "import newton_losses_bench.data, newton_losses_bench.models\n"
     )
     source = Path(__file__).resolve().parents[3] / "src"
     environment = {"PYTHONPATH": str(source), "HOME": str(tmp_path), "PYTHONDONTWRITEBYTECODE": "1"}

@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from bench.data.sources import mnist_root
-from newton_losses.bench.data import MNIST, Affine, Digits, LabeledImages, MultiDigit
 from newton_losses.errors import ArgumentError, ShapeError
+from newton_losses_bench.data import MNIST, Affine, Digits, LabeledImages, MultiDigit
 
 
 def generator(seed=0):

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from newton_losses.bench.data import PathMaps
 from newton_losses.errors import ArgumentError, ShapeError
+from newton_losses_bench.data import PathMaps
 from on_cuda import no_synchronisation
 
 

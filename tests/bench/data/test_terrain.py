@@ -10,12 +10,12 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from newton_losses.bench.data import DataError, DataNotFoundError, Terrain, terrain
-from newton_losses.bench.data._terrain import _corners, _textures
-from newton_losses.bench.data._terrain._distances import optimal_vertices, skipped_by_some
-from newton_losses.bench.data._terrain._streams import Streams
-from newton_losses.cli._app import app
 from newton_losses.errors import ArgumentError
+from newton_losses_bench.cli._app import app
+from newton_losses_bench.data import DataError, DataNotFoundError, Terrain, terrain
+from newton_losses_bench.data._terrain import _corners, _textures
+from newton_losses_bench.data._terrain._distances import optimal_vertices, skipped_by_some
+from newton_losses_bench.data._terrain._streams import Streams
 
 
 def all_shortest_paths(costs):
@@ -246,7 +246,7 @@ def test_files_that_passed_are_not_read_again(tmp_path, monkeypatch):
     terrain.make(tmp_path, size=3, counts=(2, 1, 1))
     Terrain(tmp_path, size=3)
     read = []
-    monkeypatch.setattr("newton_losses.bench.data._files.file_md5", lambda path: read.append(path.name))
+    monkeypatch.setattr("newton_losses_bench.data._files.file_md5", lambda path: read.append(path.name))
     files = Terrain(tmp_path, size=3)
     assert read == []
     with pytest.raises(DataError, match="md5 sum"):

@@ -5,9 +5,9 @@ import shutil
 import numpy as np
 import pytest
 
-from newton_losses.bench.data import DataError, DataNotFoundError, Warcraft, _warcraft
-from newton_losses.bench.data._files import file_md5
 from newton_losses.errors import ArgumentError
+from newton_losses_bench.data import DataError, DataNotFoundError, Warcraft, _warcraft
+from newton_losses_bench.data._files import file_md5
 
 PLACES = [
     "warcraft_shortest_path_oneskin/12x12",
@@ -102,7 +102,7 @@ def test_a_folder_that_cannot_be_written_to_does(root, monkeypatch):
     def refuse(*arguments, **options):
         raise PermissionError("read-only")
 
-    monkeypatch.setattr("newton_losses.bench.data._files.Path.touch", refuse)
+    monkeypatch.setattr("newton_losses_bench.data._files.Path.touch", refuse)
     assert len(Warcraft(root)) == 4
 
 

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from newton_losses.bench.config import SortingConfig
+from newton_losses_bench.config import SortingConfig
 
 SETTINGS = {"data": "digits", "digits": 1, "batch_size": 4, "validation_sets": 5, "test_sets": 5, "device": "cpu"}
 

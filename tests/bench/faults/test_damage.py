@@ -12,14 +12,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from newton_losses.bench.config import SortingConfig
-from newton_losses.bench.data import MNIST, Terrain, terrain
-from newton_losses.bench.data import _mnist as mnist_module
-from newton_losses.bench.data._files import DataError
-from newton_losses.bench.files import RunError
-from newton_losses.bench.loop import run
-from newton_losses.bench.progress import Silent
-from newton_losses.bench.sealed import read_json
+from newton_losses_bench.config import SortingConfig
+from newton_losses_bench.data import MNIST, Terrain, terrain
+from newton_losses_bench.data import _mnist as mnist_module
+from newton_losses_bench.data._files import DataError
+from newton_losses_bench.files import RunError
+from newton_losses_bench.loop import run
+from newton_losses_bench.progress import Silent
+from newton_losses_bench.sealed import read_json
 
 CONFIG = SortingConfig(
     algorithm="softsort", data="digits", digits=1, n=3, steps=4, eval_every=2, batch_size=4, validation_sets=5,

@@ -14,8 +14,8 @@ import pytest
 import torch
 from processes import command, config, environment, start
 
-from newton_losses.bench.checkpoint import read_checkpoint
-from newton_losses.bench.loop import run
+from newton_losses_bench.checkpoint import read_checkpoint
+from newton_losses_bench.loop import run
 
 
 def test_a_second_process_in_the_folder_is_refused_and_disturbs_nothing(tmp_path: Path) -> None:

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from newton_losses import ArgumentError
-from newton_losses.bench import defaults
-from newton_losses.bench.presets import TABLES, Protocol, cells, group, matches
-from newton_losses.bench.results import RunRecord, identity, run_name
+from newton_losses_bench import defaults
+from newton_losses_bench.presets import TABLES, Protocol, cells, group, matches
+from newton_losses_bench.results import RunRecord, identity, run_name
 
 
 def record(config, seed=0, figure=50.0, **settings):

@@ -6,10 +6,10 @@ import json
 import pytest
 import torch
 
-from newton_losses.bench.convex import ConvexConfig, run_convex
-from newton_losses.bench.presets import cells
-from newton_losses.bench.tasks import make_task
-from newton_losses.bench.trainer import Trainer
+from newton_losses_bench.convex import ConvexConfig, run_convex
+from newton_losses_bench.presets import cells
+from newton_losses_bench.tasks import make_task
+from newton_losses_bench.trainer import Trainer
 
 SMALL = {
     "sorting": {

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from run_folders import write_many
 
-from newton_losses.bench.report import write_report
+from newton_losses_bench.report import write_report
 
 _made: list[tuple[Path, Path]] = []
 

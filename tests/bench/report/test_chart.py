@@ -4,9 +4,9 @@ import re
 
 import pytest
 
-from newton_losses.bench.report._chart import HEIGHT, WIDTH, Line, chart
-from newton_losses.bench.report._figures import half_width
-from newton_losses.bench.report._scale import Axis, around, number
+from newton_losses_bench.report._chart import HEIGHT, WIDTH, Line, chart
+from newton_losses_bench.report._figures import half_width
+from newton_losses_bench.report._scale import Axis, around, number
 
 
 def places(svg, kind):

@@ -6,11 +6,11 @@ import re
 import pytest
 from run_folders import write_cell, write_run
 
-from newton_losses.bench.presets import cells
-from newton_losses.bench.report import gather
-from newton_losses.bench.report._blocks import Figure, Mark, Paragraph, Table
-from newton_losses.bench.report._damping_section import damping_section
-from newton_losses.bench.report._measured import GRID, damped
+from newton_losses_bench.presets import cells
+from newton_losses_bench.report import gather
+from newton_losses_bench.report._blocks import Figure, Mark, Paragraph, Table
+from newton_losses_bench.report._damping_section import damping_section
+from newton_losses_bench.report._measured import GRID, damped
 
 SHORT = {"steps": 10_000, "precision": "bf16"}
 MAPS = {"data": "terrain", "epochs": 50, "precision": "bf16"}

@@ -11,13 +11,13 @@ import pytest
 from run_folders import write_cell, write_run
 from typer.testing import CliRunner
 
-from newton_losses.bench.presets import cells
-from newton_losses.bench.report import AVERAGING, GOAL, GOAL_AVERAGED, GRID, SELECTION, curved_cells, gather, standings
-from newton_losses.bench.report._blocks import Status
-from newton_losses.bench.report._commands import grids
-from newton_losses.bench.report._measured import damped
-from newton_losses.bench.sweep import Job, train_command
-from newton_losses.cli._app import app
+from newton_losses_bench.cli._app import app
+from newton_losses_bench.presets import cells
+from newton_losses_bench.report import AVERAGING, GOAL, GOAL_AVERAGED, GRID, SELECTION, curved_cells, gather, standings
+from newton_losses_bench.report._blocks import Status
+from newton_losses_bench.report._commands import grids
+from newton_losses_bench.report._measured import damped
+from newton_losses_bench.sweep import Job, train_command
 
 REPOSITORY = Path(__file__).parents[3]
 PAGE = SimpleNamespace(**runpy.run_path(str(REPOSITORY / "docs" / "evidence.py")))

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from newton_losses import newton_target
-from newton_losses.bench.report.gradients import DAMPING, SETTINGS, VARIANTS, gradients, pictures, scores, write
 from newton_losses.sorting import SortingLoss, SortingNetwork, neuralsort
+from newton_losses_bench.report.gradients import DAMPING, SETTINGS, VARIANTS, gradients, pictures, scores, write
 
 NAMES = {variant.name: variant for variant in VARIANTS}
 

@@ -10,8 +10,8 @@ import pytest
 from made_up import results_and_site
 from run_folders import write_run
 
-from newton_losses.bench.presets import cells
-from newton_losses.bench.report import write_report
+from newton_losses_bench.presets import cells
+from newton_losses_bench.report import write_report
 
 HOSTILE = "<script>alert(1)</script>"
 VOID = {"meta", "link", "br", "img", "path", "circle"}

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from newton_losses.bench import environment
-from newton_losses.bench.config import PathsConfig, SortingConfig
-from newton_losses.bench.convex import ConvexConfig, run_convex
-from newton_losses.bench.interrupts import Interrupted, StopRequests
-from newton_losses.bench.loop import run
-from newton_losses.bench.results import Store, compact, identity, run_name
+from newton_losses_bench import environment
+from newton_losses_bench.config import PathsConfig, SortingConfig
+from newton_losses_bench.convex import ConvexConfig, run_convex
+from newton_losses_bench.interrupts import Interrupted, StopRequests
+from newton_losses_bench.loop import run
+from newton_losses_bench.results import Store, compact, identity, run_name
 
 ROOT = Path(__file__).parents[3]
 CONFIG = SortingConfig(
@@ -171,9 +171,9 @@ def test_the_measured_runs_of_the_repository_are_read():
 
 WRITER = """
 import sys
-from newton_losses.bench.run_folder import RunFolder
-from newton_losses.bench.config import SortingConfig
-from newton_losses.bench.files import RunError
+from newton_losses_bench.run_folder import RunFolder
+from newton_losses_bench.config import SortingConfig
+from newton_losses_bench.files import RunError
 for seed in range(12):
     config = SortingConfig(algorithm="softsort", seed=seed, device="cpu").resolved()
     try:

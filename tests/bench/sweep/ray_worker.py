@@ -15,9 +15,9 @@ from pathlib import Path
 
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 
-from newton_losses.bench.config import SortingConfig
-from newton_losses.bench.results import Store
-from newton_losses.bench.sweep import Job, Lines, cluster, run_sweep
+from newton_losses_bench.config import SortingConfig
+from newton_losses_bench.results import Store
+from newton_losses_bench.sweep import Job, Lines, cluster, run_sweep
 
 RUNS = 6
 CONFIG = {

@@ -6,9 +6,9 @@ python sweep_worker.py STORE
 import sys
 from pathlib import Path
 
-from newton_losses.bench.presets import cells
-from newton_losses.bench.results import Store
-from newton_losses.bench.sweep import Job, Lines, run_sweep
+from newton_losses_bench.presets import cells
+from newton_losses_bench.results import Store
+from newton_losses_bench.sweep import Job, Lines, run_sweep
 
 SMALL = {
     "data": "digits", "digits": 1, "steps": 300, "eval_every": 25, "batch_size": 4, "validation_sets": 10,

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from newton_losses import ArgumentError
-from newton_losses.bench.config import SortingConfig
-from newton_losses.bench.results import Store
-from newton_losses.bench.sweep import Job, cluster
+from newton_losses_bench.config import SortingConfig
+from newton_losses_bench.results import Store
+from newton_losses_bench.sweep import Job, cluster
 
 HAS_RAY = importlib.util.find_spec("ray") is not None
 

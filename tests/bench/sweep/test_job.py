@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from newton_losses.bench.config import PathsConfig, SortingConfig
-from newton_losses.bench.data import DataError, terrain
-from newton_losses.bench.interrupts import Interrupted
-from newton_losses.bench.progress import Silent
-from newton_losses.bench.sealed import read_json, sealed
-from newton_losses.bench.sweep import Job, train_command
-from newton_losses.bench.sweep._job import execute, prepare_data
+from newton_losses_bench.config import PathsConfig, SortingConfig
+from newton_losses_bench.data import DataError, terrain
+from newton_losses_bench.interrupts import Interrupted
+from newton_losses_bench.progress import Silent
+from newton_losses_bench.sealed import read_json, sealed
+from newton_losses_bench.sweep import Job, train_command
+from newton_losses_bench.sweep._job import execute, prepare_data
 
 CONFIG = SortingConfig(
     algorithm="softsort", data="digits", digits=1, n=3, steps=3, eval_every=1, batch_size=4, validation_sets=5,

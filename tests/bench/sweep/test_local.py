@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from newton_losses.bench.config import SortingConfig
-from newton_losses.bench.interrupts import STOPPING
-from newton_losses.bench.results import Store
-from newton_losses.bench.sweep import Bars, Job, Lines, SweepResult, run_sweep
-from newton_losses.bench.sweep import _local as local
-from newton_losses.bench.sweep._tally import Tally
+from newton_losses_bench.config import SortingConfig
+from newton_losses_bench.interrupts import STOPPING
+from newton_losses_bench.results import Store
+from newton_losses_bench.sweep import Bars, Job, Lines, SweepResult, run_sweep
+from newton_losses_bench.sweep import _local as local
+from newton_losses_bench.sweep._tally import Tally
 
 STUB = (sys.executable, str(Path(__file__).with_name("stub_worker.py")))
 CONFIG = SortingConfig(

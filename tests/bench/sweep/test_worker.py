@@ -14,16 +14,16 @@ import pytest
 import torch
 
 from bench.small_runs import small_runs
-from newton_losses.bench.config import RunConfig
-from newton_losses.bench.convex import ConvexConfig
-from newton_losses.bench.progress import Silent
-from newton_losses.bench.results import Store
-from newton_losses.bench.sealed import read_json
-from newton_losses.bench.sweep import Job, Lines, run_sweep, worker
-from newton_losses.bench.sweep import _local as local
-from newton_losses.bench.sweep._fresh import FreshProcess
-from newton_losses.bench.sweep._job import FAILED, FINISHED, execute
-from newton_losses.bench.tasks import KeptData
+from newton_losses_bench.config import RunConfig
+from newton_losses_bench.convex import ConvexConfig
+from newton_losses_bench.progress import Silent
+from newton_losses_bench.results import Store
+from newton_losses_bench.sealed import read_json
+from newton_losses_bench.sweep import Job, Lines, run_sweep, worker
+from newton_losses_bench.sweep import _local as local
+from newton_losses_bench.sweep._fresh import FreshProcess
+from newton_losses_bench.sweep._job import FAILED, FINISHED, execute
+from newton_losses_bench.tasks import KeptData
 
 SORTING, PATHS = small_runs(steps=6, eval_every=2, epochs=2).values()
 

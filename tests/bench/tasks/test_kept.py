@@ -13,11 +13,11 @@ import pytest
 import torch
 
 from bench.data.sources import mnist_root
-from newton_losses.bench.config import PathsConfig, SortingConfig
-from newton_losses.bench.data import MNIST
-from newton_losses.bench.loop import run
-from newton_losses.bench.sweep import Job, worker
-from newton_losses.bench.tasks import KeptData, kept
+from newton_losses_bench.config import PathsConfig, SortingConfig
+from newton_losses_bench.data import MNIST
+from newton_losses_bench.loop import run
+from newton_losses_bench.sweep import Job, worker
+from newton_losses_bench.tasks import KeptData, kept
 
 SORTING = SortingConfig(
     algorithm="softsort", curvature="fisher", data="digits", digits=1, n=3, augment=True, steps=4, eval_every=2,

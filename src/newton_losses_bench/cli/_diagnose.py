@@ -1,0 +1,193 @@
+"""`newton-losses diagnose`: the report on a loss of the user's own."""
+
+import contextlib
+import functools
+import hashlib
+import importlib
+import importlib.util
+import json
+import os
+import sys
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+
+import newton_losses
+import newton_losses_bench
+from newton_losses.curvature import Expandable, Loss
+from newton_losses.diagnose import Report
+from newton_losses.diagnose import diagnose as make_report
+from newton_losses.errors import ArgumentError, NewtonLossesError
+
+from ._output import spoken_errors
+
+
+def diagnose(
+    loss: Annotated[str, typer.Argument(help="The loss, as package.module:name or file.py:name.")],
+    batch: Annotated[
+        str,
+        typer.Option(
+            "--batch",
+            "-b",
+            help="Outputs and targets, the arguments of the loss: module:name or file.py:name of a tuple, or of a "
+            "function that returns one; or a file that torch.save wrote one to.",
+        ),
+    ],
+    reduction: Annotated[str | None, typer.Option(help="How the loss was reduced: mean, sum or none.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Write a picture to this file.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
+) -> None:
+    """Say whether a Newton loss would help with a loss, and which.
+
+    For example:
+
+        newton-losses diagnose my_project.losses:ranking_loss --batch batch.pt
+    """  # fmt: skip
+    with spoken_errors(as_json):
+        if plot is not None:
+            _check_picture(plot)
+        function = _named(loss, "loss")
+        if isinstance(function, type):
+            with _code_of_the_user(f"{loss}, a class, made without arguments"):
+                function = function()
+        arguments = _arguments(batch)
+        try:
+            report = make_report(function, *arguments, reduction=_checked(reduction))
+        except NewtonLossesError:
+            raise
+        except Exception:
+            _blame(loss, function, arguments)
+            raise
+        typer.echo(json.dumps(report.to_dict()) if as_json else str(report))
+        if plot is not None:
+            _draw(report, plot)
+
+
+def _blame(name: str, loss: Loss | Expandable, arguments: tuple[Any, ...]) -> None:
+    """Call the loss by itself, or the expansion that it brings: if it fails then too, the fault is not ours."""
+    call = functools.partial(loss.expand, curvature="hessian") if isinstance(loss, Expandable) else loss
+    shape = tuple(getattr(arguments[0], "shape", ()))
+    with _code_of_the_user(f"{name}, called with outputs of shape {shape} and {len(arguments) - 1} more of the batch"):
+        call(*arguments)
+
+
+@contextlib.contextmanager
+def _code_of_the_user(what: str) -> Iterator[None]:
+    """Tell of an error in the user's code in a sentence, with the line that it came from."""
+    try:
+        yield
+    except NewtonLossesError:
+        raise
+    except Exception as error:
+        packages = (torch, newton_losses, newton_losses_bench)
+        ours = ("<", *(str(Path(str(package.__file__)).parent) for package in packages))
+        theirs = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(ours)]
+        place = f" ({Path(theirs[-1].filename).name}, line {theirs[-1].lineno})" if theirs else ""
+        message = ": ".join(filter(None, [what, type(error).__name__, str(error).rstrip(".")]))
+        raise ArgumentError(f"{message}{place}.") from error
+
+
+def _check_picture(plot: Path) -> None:
+    """What can be known of a picture's path before there is anything to draw."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise ArgumentError(f"--plot {plot} needs matplotlib: pip install matplotlib") from None
+    kinds = Figure().canvas.get_supported_filetypes()
+    ending = plot.suffix.lstrip(".").lower()
+    if ending and ending not in kinds:
+        raise ArgumentError(f"--plot {plot}: Format '{ending}' is not supported; there are {', '.join(sorted(kinds))}.")
+    if plot.is_dir():
+        raise ArgumentError(f"--plot {plot}: this is a folder; name a file in it.")
+    if not plot.absolute().parent.is_dir():
+        raise ArgumentError(f"--plot {plot}: could not be written (there is no folder {plot.parent}).")
+    if not os.access(plot if plot.exists() else plot.absolute().parent, os.W_OK):
+        raise ArgumentError(f"--plot {plot}: could not be written (Permission denied).")
+
+
+def _draw(report: Report, plot: Path) -> None:
+    try:
+        report.plot(plot)
+    except OSError as error:
+        raise ArgumentError(f"--plot {plot}: could not be written ({error.strerror or error}).") from error
+    except ValueError as error:  # matplotlib goes by the name, and says which it knows
+        raise ArgumentError(f"--plot {plot}: {error}.") from error
+
+
+def _checked(reduction: str | None) -> Any:
+    if reduction not in (None, "mean", "sum", "none"):
+        raise ArgumentError(f"--reduction {reduction}: it can be mean, sum or none.")
+    return reduction
+
+
+def _arguments(batch: str) -> tuple[Any, ...]:
+    if ":" not in batch:
+        if not Path(batch).is_file():
+            raise ArgumentError(f"--batch {batch}: there is no such file. A name in a module is written module:name.")
+        try:
+            found = torch.load(batch, weights_only=True)
+        except Exception as error:  # pickle, zip and torch have many ways to fail at what they did not write
+            raise ArgumentError(
+                f"--batch {batch}: torch.load cannot read it ({type(error).__name__}). It has to be a file that "
+                "torch.save wrote a tuple of tensors to; a name in a module is written module:name."
+            ) from error
+    else:
+        found = _named(batch, "batch")
+        if callable(found):
+            with _code_of_the_user(batch):
+                found = found()
+    if not isinstance(found, tuple | list) or not found:
+        raise ArgumentError(
+            f"--batch {batch}: this is a {type(found).__name__}; it has to be a tuple: outputs, then targets."
+        )
+    return tuple(found)
+
+
+def _named(text: str, what: str) -> Any:
+    """What `module:name` or `file.py:name` stands for."""
+    place, _, name = text.rpartition(":")
+    if not place or not name:
+        raise ArgumentError(f"{what} {text}: write package.module:name or file.py:name.")
+    # As for any script: modules of the folder that the command is called in can be imported.
+    if "" not in sys.path and str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    with _code_of_the_user(text):
+        module = _from_file(Path(place)) if place.endswith(".py") else _from_module(place, text)
+    if not hasattr(module, name):
+        raise ArgumentError(f"{what} {text}: {place} has no {name}.")
+    return getattr(module, name)
+
+
+def _from_module(place: str, text: str) -> Any:
+    try:
+        return importlib.import_module(place)
+    except ModuleNotFoundError as error:
+        raise ArgumentError(f"{text}: {error}. Is it installed, or in this folder?") from None
+
+
+def _from_file(path: Path) -> Any:
+    if not path.is_file():
+        raise ArgumentError(f"There is no file {path}.")
+    # One module for a loss and a batch of the same file, so that it runs once; files of one name have one each.
+    name = f"_diagnosed_{hashlib.sha256(os.fsencode(path.resolve())).hexdigest()[:16]}_{path.stem}"
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException as error:
+        sys.modules.pop(name, None)  # half of a module, as an import does it
+        if isinstance(error, SyntaxError):
+            raise ArgumentError(f"{path}: line {error.lineno} is no Python ({error.msg}).") from error
+        if isinstance(error, ModuleNotFoundError):
+            raise ArgumentError(f"{path}: {error}. Is it installed, or in this folder?") from error
+        raise
+    return module

@@ -1,0 +1,223 @@
+"""Look-alike maps, drawn by a seeded generator, for when the Warcraft files are not there.
+
+They have the same form (corners as vertices, blended 8-pixel tiles, five terrains with the same costs, file
+names and dtypes) and are not that benchmark: figures on them do not compare with figures on it. All
+arithmetic is on integers, so that a seed gives the same bytes on every machine.
+"""
+
+import json
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from numpy.typing import NDArray
+
+from newton_losses.errors import ArgumentError
+
+from ._files import (
+    DataError,
+    DataNotFoundError,
+    Splits,
+    atomic_folder,
+    data_root,
+    file_md5,
+    known_split,
+    root_options,
+)
+from ._map_files import PARTS, MapFiles, file_name, normalized_splits
+from ._path_maps import PathMaps
+from ._terrain._corners import NAMES as NAMES
+from ._terrain._corners import TENTHS, draw_corners
+from ._terrain._render import TILE, render
+from ._terrain._streams import Streams
+
+VERSION = 1
+COSTS = (TENTHS / 10).astype(np.float16)
+_FACTS = "terrain.json"
+_CHUNK = 32  # maps drawn at once: the intermediate arrays still fit a processor's cache
+
+Progress = Callable[[int, int], None]
+
+
+class Drawn(NamedTuple):
+    """Drawn maps as arrays: uint8 `(N, 8k, 8k, 3)`, float16 `(N, k, k)`, uint8 of 0 and 1 `(N, k, k)`."""
+
+    maps: NDArray[np.uint8]
+    weights: NDArray[np.float16]
+    paths: NDArray[np.uint8]
+
+
+def draw(count: int, size: int = 12, seed: int = 0, split: str = "train", first: int = 0) -> Drawn:
+    """Draw the maps number `first`, …, `first + count − 1` of a split. Each has one shortest path, no ties.
+
+    >>> maps, weights, paths = draw(2, size=6)
+    >>> maps.shape, weights.shape, paths.shape
+    ((2, 48, 48, 3), (2, 6, 6), (2, 6, 6))
+    >>> bool((draw(1, size=6, first=1).maps[0] == maps[1]).all())
+    True
+    """
+    _check_numbers(count, size, seed)
+    if first < 0:
+        raise ArgumentError(f"terrain.draw: first={first} is negative; maps are counted from 0.")
+    set_number = Splits._fields.index(known_split(split))
+    chunks = [
+        _draw_chunk(seed, set_number, begin, min(_CHUNK, first + count - begin), size)
+        for begin in range(first, first + count, _CHUNK)
+    ]
+    return Drawn(*(np.concatenate(part) for part in zip(*chunks, strict=True)))
+
+
+def make(
+    root: str | os.PathLike[str] | None = None,
+    size: int = 12,
+    counts: Sequence[int] = (10000, 1000, 1000),
+    seed: int = 0,
+    overwrite: bool = False,
+    progress: Progress | None = None,
+) -> Path:
+    """Write the three splits to `root/terrain/<size>x<size>/` and return that folder.
+
+    A set that is already there with the same settings is left as it is, and one with other settings refused; with
+    `overwrite` it is replaced, whatever it is. `progress(done, total)` is called after every few maps. An interrupted
+    call leaves everything as it was: the set appears, or takes the place of the old one, once all of it is there.
+    """
+    if len(counts) != 3:
+        raise ArgumentError(f"terrain.make: counts={tuple(counts)} has to be three numbers, train, val and test.")
+    for count in counts:
+        _check_numbers(count, size, seed)
+    folder = _folder(data_root(root), size)
+    settings = {"version": VERSION, "size": size, "counts": list(counts), "seed": seed}
+    # What is to be replaced anyway may be damaged, and is often why.
+    there = None if overwrite else _facts(folder)
+    if there is not None and there["settings"] == settings:
+        return folder
+    if there is not None:
+        raise ArgumentError(
+            f"terrain.make: {folder} already holds a set with other settings, {there['settings']}; asked for "
+            f"{settings}. Choose another root, or replace it with overwrite=True (--overwrite)."
+        )
+    done = 0
+
+    def advance(more: int) -> None:
+        nonlocal done
+        done += more
+        if progress is not None:
+            progress(done, sum(counts))
+
+    with _spoken(folder), atomic_folder(folder) as temporary:
+        for split, count in zip(Splits._fields, counts, strict=True):
+            _write_split(temporary, split, count, size, seed, advance)
+        sums = {path.name: file_md5(path) for path in sorted(temporary.iterdir())}
+        facts = {"settings": settings, "md5": sums}
+        (temporary / _FACTS).write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+    return folder
+
+
+class Terrain(MapFiles):
+    """One split of look-alike maps from `root/terrain/<size>x<size>/`, as `make` wrote them.
+
+    With `check`, the md5 sums of the split's files are compared, once for as long as the files do not change.
+    """
+
+    def __init__(
+        self,
+        root: str | os.PathLike[str] | None = None,
+        split: str = "train",
+        size: int = 12,
+        check: bool = True,
+    ) -> None:
+        folder = _folder(data_root(root), size)
+        facts = _facts(folder)
+        if facts is None:
+            raise DataNotFoundError(f"There is no finished set of look-alike maps in {folder}. {_advice(folder, size)}")
+        self.settings: dict[str, object] = facts["settings"]
+        super().__init__(folder, split, size, facts["md5"], _advice(folder, size, facts["settings"]), check)
+
+    @staticmethod
+    def splits(root: str | os.PathLike[str] | None = None, size: int = 12, check: bool = True) -> Splits[PathMaps]:
+        """All three splits as tensors, normalised by the mean and standard deviation of the training maps."""
+        return normalized_splits(*(Terrain(root, split, size, check) for split in Splits._fields))
+
+    @staticmethod
+    def places(root: str | os.PathLike[str] | None = None, size: int = 12) -> list[Path]:
+        """The folder where its files are looked for."""
+        return [_folder(data_root(root), size)]
+
+
+def _draw_chunk(seed: int, set_number: int, first: int, count: int, size: int) -> Drawn:
+    streams = Streams(seed, set_number, first, count)
+    corners, paths = draw_corners(streams, count, size)
+    return Drawn(render(streams, corners), COSTS[corners[:, 1:-1, 1:-1]], paths.astype(np.uint8))
+
+
+def _write_split(folder: Path, split: str, count: int, size: int, seed: int, progress: Callable[[int], None]) -> None:
+    """Write the three files of a split, a chunk of maps at a time."""
+    shapes = ((count, TILE * size, TILE * size, 3), (count, size, size), (count, size, size))
+    set_number = Splits._fields.index(split)
+    with ExitStack() as stack:
+        files = []
+        for (part, dtype), shape in zip(PARTS.items(), shapes, strict=True):
+            files.append(stack.enter_context((folder / file_name(split, part)).open("wb")))
+            # Written through, not mapped into memory: on a full disk a write raises, a mapped file kills.
+            header = {"descr": _little_endian(dtype).str, "fortran_order": False, "shape": shape}
+            np.lib.format.write_array_header_1_0(files[-1], header)
+        for begin in range(0, count, _CHUNK):
+            drawn = _draw_chunk(seed, set_number, begin, min(_CHUNK, count - begin), size)
+            for file, array, dtype in zip(files, drawn, PARTS.values(), strict=True):
+                file.write(np.asarray(array, dtype=_little_endian(dtype)).tobytes())
+            progress(min(_CHUNK, count - begin))
+
+
+def _little_endian(dtype: npt.DTypeLike) -> np.dtype[Any]:
+    return np.dtype(dtype).newbyteorder("<")
+
+
+def _folder(root: Path, size: int) -> Path:
+    return root / "terrain" / f"{size}x{size}"
+
+
+def _facts(folder: Path) -> dict[str, Any] | None:
+    """What `make` wrote down last about the set in a folder; None if there is no finished set."""
+    path = folder / _FACTS
+    try:
+        facts = json.loads(path.read_text(encoding="utf-8"))
+        return {"settings": dict(facts["settings"]), "md5": dict(facts["md5"])}
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (ValueError, TypeError, KeyError) as error:
+        size = int(folder.name.partition("x")[0])
+        raise DataError(f"{path} is damaged ({error!r}). {_advice(folder, size, {})}") from error
+
+
+def _advice(folder: Path, size: int, damaged: dict[str, Any] | None = None) -> str:
+    """How to draw a set that is not there, or again one that is `damaged`, of these settings where they are known."""
+    options = [f"--size {size}", *root_options(folder.parents[1])]
+    if damaged:
+        train, test, _ = damaged["counts"]
+        options += [f"--train {train}", f"--test {test}", f"--seed {damaged['seed']}"]
+    options += ["--overwrite"] if damaged is not None else []
+    return f"Draw the maps with `newton-losses data make terrain {' '.join(options)}`, in Python with terrain.make."
+
+
+@contextmanager
+def _spoken(folder: Path) -> Iterator[None]:
+    """A folder that cannot be written is an error of the data, with its name."""
+    try:
+        yield
+    except DataError:
+        raise
+    except OSError as error:
+        raise DataError(f"{folder}: could not be written ({error.strerror or error}). Choose another root.") from error
+
+
+def _check_numbers(count: int, size: int, seed: int) -> None:
+    if count < 1:
+        raise ArgumentError(f"terrain: {count} maps were asked for; it has to be at least one.")
+    if not 2 <= size <= 128:
+        raise ArgumentError(f"terrain: size={size} is not possible; a side has 2 to 128 vertices.")
+    if not 0 <= seed < 1 << 64:
+        raise ArgumentError(f"terrain: seed={seed} is not possible; it is an integer from 0 to 2⁶⁴ − 1.")

@@ -1,0 +1,244 @@
+"""The cells of the paper's tables, made from `paper.toml`, and the columns that the paper does not have.
+
+For every sorting cell there are, beside the paper's three variants, the same three with stable numerics, and two
+controls on the paper's numerics: a clipped gradient norm, and a division by the energy of the batch's gradients.
+"""
+
+import fnmatch
+import functools
+import math
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from importlib import resources
+from typing import Any, Self
+
+from newton_losses.errors import ArgumentError
+
+from ..checks import check_choice
+from ..config import RunConfig, check_setting
+from ..results import configuration_class
+
+TABLES = ("table1", "table2", "table3", "ablation", "runtimes", "cvxpy")
+VARIANTS = ("baseline", "hessian", "fisher")
+CLIP_NORM = 1.0
+MINUTES = "minutes"
+
+# The settings that say how an experiment is carried out, and not which experiment it is.
+PROTOCOL = (
+    *("steps", "epochs", "drops", "batch_size", "eval_every", "precision"),
+    *("data", "digits", "augment", "validation_sets", "test_sets", "size", "train_maps", "test_maps", "data_seed"),
+)
+
+Figure = tuple[float, float]
+_OF_A_RUN = ("seed", "data_root", "device", "compile", "graph", "kernels")
+# Runtimes need steps, not results: enough of them to time, and no evaluation that would count.
+TIMED: dict[str, dict[str, Any]] = {
+    "sorting": {"steps": 2000, "eval_every": 2000, "validation_sets": 100, "test_sets": 100},
+    "paths": {"epochs": 10, "eval_every": 10},
+}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One cell: what to run, and what the paper has for it.
+
+    - `column` names the comparison (`softsort-n5`), `key` the cell itself (`softsort-n5-fisher`).
+    - `variant` is "baseline", "hessian" or "fisher"; `control` "clip" or "energy" where it is one, else `None`.
+    - `config` are settings for the task's configuration, without seed and length.
+    - `protocol` are settings that are the table's own, as the few steps of a timed run.
+    - `paper` is mean and standard deviation by metric, `None` where the paper has none; `paper_bold` is "black",
+      "grey" or "" for each of these, `None` where the paper does not mark.
+    - `paper_seeds` are the paper's figures of single seeds, where it has no others.
+    """
+
+    table: str
+    column: str
+    key: str
+    algorithm: str
+    variant: str
+    numerics: str | None
+    control: str | None
+    config: dict[str, Any]
+    protocol: dict[str, Any]
+    paper: dict[str, Figure] | None = None
+    paper_bold: dict[str, str] | None = None
+    paper_seeds: dict[int, float] | None = None
+
+    @property
+    def task(self) -> str:
+        return str(self.config["task"])
+
+    def changed(self, settings: dict[str, Any]) -> Self:
+        """This cell with other settings than the paper's; seeds and protocol are no settings of a cell."""
+        own = {name: value for name, value in settings.items() if name not in (*PROTOCOL, *_OF_A_RUN)}
+        return replace(self, config={**self.config, **own})
+
+    def make(self, **settings: Any) -> RunConfig:
+        """The resolved configuration of this cell, with `settings` such as a seed above its own.
+
+        >>> cell = cells("table1", only="softsort-n5-fisher")[0]
+        >>> config = cell.make(seed=3, steps=10_000, device="cpu")
+        >>> config.damping, config.seed, config.numerics
+        (10.0, 3, 'reference')
+        """
+        wanted = {**self.config, **self.protocol, **settings}
+        kind = configuration_class(wanted.pop("task"))
+        for name in wanted:
+            check_setting(kind, name)
+        return kind(**wanted).resolved()
+
+
+def cells(
+    table: str, *, only: str | None = None, numerics: str | None = None, controls: bool = True
+) -> tuple[Cell, ...]:
+    """The cells of a table.
+
+    `only` is a name in their keys (as softsort, n5, softsort-n5), or a pattern with * and ? for the whole of one;
+    several are separated by commas.
+    `numerics` takes the sorting cells with these numerics alone, `controls` says whether the controls are there.
+
+    >>> [cell.key for cell in cells("table2", only="*-for-l1-*")]
+    ['bellman-ford-for-l1-baseline', 'bellman-ford-for-l1-fisher']
+    """
+    check_choice("table", table, TABLES, "table")
+    found = tuple(
+        cell
+        for cell in _all_cells()
+        if cell.table == table
+        and (only is None or matches(cell.key, only))
+        and (numerics is None or cell.numerics in (None, numerics))
+        and (controls or cell.control is None)
+    )
+    if not found:
+        raise ArgumentError(f"No cell of {table} is left. `newton-losses reproduce ls {table}` lists them by name.")
+    return found
+
+
+def matches(key: str, patterns: str) -> bool:
+    """Whether a key has one of the comma-separated names in it as a whole, or fits one with * or ? altogether.
+
+    >>> matches("softsort-n5-fisher", "softsort-n5"), matches("softsort-n5-fisher", "*-n10-*,*-hessian")
+    (True, False)
+    >>> matches("softsort-n5-fisher", "soft"), matches("fenchel-young-30-fisher", "fenchel-young-3")
+    (False, False)
+    """
+    parts = [part.strip() for part in patterns.split(",")]
+    return any(
+        fnmatch.fnmatchcase(key, part) if set(part) & set("*?[") else f"-{part}-" in f"-{key}-" for part in parts
+    )
+
+
+def paper_protocol(task: str) -> dict[str, Any]:
+    """How long the paper trains, on how large batches, with how many seeds."""
+    return dict(_paper()["protocol"][task])
+
+
+def paper_grid() -> tuple[float, ...]:
+    """The λ that the paper has chosen from."""
+    return tuple(_paper()["grid"]["dampings"])
+
+
+@functools.cache
+def _paper() -> dict[str, Any]:
+    with (resources.files(__package__) / "paper.toml").open("rb") as file:
+        return tomllib.load(file)
+
+
+@functools.cache
+def _all_cells() -> tuple[Cell, ...]:
+    paper = _paper()
+    columns = {column["key"]: column for column in paper["column"]}
+    found = [cell for column in columns.values() for cell in _column(column)]
+    for name in paper["ablation"]["columns"]:
+        found.extend(_ablation(columns[name], paper["ablation"]["dampings"]))
+    for name, times in paper["runtimes"].items():
+        found.extend(_runtimes(columns[name], times))
+    found.extend(_convex(paper["convex"]))
+    return tuple(found)
+
+
+def _column(column: dict[str, Any]) -> Iterator[Cell]:
+    """The paper's variants of a column, then the stable ones, then the controls."""
+    papers = [_paper_cell(column, variant) for variant in VARIANTS if variant in column]
+    yield from papers
+    if column["settings"]["task"] != "sorting":
+        return
+    for cell in papers:
+        stable = {**cell.config, "numerics": "stable"}
+        yield _extra(cell, f"{cell.key}-stable", config=stable, numerics="stable")
+    baseline, name = papers[0], column["key"]
+    clipped = {**baseline.config, "clip_norm": CLIP_NORM}
+    yield _extra(baseline, f"{name}-clip", config=clipped, control="clip")
+    normalised = {**baseline.config, "curvature": "energy", "damping": column["fisher"]["damping"]}
+    yield _extra(baseline, f"{name}-energy", config=normalised, control="energy")
+
+
+def _extra(cell: Cell, key: str, **changes: Any) -> Cell:
+    return replace(cell, key=key, paper=None, paper_bold=None, **changes)
+
+
+def _paper_cell(column: dict[str, Any], variant: str) -> Cell:
+    settings = column["settings"]
+    entries = dict(column[variant])
+    config = {**settings, "curvature": "none" if variant == "baseline" else variant}
+    if "damping" in entries:
+        config["damping"] = entries.pop("damping")
+    numerics = "reference" if settings["task"] == "sorting" else None
+    if numerics:
+        config["numerics"] = numerics
+    marked = entries and not column.get("unmarked")
+    return Cell(
+        table=column["table"],
+        column=column["key"],
+        key=f"{column['key']}-{variant}",
+        algorithm=settings["algorithm"],
+        variant=variant,
+        numerics=numerics,
+        control=None,
+        config=config,
+        protocol={},
+        paper={metric: (value[0], value[1]) for metric, value in entries.items()} or None,
+        paper_bold={metric: value[2] if len(value) > 2 else "" for metric, value in entries.items()}
+        if marked
+        else None,
+    )
+
+
+def _ablation(column: dict[str, Any], dampings: list[float]) -> Iterator[Cell]:
+    for cell in (_paper_cell(column, variant) for variant in VARIANTS):
+        cell = replace(cell, table="ablation", paper=None, paper_bold=None)
+        if cell.variant == "baseline":
+            yield cell
+            continue
+        for damping in dampings:
+            yield replace(cell, key=f"{cell.key}-{damping:g}", config={**cell.config, "damping": damping})
+
+
+def _runtimes(column: dict[str, Any], times: dict[str, str]) -> Iterator[Cell]:
+    for variant, time in times.items():
+        cell = _paper_cell(column, variant)
+        hours, _, minutes = time.partition(":")
+        figure = (60.0 * int(hours) + int(minutes), math.nan)
+        timed = TIMED[cell.task]
+        yield replace(cell, table="runtimes", protocol=timed, paper={MINUTES: figure}, paper_bold=None)
+
+
+def _convex(convex: dict[str, Any]) -> Iterator[Cell]:
+    for variant in ("baseline", "fisher"):
+        config = {**convex["settings"], "curvature": "none" if variant == "baseline" else variant}
+        if variant == "fisher":
+            config["damping"] = convex["damping"]
+        seeds = {int(seed): value for seed, value in convex[variant].items()}
+        yield Cell(
+            table="cvxpy",
+            column="relu",
+            key=f"relu-{variant}",
+            algorithm=config["algorithm"],
+            variant=variant,
+            numerics=None,
+            control=None,
+            config=config,
+            protocol={},
+            paper_seeds=seeds,
+        )

@@ -1,0 +1,172 @@
+"""Shortest-path supervision: learn the costs of terrain from nothing but the best paths over it."""
+
+from collections.abc import Callable
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from newton_losses import paths as grid
+from newton_losses.perturbed import FenchelYoungLoss
+from newton_losses.smoothing import SmoothedAlgorithm, SmoothedLoss
+
+from ..config import PathsConfig
+from ..data import PathMaps, Splits, Terrain, Warcraft, terrain
+from ..device import device_kind
+from ..models import MapCNN
+from ..ranks import current_ranks
+from ..seeds import stream
+from ._model import make_model
+from ._task import Figures, Record, training_loss
+
+_MAPS_AT_ONCE = {"cpu": 100, "cuda": 1000}
+
+
+class PathsTask:
+    """Maps, a cost for each of their cells, a loss of the best path by these costs. See `Task`.
+
+    `splits` are the maps to use instead of those that the configuration names.
+    """
+
+    def __init__(self, config: PathsConfig, splits: Splits[PathMaps] | None = None) -> None:
+        self._config = config
+        self.generators = {name: stream(config.seed, name, config.device) for name in ("batches", "noise")}
+        splits = splits or load_maps(config)
+        self._train = splits.train.to(config.device)
+        self._held_out = {"validation": splits.val.to(config.device), "test": splits.test.to(config.device)}
+        self.model = make_model(lambda p: MapCNN(self._train.size, p), config)
+        # The network alone: a black box in the loss would break the graph.
+        # An epoch has two sizes of batch, each with code of its own: for any size it would be slower.
+        self._forward = torch.compile(self.model, dynamic=False) if config.compile else self.model
+        loss = path_loss(config, self.generators["noise"])
+        current_ranks().share_noise(loss)
+        self.loss_module = training_loss(loss, config).to(config.device)
+        self._steps_per_epoch = -(-len(self._train) // config.batch_size)
+        self.total_steps = self._steps_per_epoch * config.epochs
+        # The order of this epoch and the place in it live on the device: a captured step reads and moves them.
+        self.tensors = {
+            "order": torch.zeros(len(self._train), dtype=torch.int64, device=config.device),
+            "place": torch.zeros((), dtype=torch.int64, device=config.device),
+        }
+        last = len(self._train) - (self._steps_per_epoch - 1) * config.batch_size
+        full = min(config.batch_size, len(self._train))
+        self.batch_sizes: tuple[int, ...] = (full,) if last == full else (full, last)
+        self._offsets = torch.arange(full, device=config.device)
+
+    def begin_step(self, step: int) -> int:
+        place = step % self._steps_per_epoch
+        if place == 0:
+            self.tensors["order"].copy_(self._train.order(self.generators["batches"]))
+            self.tensors["place"].zero_()
+        return self.batch_sizes[-1] if place == self._steps_per_epoch - 1 else self.batch_sizes[0]
+
+    def draw_loss(self, size: int) -> Tensor:
+        place = self.tensors["place"]
+        drawn = self.tensors["order"].index_select(0, place + self._offsets[:size])
+        batch = self._train.batch(current_ranks().rows(drawn))
+        place += size
+        return cast(Tensor, self.loss_module(self._forward(batch.images), batch.paths))
+
+    def learning_rate(self, step: int) -> float:
+        assert self._config.learning_rate is not None
+        assert self._config.drops is not None
+        epoch = step // self._steps_per_epoch
+        return self._config.learning_rate * 0.1 ** sum(epoch >= drop for drop in self._config.drops)
+
+    def is_evaluation(self, steps: int) -> bool:
+        epochs, rest = divmod(steps, self._steps_per_epoch)
+        return steps == self.total_steps or (rest == 0 and epochs % self._config.eval_every == 0)
+
+    def evaluate(self) -> Figures:
+        return {name: self._figures(maps) for name, maps in self._held_out.items()}
+
+    def reported(self, evaluations: list[Record]) -> Record:
+        """The last one: this benchmark has no model selection."""
+        return evaluations[-1]
+
+    def _figures(self, maps: PathMaps) -> dict[str, float]:
+        """Perfect match: the path is the label's. Cost match: it is as good as the label's. In per cent."""
+        perfect = torch.zeros((), dtype=torch.int64, device=self._config.device)
+        as_good = torch.zeros_like(perfect)
+        at_once = _MAPS_AT_ONCE[device_kind(self._config.device)]
+        for begin in range(0, len(maps), at_once):
+            indices = torch.arange(begin, min(begin + at_once, len(maps)), device=self._config.device)
+            batch = maps.batch(indices)
+            found = best_path(self.model(batch.images))
+            perfect += (found == batch.paths).flatten(1).all(1).sum()
+            as_good += (tenths(batch.weights, found) == tenths(batch.weights, batch.paths)).sum()
+        return {
+            "perfect_match": 100 * perfect.item() / len(maps),
+            "cost_match": 100 * as_good.item() / len(maps),
+        }
+
+
+def tenths(weights: Tensor, path: Tensor) -> Tensor:
+    """The cost of a path in tenths, exactly: all terrains cost whole tenths, which float16 had rounded."""
+    return ((10 * weights).round().to(torch.int64) * (path > 0.5)).flatten(1).sum(1)
+
+
+def path_loss(config: PathsConfig, generator: torch.Generator) -> Callable[..., Tensor]:
+    """The loss of costs `(B, H, W)` against the wanted paths, one value a map: a sum over the cells."""
+    if config.algorithm == "bellman-ford":
+        assert config.beta is not None
+        assert config.iterations is not None
+        relaxed = grid.RelaxedBellmanFord(config.beta, config.iterations, config.loop)  # type: ignore[arg-type]
+        return grid.PathLoss(relaxed, config.norm)  # type: ignore[arg-type]
+    assert config.scale is not None
+    assert config.num_samples is not None
+    settings = (config.scale, config.num_samples)
+    if config.algorithm == "smoothed-loss":
+        return SmoothedLoss(hamming, *settings, generator=generator)
+    if config.algorithm == "fenchel-young":
+        return FenchelYoungLoss(best_path, *settings, generator=generator)
+    return grid.PathLoss(SmoothedAlgorithm(best_path, *settings, generator=generator), "l2")
+
+
+def hamming(costs: Tensor, wanted: Tensor) -> Tensor:
+    """In how many cells the best path differs from the wanted one, `(B, H, W)` twice to `(B,)`."""
+    return (best_path(costs) - wanted).abs().flatten(1).sum(1)
+
+
+def best_path(costs: Tensor) -> Tensor:
+    """The masks of the best paths, NaN where the costs are: a run that has diverged goes on, and shows it in its loss.
+
+    An empty path, as `shortest_path` has it for such a map, would be a finite loss; an error would end on the CPU what
+    goes on on CUDA, where nobody looks.
+
+    >>> best_path(torch.tensor([[[1.0, 2.0], [3.0, 4.0]], [[1.0, torch.nan], [3.0, 4.0]]]))
+    tensor([[[1., 0.],
+             [0., 1.]],
+    <BLANKLINE>
+            [[nan, nan],
+             [nan, nan]]])
+    """
+    found = grid.solve(costs, strict=False)
+    return found.path.masked_fill(found.cost.isnan()[..., None, None], torch.nan)
+
+
+def load_maps(config: PathsConfig) -> Splits[PathMaps]:
+    """The three splits, normalised by the training maps. Look-alikes are drawn, and kept where nothing is yet."""
+    if config.data == "warcraft":
+        return Warcraft.splits(config.data_root)
+    counts = (config.train_maps, config.test_maps, config.test_maps)
+    try:
+        stored = [Terrain(config.data_root, split, config.size) for split in Splits._fields]
+    except FileNotFoundError:
+        terrain.make(config.data_root, config.size, counts, config.data_seed)
+        return Terrain.splits(config.data_root, config.size)
+    enough = all(len(files) >= count for files, count in zip(stored, counts, strict=True))
+    if enough and stored[0].settings["seed"] == config.data_seed:
+        # A longer set begins with the shorter one, so that its beginning is what was asked for.
+        parts = [
+            PathMaps.from_arrays(files.maps[:count], files.weights[:count], files.paths[:count])
+            for files, count in zip(stored, counts, strict=True)
+        ]
+    else:
+        drawn = [
+            terrain.draw(count, config.size, config.data_seed, split)
+            for split, count in zip(Splits._fields, counts, strict=True)
+        ]
+        parts = [PathMaps.from_arrays(*arrays) for arrays in drawn]
+    train = parts[0].with_statistics()
+    return Splits(train, *(part.with_statistics(train.mean, train.std) for part in parts[1:]))

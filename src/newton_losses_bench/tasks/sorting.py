@@ -1,0 +1,108 @@
+"""Ranking supervision: learn to read numbers from nothing but the order of sets of them."""
+
+from collections.abc import Callable
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from newton_losses.sorting import SortingLoss, element_wise_match, exact_match
+
+from ..config import SortingConfig
+from ..data import MNIST, Affine, Digits, LabeledImages, MultiDigit, Splits
+from ..device import device_kind
+from ..models import DigitCNN
+from ..ranks import current_ranks
+from ..seeds import stream
+from ._model import make_model
+from ._task import Figures, Record, training_loss
+
+# How many pictures an evaluation holds in memory at once: 28×112 pixels make 1.4 MB each after the first layer.
+_PICTURES_AT_ONCE = {"cpu": 500, "cuda": 10_000}
+
+
+class SortingTask:
+    """Sets of `n` multi-digit numbers, a score for each, a sorting loss on the scores. See `Task`.
+
+    `splits` are the digits to use instead of those that the configuration names, and `network(image_size,
+    precision)` makes another network than the benchmark's.
+    """
+
+    def __init__(
+        self,
+        config: SortingConfig,
+        splits: Splits[LabeledImages] | None = None,
+        network: Callable[[tuple[int, int], str], nn.Module] = DigitCNN,
+    ) -> None:
+        self._config = config
+        self.generators = {name: stream(config.seed, name, config.device) for name in ("batches", "evaluation")}
+        splits = splits or load_digits(config)
+        affine = Affine() if config.augment else None
+
+        def sets(data: LabeledImages, affine: Affine | None = None) -> MultiDigit:
+            as_bytes = config.kernels and affine is None and network is DigitCNN
+            return MultiDigit(data.to(config.device), config.n, config.digits, affine, as_bytes)
+
+        self._train = sets(splits.train, affine)
+        self._held_out = {
+            "validation": (sets(splits.val), config.validation_sets),
+            "test": (sets(splits.test), config.test_sets),
+        }
+        self.model = make_model(lambda p: network(self._train.image_size, p), config)
+        loss = SortingLoss(
+            config.algorithm,  # type: ignore[arg-type]
+            temperature=config.temperature,
+            steepness=config.steepness,
+            numerics=config.numerics,  # type: ignore[arg-type]
+        )
+        self.loss_module = training_loss(loss, config).to(config.device)
+        # In two parts: the kernels of the network are compiled already, and pictures are put together once
+        # instead of for every window of a convolution.
+        self._forward = torch.compile(self.model) if config.compile and not config.kernels else self.model
+        self._loss = torch.compile(self.loss_module) if config.compile else self.loss_module
+        self.tensors: dict[str, Tensor] = {}
+        self.total_steps = config.steps
+        self.batch_sizes: tuple[int, ...] = (config.batch_size,)
+
+    def begin_step(self, step: int) -> int:
+        return self._config.batch_size
+
+    def draw_loss(self, size: int) -> Tensor:
+        indices, changes = self._train.draw(size, self.generators["batches"])
+        rows = current_ranks().rows
+        images, values = self._train.assemble(rows(indices), None if changes is None else rows(changes))
+        return cast(Tensor, self._loss(self._forward(images), values))
+
+    def learning_rate(self, step: int) -> float:
+        assert self._config.learning_rate is not None
+        return self._config.learning_rate
+
+    def is_evaluation(self, steps: int) -> bool:
+        return steps % self._config.eval_every == 0 or steps == self.total_steps
+
+    def evaluate(self) -> Figures:
+        return {name: self._figures(sets, count) for name, (sets, count) in self._held_out.items()}
+
+    def reported(self, evaluations: list[Record]) -> Record:
+        """The one with the best exact match on the validation sets; the first of equals."""
+        return max(evaluations, key=lambda record: record["validation"]["exact_match"])
+
+    def _figures(self, sets: MultiDigit, count: int) -> dict[str, float]:
+        """Exact match: sets with all ranks right. Element-wise: items at their rank. In per cent."""
+        at_once = max(1, _PICTURES_AT_ONCE[device_kind(self._config.device)] // self._config.n)
+        exact = torch.zeros((), dtype=torch.float64, device=self._config.device)
+        right = torch.zeros_like(exact)
+        for begin in range(0, count, at_once):
+            images, values = sets.sample(min(at_once, count - begin), self.generators["evaluation"])
+            scores = self.model(images)
+            exact += exact_match(scores, values).double().sum()
+            right += element_wise_match(scores, values).double().sum()
+        return {
+            "exact_match": 100 * exact.item() / count,
+            "element_wise": 100 * right.item() / count,
+        }
+
+
+def load_digits(config: SortingConfig) -> Splits[LabeledImages]:
+    """The three splits of the digits that a configuration names."""
+    return MNIST.splits(config.data_root) if config.data == "mnist" else Digits.splits()
