@@ -13,6 +13,7 @@ ROOT = Path(__file__).parents[1]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 # What is installed under another name than it is imported by, and what comes with torch where it can run.
 DISTRIBUTIONS = {"sklearn": "scikit-learn", "triton": "torch"}
+OURS = {"newton_losses", "newton_losses_bench"}
 
 
 def test_the_source_distribution_is_the_whole_repository() -> None:
@@ -50,4 +51,4 @@ def imported(file: Path) -> set[str]:
             modules |= {name.name for name in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
             modules.add(node.module)
-    return {module.split(".")[0] for module in modules} - sys.stdlib_module_names - {"newton_losses", "newton_losses_bench"}
+    return {module.split(".")[0] for module in modules} - sys.stdlib_module_names - OURS
