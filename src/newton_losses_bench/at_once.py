@@ -12,8 +12,8 @@ from newton_losses.errors import ArgumentError
 from .checks import option
 from .config import RunConfig
 from .device import device_kind
-from .files import RunError
 from .ranks import started_by_torchrun
+from .store import RunError
 
 # On CUDA with a captured graph, where nobody says how many. Steps a second of all of them together over those of one
 # run alone, on an H200 in bf16 (benchmarks/seeds_at_once.py; results/h200-2026-11-15/seeds_at_once.txt):

@@ -20,7 +20,7 @@ from .checks import check_at_least
 from .config import RunConfig
 from .interrupts import Interrupted, stop_requests
 from .progress import Progress, Silent
-from .run_folder import Record, RunFolder
+from .store import Record, RunFolder
 from .tasks import damping_rule
 
 SIZE = 20

@@ -14,11 +14,10 @@ from .clock import Clock
 from .config import RunConfig
 from .device import is_out_of_memory, on_device, precision_flags
 from .evaluation import averaged_evaluations, evaluate
-from .files import RunError
 from .interrupts import Interrupted, StopRequests, name_others, others_of, stop_requests
 from .progress import Progress, Silent
 from .ranks import Ranks, sharing_ranks
-from .run_folder import AVERAGE, Record, RunFolder
+from .store import AVERAGE, Record, RunError, RunFolder
 from .tasks import Task, make_task
 from .trainer import Trainer
 from .turns import WHEN_DONE, WHEN_NEARLY_DONE, Steps, take_turns

@@ -13,9 +13,9 @@ from torch import Tensor
 from .average import WeightAverage
 from .capture import CapturedStep
 from .config import RunConfig
-from .files import RunError
 from .kernels import make_adam
 from .ranks import current_ranks
+from .store import RunError
 from .tasks import Task
 
 

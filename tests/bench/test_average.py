@@ -15,7 +15,7 @@ from newton_losses_bench.interrupts import Interrupted
 from newton_losses_bench.loop import PlannedRun, run, run_together
 from newton_losses_bench.progress import Silent
 from newton_losses_bench.results import read_record
-from newton_losses_bench.sealed import read_json, sealed
+from newton_losses_bench.store import checksummed_json, read_json
 from newton_losses_bench.tasks import make_task
 from newton_losses_bench.trainer import Trainer
 
@@ -173,7 +173,7 @@ def test_a_folder_from_before_there_were_averages_goes_on(tmp_path):
         run(config, str(tmp_path), progress=Stop())
     stored = read_json(tmp_path / "config.json")
     assert stored["configuration"].pop("average") is False
-    (tmp_path / "config.json").write_bytes(sealed(stored))
+    (tmp_path / "config.json").write_bytes(checksummed_json(stored))
     assert run(config, str(tmp_path))["steps"] == 60
 
 

@@ -11,9 +11,8 @@ from small_runs import small_runs
 from newton_losses.errors import ArgumentError
 from newton_losses_bench import loop
 from newton_losses_bench.device import is_out_of_memory, on_device, resolve_device
-from newton_losses_bench.files import RunError
 from newton_losses_bench.loop import PlannedRun, run, run_together
-from newton_losses_bench.run_folder import RunFolder
+from newton_losses_bench.store import RunError, RunFolder
 from newton_losses_bench.sweep._job import Job, _as_begun
 from newton_losses_bench.sweep._local import LocalPool
 from newton_losses_bench.tasks import make_task

@@ -9,10 +9,10 @@ import torch
 
 from newton_losses_bench.config import PathsConfig, SortingConfig
 from newton_losses_bench.defaults import PATHS_ALGORITHMS, SORTING_ALGORITHMS
-from newton_losses_bench.files import RunError
 from newton_losses_bench.interrupts import Interrupted, StopRequests
 from newton_losses_bench.loop import run
 from newton_losses_bench.progress import Silent
+from newton_losses_bench.store import RunError
 from newton_losses_bench.tasks import make_task
 from newton_losses_bench.tasks.paths import tenths
 from newton_losses_bench.trainer import Trainer

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from newton_losses_bench.checkpoint import read_checkpoint
+from newton_losses_bench.store import read_checkpoint
 
 
 @pytest.fixture(scope="module")

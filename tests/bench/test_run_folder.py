@@ -9,11 +9,15 @@ import sys
 import pytest
 import torch
 
-from newton_losses_bench import files
-from newton_losses_bench.checkpoint import BadCheckpoint, read_checkpoint, write_checkpoint
 from newton_losses_bench.config import SortingConfig
-from newton_losses_bench.files import RunError
-from newton_losses_bench.run_folder import RunFolder
+from newton_losses_bench.store import (
+    BadCheckpoint,
+    RunError,
+    RunFolder,
+    read_checkpoint,
+    write_atomically,
+    write_checkpoint,
+)
 
 CONFIG = SortingConfig(algorithm="softsort", device="cpu").resolved()
 OTHER = SortingConfig(algorithm="softsort", curvature="fisher", n=7, device="cpu").resolved()
@@ -205,14 +209,14 @@ def test_a_folder_without_permission_is_a_clear_error(tmp_path):
 
 def test_a_failed_write_keeps_the_old_content(tmp_path, monkeypatch):
     target = tmp_path / "file"
-    files.write_atomically(target, b"old")
+    write_atomically(target, b"old")
 
     def fail(descriptor):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(files.os, "fsync", fail)
+    monkeypatch.setattr(os, "fsync", fail)
     with pytest.raises(RunError, match="No space left"):
-        files.write_atomically(target, b"new")
+        write_atomically(target, b"new")
     assert target.read_bytes() == b"old"
     assert list(tmp_path.iterdir()) == [target]
 
@@ -232,7 +236,7 @@ def test_evaluations_of_earlier_versions_have_steps_without_a_loss_too(tmp_path)
 def test_the_lock_ends_with_its_process(tmp_path):
     script = f"""
 import os, signal
-from newton_losses_bench.run_folder import _take_lock
+from newton_losses_bench.store.run_folder import _take_lock
 from pathlib import Path
 lock = _take_lock(Path({str(tmp_path / ".lock")!r}))
 os.kill(os.getpid(), signal.SIGKILL)

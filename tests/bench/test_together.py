@@ -11,12 +11,10 @@ from small_runs import small_runs
 
 from newton_losses.errors import ArgumentError
 from newton_losses_bench import loop
-from newton_losses_bench.checkpoint import read_checkpoint
-from newton_losses_bench.files import RunError
 from newton_losses_bench.interrupts import Interrupted, StopRequests
 from newton_losses_bench.loop import PlannedRun, run, run_together
 from newton_losses_bench.progress import Silent
-from newton_losses_bench.run_folder import is_in_use
+from newton_losses_bench.store import RunError, is_in_use, read_checkpoint
 from newton_losses_bench.tasks import make_task
 from newton_losses_bench.whose import seed_of
 

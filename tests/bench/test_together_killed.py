@@ -10,8 +10,8 @@ from pathlib import Path
 
 from typer.testing import CliRunner
 
-from newton_losses_bench.checkpoint import read_checkpoint
 from newton_losses_bench.cli._app import app
+from newton_losses_bench.store import read_checkpoint
 
 LONG = [
     *("train", "sorting", "--data", "digits", "--digits", "1", "-n", "3", "--steps", "60", "--eval-every", "20"),

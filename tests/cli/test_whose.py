@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 from newton_losses_bench import loop, trainer
 from newton_losses_bench.cli import _train
 from newton_losses_bench.cli._app import app
-from newton_losses_bench.files import RunError
 from newton_losses_bench.interrupts import StopRequests
+from newton_losses_bench.store import RunError
 
 TINY = [
     *("train", "sorting", "--data", "digits", "--digits", "1", "-n", "3", "--steps", "4", "--eval-every", "2"),

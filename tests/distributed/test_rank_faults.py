@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from newton_losses_bench import ranks
-from newton_losses_bench.checkpoint import read_checkpoint
+from newton_losses_bench.store import read_checkpoint
 
 FAULTS = ("kill_last", "kill_first", "freeze_last", "fill_disk", "raise_last")
 

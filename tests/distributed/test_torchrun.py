@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from newton_losses_bench.checkpoint import read_checkpoint
 from newton_losses_bench.config import SortingConfig
 from newton_losses_bench.loop import run
+from newton_losses_bench.store import read_checkpoint
 
 SETTINGS = {"data": "digits", "digits": 1, "batch_size": 8, "eval_every": 25, "device": "cpu"}
 LENGTHS = {"steps": 200, "validation_sets": 20, "test_sets": 20}

@@ -17,12 +17,10 @@ import pytest
 import torch
 
 import newton_losses
-from newton_losses_bench.checkpoint import BadCheckpoint, read_checkpoint
 from newton_losses_bench.config import SortingConfig
 from newton_losses_bench.data import MNIST, Terrain, terrain
 from newton_losses_bench.data._files import DataError
-from newton_losses_bench.files import RunError
-from newton_losses_bench.run_folder import RunFolder
+from newton_losses_bench.store import BadCheckpoint, RunError, RunFolder, read_checkpoint
 
 SOURCES = sorted(Path(newton_losses.__file__).parent.rglob("*.py"))
 

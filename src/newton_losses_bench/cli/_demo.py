@@ -18,7 +18,7 @@ from ..checks import check_at_least
 from ..demo import ARMS, DemoConfig, summarise, train_arms, write_page
 from ..demo._runs import Watch, evaluations_of
 from ..demo._summary import Row, verdict
-from ..files import write_error
+from ..store import write_error
 from ._output import spoken_errors
 
 Evaluations = dict[str, list[list[dict[str, Any]]]]

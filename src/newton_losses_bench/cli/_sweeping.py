@@ -15,9 +15,9 @@ from newton_losses.errors import ArgumentError
 from ..config import RunConfig
 from ..data import MNIST, Warcraft
 from ..device import resolve_device
-from ..files import check_writable
 from ..ranks import started_by_torchrun
 from ..results import Store, identity
+from ..store import check_writable
 from ..sweep import Bars, Job, Lines, SweepResult, run_sweep, split, train_command
 from ._train import parse_seeds
 

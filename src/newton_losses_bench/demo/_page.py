@@ -5,7 +5,7 @@ import html
 from pathlib import Path
 from typing import Any
 
-from ..files import write_atomically
+from ..store import write_atomically
 from ..words import duration
 from ._pictures import learning_curves, sorted_numbers
 from ._setting import DemoConfig

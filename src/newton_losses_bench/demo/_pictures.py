@@ -11,8 +11,8 @@ from torch import Tensor
 
 from newton_losses.sorting import exact_match
 
-from ..run_folder import WEIGHTS
 from ..seeds import stream
+from ..store import WEIGHTS
 from ._runs import folder_of
 from ._setting import ARMS, Arm, DemoConfig, RawPixelNetwork, glyphs
 

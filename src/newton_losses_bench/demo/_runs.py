@@ -19,7 +19,7 @@ import torch
 
 from ..interrupts import Interrupted
 from ..loop import run
-from ..run_folder import EVALUATIONS
+from ..store import EVALUATIONS
 from ._setting import ARMS, Arm, DemoConfig, make_demo_task
 
 Record = dict[str, Any]

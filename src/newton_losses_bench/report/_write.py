@@ -5,8 +5,8 @@ from pathlib import Path
 
 from newton_losses.errors import ArgumentError
 
-from ..files import check_writable, write_atomically
 from ..results import Store
+from ..store import check_writable, write_atomically
 from ._blocks import Figure
 from ._chart import standalone
 from ._compose import compose, silent

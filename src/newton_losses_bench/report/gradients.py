@@ -18,7 +18,7 @@ from torch import Tensor
 from newton_losses import newton_target
 from newton_losses.sorting import SortingLoss
 
-from ..files import write_atomically
+from ..store import write_atomically
 from ._chart import Line, chart, standalone
 from ._scale import Axis, around
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from newton_losses.errors import NewtonLossesError
 
-from ..run_folder import CONFIG, EVALUATIONS, RESULT, read_json
+from ..store import CONFIG, EVALUATIONS, RESULT, read_json
 from ._identity import identity
 
 Figures = dict[str, float]

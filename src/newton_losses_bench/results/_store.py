@@ -13,7 +13,7 @@ from typing import Any
 
 from newton_losses.errors import NewtonLossesError
 
-from ..run_folder import AVERAGE, CHECKPOINT, CONFIG, PREVIOUS, RESULT, WEIGHTS, RunFolder, read_json
+from ..store import AVERAGE, CHECKPOINT, CONFIG, PREVIOUS, RESULT, WEIGHTS, RunFolder, read_json
 from ._identity import configuration_class, identity, run_name
 from ._record import RunRecord, UnreadableRecord, read_curve, read_record
 

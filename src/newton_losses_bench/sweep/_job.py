@@ -10,11 +10,10 @@ from ..config import PathsConfig, RunConfig, SortingConfig
 from ..convex import ConvexConfig, run_convex
 from ..data import DataError, DataNotFoundError, Terrain, data_root, terrain
 from ..device import device_kind
-from ..files import RunError
 from ..loop import run
 from ..progress import Progress
 from ..results import compact, configuration_class, run_name
-from ..run_folder import AVERAGE, CHECKPOINT, CONFIG, RESULT, WEIGHTS, Record, read_json
+from ..store import AVERAGE, CHECKPOINT, CONFIG, RESULT, WEIGHTS, Record, RunError, read_json
 from ..tasks import Task, make_task
 
 # How the process of a job can end, as exit codes.

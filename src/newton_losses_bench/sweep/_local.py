@@ -13,8 +13,7 @@ from typing import IO
 
 import torch
 
-from ..files import RunError, write_error
-from ..run_folder import RESULT, is_in_use, read_json
+from ..store import RESULT, RunError, is_in_use, read_json, write_error
 from ._job import FINISHED, IN_USE, Job
 from ._process import WorkerProcess
 from ._tally import Tally

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
 
-from ..files import RunError
+from ..store import RunError
 from ._job import Job
 
 # A process that was told to end, or whose sweep has lost track of it, may still have a run to save.

@@ -22,9 +22,8 @@ import newton_losses
 from newton_losses.errors import ArgumentError
 
 from ..environment import commit
-from ..files import write_atomically
 from ..progress import Silent
-from ..run_folder import AVERAGE, CHECKPOINT, CONFIG, EVALUATIONS, RESULT, WEIGHTS, RunInUse
+from ..store import AVERAGE, CHECKPOINT, CONFIG, EVALUATIONS, RESULT, WEIGHTS, RunInUse, write_atomically
 from ._job import Job, execute
 from ._tally import Tally
 

@@ -24,7 +24,7 @@ from newton_losses.errors import NewtonLossesError
 
 from ..interrupts import Interrupted
 from ..progress import JsonLines
-from ..run_folder import RunInUse
+from ..store import RunInUse
 from ..tasks import KeptData
 from ._command import train_command
 from ._fresh import FreshProcess

@@ -16,10 +16,9 @@ from newton_losses_bench.config import SortingConfig
 from newton_losses_bench.data import MNIST, Terrain, terrain
 from newton_losses_bench.data import _mnist as mnist_module
 from newton_losses_bench.data._files import DataError
-from newton_losses_bench.files import RunError
 from newton_losses_bench.loop import run
 from newton_losses_bench.progress import Silent
-from newton_losses_bench.sealed import read_json
+from newton_losses_bench.store import RunError, read_json
 
 CONFIG = SortingConfig(
     algorithm="softsort", data="digits", digits=1, n=3, steps=4, eval_every=2, batch_size=4, validation_sets=5,
@@ -81,7 +80,7 @@ def test_a_damaged_result_is_made_anew_from_the_checkpoint(copy: Path, finished:
     text = (copy / "result.json").read_text()
     figure = json.dumps(finished[1]["test"]["exact_match"])
     (copy / "result.json").write_text(text.replace(f'"exact_match": {figure}', '"exact_match": 99.0'))
-    with pytest.raises(RunError, match=r"result\.json: damaged.*delete it and give the same command again"):
+    with pytest.raises(RunError, match=r"result\.json: damaged.*delete it and rerun the command"):
         run(CONFIG, str(copy))
     (copy / "result.json").unlink()
     again = run(CONFIG, str(copy))

@@ -14,8 +14,8 @@ import pytest
 import torch
 from processes import command, config, environment, start
 
-from newton_losses_bench.checkpoint import read_checkpoint
 from newton_losses_bench.loop import run
+from newton_losses_bench.store import read_checkpoint
 
 
 def test_a_second_process_in_the_folder_is_refused_and_disturbs_nothing(tmp_path: Path) -> None:
@@ -59,7 +59,7 @@ def test_a_disk_that_fills_up_loses_nothing(tmp_path: Path, small_disk: Path) ->
     output = full.communicate(timeout=120)[0]
     assert full.returncode == 2, output
     assert "No space left on device" in output
-    assert "The disk or your quota is full. Free some space and give the same command again" in output
+    assert "The disk or your quota is full. Free some space and rerun the command" in output
     assert "Traceback" not in output
     left = sorted(path.name for path in folder.iterdir() if "tmp" in path.name or "new" in path.name)
     assert left == []

@@ -171,9 +171,9 @@ def test_the_measured_runs_of_the_repository_are_read():
 
 WRITER = """
 import sys
-from newton_losses_bench.run_folder import RunFolder
+from newton_losses_bench.store import RunFolder
 from newton_losses_bench.config import SortingConfig
-from newton_losses_bench.files import RunError
+from newton_losses_bench.store import RunError
 for seed in range(12):
     config = SortingConfig(algorithm="softsort", seed=seed, device="cpu").resolved()
     try:

@@ -11,7 +11,7 @@ from newton_losses_bench.config import PathsConfig, SortingConfig
 from newton_losses_bench.data import DataError, terrain
 from newton_losses_bench.interrupts import Interrupted
 from newton_losses_bench.progress import Silent
-from newton_losses_bench.sealed import read_json, sealed
+from newton_losses_bench.store import checksummed_json, read_json
 from newton_losses_bench.sweep import Job, train_command
 from newton_losses_bench.sweep._job import execute, prepare_data
 
@@ -36,7 +36,7 @@ def test_a_run_goes_on_as_it_was_begun_and_anew_on_another_device(tmp_path):
     config = read_json(folder / "config.json")
     # As if it had been begun on CUDA, where random numbers are others: nothing of it is of use.
     config["configuration"]["device"] = "cuda"
-    (folder / "config.json").write_bytes(sealed(config))
+    (folder / "config.json").write_bytes(checksummed_json(config))
     assert execute(job, Silent())["steps"] == 3
     assert (folder / "config.json").read_text().count('"device": "cpu"') == 1
 

@@ -18,7 +18,7 @@ from newton_losses_bench.config import RunConfig
 from newton_losses_bench.convex import ConvexConfig
 from newton_losses_bench.progress import Silent
 from newton_losses_bench.results import Store
-from newton_losses_bench.sealed import read_json
+from newton_losses_bench.store import read_json
 from newton_losses_bench.sweep import Job, Lines, run_sweep, worker
 from newton_losses_bench.sweep import _local as local
 from newton_losses_bench.sweep._fresh import FreshProcess

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from .files import RunError, write_atomically
+from .atomic_io import RunError, write_atomically
 
 _MAGIC = b"newton-losses checkpoint 1"
 

@@ -23,13 +23,21 @@ from typing import Any, Self
 
 import torch
 
+from ..checks import option
+from ..config import RunConfig
+from ..device import device_kind
+from ..environment import environment
+from .atomic_io import (
+    RunError,
+    append_line,
+    checksummed_json,
+    file_checksum,
+    read_json,
+    sync_folder,
+    write_atomically,
+    write_error,
+)
 from .checkpoint import BadCheckpoint, read_checkpoint, write_checkpoint
-from .checks import option
-from .config import RunConfig
-from .device import device_kind
-from .environment import environment
-from .files import RunError, append_line, sync_folder, write_atomically, write_error
-from .sealed import file_sum, read_json, sealed
 
 Record = dict[str, Any]
 
@@ -96,11 +104,11 @@ class RunFolder:
             return None
         result = read_json(self.path / RESULT)
         sums = result.get("files", {})
-        if EVALUATIONS in sums and file_sum(self.path / EVALUATIONS) != sums[EVALUATIONS]:
+        if EVALUATIONS in sums and file_checksum(self.path / EVALUATIONS) != sums[EVALUATIONS]:
             self._restore_evaluations(sums[EVALUATIONS])
         # Weights may have been removed to save room; only wrong ones are worth a word.
         for name in (WEIGHTS, AVERAGE):
-            if name in sums and file_sum(self.path / name) not in (sums[name], None):
+            if name in sums and file_checksum(self.path / name) not in (sums[name], None):
                 self.notes.append(
                     f"{self.path / name}: damaged, its checksum is not the one in {RESULT}. Do not use these weights; "
                     "the figures are not touched by this."
@@ -164,9 +172,9 @@ class RunFolder:
     def finish(self, result: Record) -> Record:
         """Write the result, and return it: from now on the run is finished."""
         names = (EVALUATIONS, WEIGHTS, AVERAGE)
-        sums = {name: found for name in names if (found := file_sum(self.path / name)) is not None}
+        sums = {name: found for name in names if (found := file_checksum(self.path / name)) is not None}
         result = {**result, "files": sums}
-        write_atomically(self.path / RESULT, sealed(result))
+        write_atomically(self.path / RESULT, checksummed_json(result))
         return result
 
     def _restore_evaluations(self, wanted: str) -> None:
@@ -236,7 +244,7 @@ class RunFolder:
     def _write_configuration(self, configuration: Record) -> None:
         started = datetime.now(UTC).isoformat(timespec="seconds")
         content = {"configuration": configuration, "environment": {**environment(), "started": started}}
-        write_atomically(self.path / CONFIG, sealed(content))
+        write_atomically(self.path / CONFIG, checksummed_json(content))
 
     def _clear(self) -> bool:
         """Delete the run that is here, and nothing else; whether there was one."""

@@ -1,0 +1,142 @@
+"""Files that survive a crash and show damage.
+
+A file is replaced as a whole or not at all, whatever ends the process. JSON files carry a checksum of their own
+content, so that a changed digit is never taken for a result:
+
+    {"test": {"exact_match": 84.0}, …, "sha256": "5f1d…"}
+
+The checksum is that of the content without it, as JSON with sorted keys: reading a file and writing it again does not
+change it. Files of early versions have none and are read as they are.
+"""
+
+import contextlib
+import errno
+import hashlib
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from newton_losses.errors import NewtonLossesError
+
+Record = dict[str, Any]
+_CHECKSUM = "sha256"
+
+
+class RunError(NewtonLossesError, RuntimeError):
+    """A run folder cannot be used or written; the message says why and what to do."""
+
+
+# Writing
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Replace the file at `path` by `content`: write it beside the old one, flush it to the disk, rename it."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        with open(temporary, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+        sync_folder(path.parent)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise write_error(path, error) from error
+
+
+def append_line(path: Path, line: bytes) -> None:
+    """Add one line to a file and flush it to the disk. A crash can leave a torn last line."""
+    try:
+        with open(path, "ab") as file:
+            file.write(line + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise write_error(path, error) from error
+
+
+def sync_folder(folder: Path) -> None:
+    """Make a rename in this folder durable, on systems that can open a folder."""
+    with contextlib.suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def check_writable(folder: Path) -> None:
+    """Create a folder if there is none, and refuse one that cannot be written."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise write_error(folder, error) from error
+
+
+def write_error(path: Path, error: OSError) -> RunError:
+    """The error to raise when the disk refused to write `path`."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        hint = "The disk or your quota is full. Free some space and rerun the command"
+    elif error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        hint = "The folder is not writable. Change its permissions, or choose another (--out; for a sweep, --results)"
+    elif error.errno in (errno.EEXIST, errno.ENOTDIR):
+        blocking = next((place for place in (path, *path.parents) if place.is_file()), path)
+        hint = f"{blocking} is a file. Choose another folder and rerun the command"
+    else:
+        hint = "Find the cause and rerun the command"
+    return RunError(
+        f"{path}: could not be written ({error.strerror or error}). {hint}. Nothing that was there is lost, and a run "
+        "resumes from its last checkpoint."
+    )
+
+
+# Checksummed JSON
+
+
+def checksummed_json(content: Record) -> bytes:
+    """The bytes of a JSON file: the content, indented, with its checksum at the end.
+
+    >>> json.loads(checksummed_json({"step": 1}))["sha256"][:8]
+    '66acd07f'
+    """
+    whole = {**content, _CHECKSUM: _checksum(content)}
+    return (json.dumps(whole, indent=2, ensure_ascii=False) + "\n").encode()
+
+
+def read_json(path: Path) -> Record:
+    """A JSON object from a file, without its checksum; a `RunError` names the file if it was damaged or changed."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise RunError(f"{path}: could not be read as JSON ({error}). {_advice(path)}") from error
+    if not isinstance(found, dict):
+        raise RunError(f"{path}: holds {type(found).__name__} instead of an object. {_advice(path)}")
+    expected = found.pop(_CHECKSUM, None)
+    if expected is not None and expected != _checksum(found):
+        raise RunError(f"{path}: damaged or edited by hand, its checksum does not match. {_advice(path)}")
+    return found
+
+
+def file_checksum(path: Path) -> str | None:
+    """The sha256 of a file, as `sha256sum` prints it; `None` if it cannot be read."""
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError:
+        return None
+
+
+def _checksum(content: Record) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def _advice(path: Path) -> str:
+    if path.name == "result.json":
+        if (path.parent / "checkpoint.pt").exists():
+            return "Restore it; or delete it and rerun the command, which writes it again from the checkpoint."
+        return "Restore it; or delete its folder and rerun the command, which repeats the run."
+    return "Restore it, or use another folder."
