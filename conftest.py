@@ -7,7 +7,7 @@ _ROOT = Path(__file__).parent
 # Modules by their names, because a list of them would be forgotten with the next one.
 _NEEDS = {
     "src/newton_losses*/**/*_triton*.py": "triton",
-    "src/newton_losses/*/_kernels.py": "numba",
+    "src/newton_losses/*/*kernels.py": "numba",
     "tests/paths/algovision_program.py": "algovision",
 }
 

@@ -23,8 +23,8 @@ from torch import Tensor, nn
 
 from newton_losses.curvature import resolve_group
 from newton_losses.errors import ArgumentError, NewtonLossesError
-from newton_losses.smoothing._noise import Sampler
-from newton_losses.smoothing._smoothed import Smoothed
+from newton_losses.smoothing import Smoothed
+from newton_losses.smoothing._draws import Sampler
 
 from .interrupts import stop_requests
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from newton_losses.errors import ArgumentError, ShapeError
-from newton_losses.paths import _operator, path_cost, shortest_path, solve
+from newton_losses.paths import _dispatch, path_cost, shortest_path, solve
 
 INFINITY = float("inf")
 BACKENDS = ("torch", "numba")
@@ -266,9 +266,9 @@ def test_arguments_are_explained():
 
 
 def test_without_numba_torch_takes_over(monkeypatch):
-    monkeypatch.setattr(_operator, "obstacle", lambda package: f"is not installed: pip install {package}")
-    assert _operator.choose("auto", torch.device("cpu")) == "torch"
-    assert _operator.choose("auto", torch.device("cuda")) == "torch"
+    monkeypatch.setattr(_dispatch, "obstacle", lambda package: f"is not installed: pip install {package}")
+    assert _dispatch.choose("auto", torch.device("cpu")) == "torch"
+    assert _dispatch.choose("auto", torch.device("cuda")) == "torch"
     with pytest.raises(ArgumentError, match="pip install numba"):
         shortest_path(torch.ones(2, 2), backend="numba")
 

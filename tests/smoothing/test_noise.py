@@ -5,7 +5,7 @@ import torch
 
 from newton_losses import ArgumentError
 from newton_losses.smoothing import Gaussian, StudentT
-from newton_losses.smoothing._noise import Sampler, _sobol_digits
+from newton_losses.smoothing._draws import Sampler, _sobol_digits
 
 Y = torch.zeros(5, 3, dtype=torch.float64)
 

@@ -146,7 +146,7 @@ def test_leave_one_out_within_a_quasi_random_set_would_be_biased(monkeypatch):
 
 
 def _one_set(self, y):
-    from newton_losses.smoothing._noise import Sampler
+    from newton_losses.smoothing._draws import Sampler
 
     return Sampler(4, False, True, False).draw(y, self.scale, self.distribution, self.generator)
 

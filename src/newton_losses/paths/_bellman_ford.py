@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from .._arguments import positive_number, real_tensor, whole_number
 from ..errors import ArgumentError, ShapeError
-from . import _buffered
+from . import _fast_relaxation
 from ._accelerated import accelerated
 from ._relaxed_operator import Backend, check_backend, path_operator, pullback_operator, takes_triton
 
@@ -96,8 +96,8 @@ class RelaxedBellmanFord(nn.Module):
 
     def _by_torch(self, costs: Tensor) -> Tensor:
         scaled = (self.beta * costs).permute(1, 2, 0).contiguous()
-        weights = _buffered.predecessors(scaled, self.iterations)
-        paths = self._gather(_buffered.positions(weights, self.iterations))
+        weights = _fast_relaxation.predecessors(scaled, self.iterations)
+        paths = self._gather(_fast_relaxation.positions(weights, self.iterations))
         path = self._average(paths) if self.loop == "while" else paths[-1]
         return path.permute(2, 0, 1).contiguous()
 

@@ -1,4 +1,4 @@
-"""The CPU back end: spreads the maps over threads and hands them to the compiled kernel of `_kernels.py`."""
+"""The CPU back end: spreads the maps over threads and hands them to the compiled kernel of `_numba_kernels.py`."""
 
 import threading
 import warnings
@@ -26,10 +26,10 @@ def _kernel(dtype: np.dtype[Any]) -> Any:
     """The kernel, compiled for maps of this dtype, or loaded from numba's cache."""
     with _compiling, warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        from . import _kernels
+        from . import _numba_kernels
 
-        _kernels.solve_maps(*_arguments(np.zeros((1, 2, 2), dtype), 8, 0, 3))
-        return _kernels.solve_maps
+        _numba_kernels.solve_maps(*_arguments(np.zeros((1, 2, 2), dtype), 8, 0, 3))
+        return _numba_kernels.solve_maps
 
 
 def _arguments(maps: Any, neighbors: int, start: int, goal: int) -> tuple[Any, ...]:

@@ -1,6 +1,6 @@
 """The two loops of the relaxed Bellman-Ford algorithm, in plain torch: distances, and the way back.
 
-This is their definition; `_buffered.py` has the same loops made fast, and `_bellman_ford.py` makes a path of
+This is their definition; `_fast_relaxation.py` has the same loops made fast, and `_bellman_ford.py` makes a path of
 them. Grids are `(H, W, B)` here, the batch last, so that a neighbour is some whole rows of memory away.
 Neighbours are numbered 0 to 7: the three above, the three below, left, right.
 """

@@ -1,6 +1,6 @@
 """The Triton kernels of the relaxed Bellman-Ford algorithm as torch operators, and when they run.
 
-What they compute is in `_relaxed_triton.py`; the same in torch's own operators is in `_bellman_ford.py`.
+What they compute is in `_triton_relaxation.py`; the same in torch's own operators is in `_bellman_ford.py`.
 """
 
 import os
@@ -61,7 +61,7 @@ def path_operator(costs: Tensor, beta: float, iterations: int, loop: str, conorm
     This is, for each map and iteration t, three grids and a number: the distances before iteration t, position and path
     after t steps back, and the running product p(t) of the while loop.
     """
-    from ._relaxed_triton import relaxed_path
+    from ._triton_relaxation import relaxed_path
 
     path, kept = _fake_path(costs, beta, iterations, loop, conorm)
     relaxed_path(costs.contiguous(), path, kept, beta, iterations, loop, conorm)
@@ -77,7 +77,7 @@ def _fake_path(costs: Tensor, beta: float, iterations: int, loop: str, conorm: s
 @torch.library.custom_op("newton_losses::relaxed_path_pullback", mutates_args=())
 def pullback_operator(kept: Tensor, gradient: Tensor, beta: float, iterations: int, loop: str, conorm: str) -> Tensor:
     """The gradient by the costs `(B, H, W)`, from that by the path and from what `path_operator` kept."""
-    from ._relaxed_triton import relaxed_path_pullback
+    from ._triton_relaxation import relaxed_path_pullback
 
     by_costs = gradient.new_empty(gradient.shape)
     relaxed_path_pullback(kept, gradient.contiguous(), by_costs, beta, iterations, loop, conorm)

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from .._arguments import real_tensor
 from ..errors import ArgumentError, ShapeError
+from ._dispatch import shortest_path_operator
 from ._grid import OFFSETS, Neighbors
-from ._operator import shortest_path_operator
 
 Backend = Literal["auto", "numba", "triton", "torch"]
 Vertex = tuple[int, int]

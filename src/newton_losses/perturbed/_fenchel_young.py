@@ -9,8 +9,8 @@ from ..curvature import CurvatureKind, empirical_fisher
 from ..errors import ArgumentError, ShapeError
 from ..smoothing import SmoothingOptions
 from ..smoothing import _estimators as estimators
+from ..smoothing._draws import Noise
 from ..smoothing._loss import EstimatedLoss
-from ..smoothing._noise import Noise
 from ..smoothing._smoothed import BlackBox, flatten_from
 from ._perturbed import Optimizing, check_solution
 

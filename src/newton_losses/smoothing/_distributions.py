@@ -1,4 +1,4 @@
-"""The distributions of the noise, each an object of two methods. Drawing batches is in `_noise.py`."""
+"""The distributions of the noise, each an object of two methods. Drawing batches is in `_draws.py`."""
 
 import math
 from dataclasses import dataclass

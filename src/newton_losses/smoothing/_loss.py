@@ -10,7 +10,7 @@ from ..curvature._call import widen
 from ..errors import ArgumentError, DerivativeError, ShapeError
 from . import _estimators as estimators
 from ._autograd import estimated
-from ._noise import Noise
+from ._draws import Noise
 from ._smoothed import Smoothed, flatten_from
 
 _NO_SECOND = (

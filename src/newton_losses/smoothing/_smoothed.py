@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from .._arguments import positive_number, whole_number
 from ..errors import ArgumentError, ShapeError
 from ._distributions import Distribution, Gaussian
+from ._draws import Noise, Sampler
 from ._estimators import VARIANCE_REDUCTIONS, VarianceReduction, subtract_baseline
-from ._noise import Noise, Sampler
 
 BlackBox = Callable[..., Any]
 

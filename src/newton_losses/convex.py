@@ -9,10 +9,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from .._arguments import whole_number
-from ..curvature import Damping, Reduction
-from ..errors import ArgumentError
-from ..inject import inject_fisher
+from ._arguments import whole_number
+from .curvature import Damping, Reduction
+from .errors import ArgumentError
+from .inject import inject_fisher
 
 
 def repeat_with_fisher(

@@ -1,8 +1,8 @@
 """The CUDA kernels of the relaxed Bellman-Ford algorithm: one for the path, one for its gradient, a program a map.
 Importing this module imports triton.
 
-The steps and thresholds are those of `_relaxation.py`, their gradients those of `_buffered.py`; the conorms and the
-while loop are those of `_bellman_ford.py`. A program holds its whole grid, flattened and padded to a power of two, and
+The steps and thresholds are those of `_relaxation.py`, their gradients those of `_fast_relaxation.py`; the conorms and
+the while loop are those of `_bellman_ford.py`. A program holds its whole grid, padded to a power of two, and
 runs all iterations. A neighbour's value comes by `tl.gather`, from tensor to tensor: Triton itself moves it through
 shared memory and puts the barriers, so that no program ever reads memory that another of its threads has written.
 What the way back needs (distances, positions and paths of all iterations) is stored by the first kernel and read by

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from newton_losses.paths import solve
-from newton_losses.paths._operator import solver
+from newton_losses.paths._dispatch import solver
 from triton_interpreter import DEVICE, run_interpreted
 
 
@@ -54,7 +54,7 @@ def test_maps_that_do_not_lie_one_after_another():
 
 @pytest.mark.gpu
 def test_the_kernel_follows_the_size():
-    from newton_losses.paths import _map_triton, _triton
+    from newton_losses.paths import _triton_large, _triton_small
 
-    assert solver("triton", 1024) is _map_triton.solve
-    assert solver("triton", 1025) is _triton.solve
+    assert solver("triton", 1024) is _triton_small.solve
+    assert solver("triton", 1025) is _triton_large.solve

@@ -4,7 +4,7 @@ imports triton.
 All cells are relaxed at once until none changes any more, and the path is followed back. A distance is the least sum
 over all ways to a cell, each added up from its start on, whatever the order of relaxing: so the numbers are those of
 the other back ends to the last bit. A neighbour's value comes from tensor to tensor as in `_grid_triton.py`. Where
-`_triton.py` has a thread for a map, which takes as long for one as for ten thousand, this has a block of threads.
+`_triton_large.py` has a thread for a map, which takes as long for one as for ten thousand, this has a block of threads.
 """
 
 from collections.abc import Callable

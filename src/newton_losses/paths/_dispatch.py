@@ -88,12 +88,12 @@ def solver(backend: str, cells: int) -> Callable[[Tensor, int, int, int], Solved
 
         return _numba.solve
     if backend == "triton":
-        from . import _grid_triton, _map_triton, _triton
+        from . import _grid_triton, _triton_large, _triton_small
 
-        return _map_triton.solve if cells <= _grid_triton.LARGEST else _triton.solve
-    from . import _torch
+        return _triton_small.solve if cells <= _grid_triton.LARGEST else _triton_large.solve
+    from . import _torch_backend
 
-    return _torch.solve
+    return _torch_backend.solve
 
 
 def _check(maps: Tensor, cost: Tensor, leading: torch.Size, check_nan: bool, check_reachable: bool) -> None:
