@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from newton_losses._optional import obstacle
+from newton_losses._backends import obstacle
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = "cpu" if INTERPRETED else "cuda"

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.amp import GradScaler
 
-from ._once import Once
+from ._no_second_derivative import NoSecondDerivative
 from .curvature import (
     Damping,
     Expansion,
@@ -164,7 +164,7 @@ class _InjectFisher(torch.autograd.Function):
             count_skipped(ctx.module, kept)
         leaving = rows.reshape(arrived.shape).to(arrived.dtype)
         if torch.is_grad_enabled() and arrived.requires_grad:  # somebody wants to differentiate what leaves
-            leaving = Once.apply(leaving, arrived, _NO_SECOND)  # type: ignore[no-untyped-call]
+            leaving = NoSecondDerivative.apply(leaving, arrived, _NO_SECOND)  # type: ignore[no-untyped-call]
         return leaving, None, None
 
 

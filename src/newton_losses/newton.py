@@ -13,7 +13,7 @@ from typing import Any, Literal, TypedDict, Unpack
 import torch
 from torch import Tensor, nn
 
-from ._transforms import is_captured, sees_operators
+from ._tracing import is_captured, sees_operators
 from .curvature import (
     CurvatureKind,
     Damping,

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from cases import Cube, assert_close
 from newton_losses import DerivativeError, expand
-from newton_losses.curvature import _autodiff
+from newton_losses.curvature import _derivatives
 
 
 class Hungry(torch.autograd.Function):
@@ -34,7 +34,7 @@ class HungrySlope(torch.autograd.Function):
 @pytest.mark.parametrize(("power", "name"), [(lambda x: x**3, "forward_products"), (Cube.apply, "_grad_of_grad")])
 def test_few_directions_at_once_where_the_loss_makes_much_of_its_outputs(power, name: str, monkeypatch) -> None:
     """All pairs of 48 outputs: 48 times as much as the outputs themselves."""
-    monkeypatch.setattr(_autodiff, "PASS_ELEMENTS", 2**16)
+    monkeypatch.setattr(_derivatives, "PASS_ELEMENTS", 2**16)
     y = torch.randn(8, 48, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     passes: list[int] = []
 
@@ -45,8 +45,8 @@ def test_few_directions_at_once_where_the_loss_makes_much_of_its_outputs(power, 
         passes.append(len(arguments[-1]))
         return original(*arguments, **options)
 
-    original = getattr(_autodiff, name)
-    monkeypatch.setattr(_autodiff, name, counted)
+    original = getattr(_derivatives, name)
+    monkeypatch.setattr(_derivatives, name, counted)
     found = expand(loss, y)
     wanted = torch.stack([torch.func.hessian(lambda one: ((one[:, None] - 2 * one) ** 3).sum())(one) for one in y])
     assert_close(found.curvature.dense(), wanted.mean(0), 1e-10)

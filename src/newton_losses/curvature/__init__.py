@@ -1,12 +1,5 @@
 """Layer 1: the second-order expansion of a loss at its inputs, and solving with its curvature."""
 
-from ._call import Loss as Loss
-from ._call import Reduction as Reduction
-from ._call import check_is_loss as check_is_loss
-from ._call import flatten_outputs as flatten_outputs
-from ._call import full_precision as full_precision
-from ._call import resolve_reduction as resolve_reduction
-from ._check import check_loss as check_loss
 from ._damping import Damped as Damped
 from ._damping import Damping as Damping
 from ._damping import DampingRule as DampingRule
@@ -32,6 +25,13 @@ from ._global import share_curvature as share_curvature
 from ._group import GroupChoice as GroupChoice
 from ._group import check_group as check_group
 from ._group import resolve_group as resolve_group
+from ._loss_contract import Loss as Loss
+from ._loss_contract import Reduction as Reduction
+from ._loss_contract import check_is_loss as check_is_loss
+from ._loss_contract import flatten_outputs as flatten_outputs
+from ._loss_contract import full_precision as full_precision
+from ._loss_contract import resolve_reduction as resolve_reduction
+from ._separability import check_loss as check_loss
 from ._solve import Spectrum as Spectrum
 from ._solve import check_spectrum as check_spectrum
 from ._solve import damped_solve as damped_solve

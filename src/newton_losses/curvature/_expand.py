@@ -6,8 +6,12 @@ import torch
 from torch import Tensor
 
 from ..errors import ArgumentError, ShapeError
-from ._autodiff import Derivatives, SecondProduct, first_order, second_order, second_products
-from ._call import (
+from ._derivatives import Derivatives, SecondProduct, first_order, second_order, second_products
+from ._expansion import CurvatureKind, Expandable, Expansion
+from ._fisher import empirical_fisher
+from ._forms import Curvature, Dense, LowRank, Products, as_curvature
+from ._inference import outside_inference_mode
+from ._loss_contract import (
     Loss,
     Reduction,
     check_is_loss,
@@ -17,10 +21,6 @@ from ._call import (
     name_of,
     resolve_reduction,
 )
-from ._expansion import CurvatureKind, Expandable, Expansion
-from ._fisher import empirical_fisher
-from ._forms import Curvature, Dense, LowRank, Products, as_curvature
-from ._inference import outside_inference_mode
 
 KINDS = ("hessian", "fisher", None)
 

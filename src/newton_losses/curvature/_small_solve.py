@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from .._optional import obstacle
+from .._backends import obstacle
 from ._forms import Mean
 
 # A matrix that a warp holds in its registers.

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from ..curvature import Expandable, finite, resolve_reduction
-from ..curvature._autodiff import custom_operators, forward_products, names_of
-from ..curvature._call import make_total
+from ..curvature._derivatives import custom_operators, forward_products, names_of
 from ..curvature._forms import Curvature
+from ..curvature._loss_contract import make_total
 from ..errors import DerivativeError
 from ._probe import Probe, is_reduced, mean_finite
 

@@ -27,8 +27,8 @@ from ..curvature import (
     loss_values,
     resolve_reduction,
 )
-from ..curvature._call import make_total
 from ..curvature._forms import Curvature, Dense, LowRank, as_curvature
+from ..curvature._loss_contract import make_total
 from ._targets import cast, picked
 
 

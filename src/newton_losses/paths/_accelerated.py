@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._transforms import sees_operators
+from .._tracing import sees_operators
 
 Plain = Callable[[Tensor], Tensor]
 Value = Callable[[Tensor], tuple[Tensor, Tensor]]

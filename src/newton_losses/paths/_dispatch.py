@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._optional import obstacle
-from .._transforms import is_captured
+from .._backends import obstacle
+from .._tracing import is_captured
 from ..errors import ArgumentError
 
 Solved = tuple[Tensor, Tensor, Tensor, Tensor]

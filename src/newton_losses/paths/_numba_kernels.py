@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from .._optional import compiled
+from .._backends import compiled
 
 Array = Any  # numpy arrays, as numba sees them
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from .._arguments import one_of
-from .._optional import obstacle
-from .._transforms import sees_operators
+from .._backends import obstacle
+from .._tracing import sees_operators
 from ..errors import ArgumentError
 
 Backend = Literal["auto", "triton", "torch"]

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from ..curvature import full_precision
-from ..curvature._call import widen
+from ..curvature._loss_contract import widen
 from ..errors import ShapeError
 from . import _estimators as estimators
 from ._autograd import estimated

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._once import Once
+from .._no_second_derivative import NoSecondDerivative
 from ..errors import DerivativeError
 
 Evaluate = Callable[[Tensor], tuple[Tensor, ...]]
@@ -37,7 +37,7 @@ class _Estimated(torch.autograd.Function):
             return None, None, None, None
         y, *saved = ctx.saved_tensors
         pulled = ctx.pull_back(gradients[0], *saved).reshape(y.shape).to(y.dtype)
-        once = Once.apply(pulled, y, ctx.reason)  # type: ignore[no-untyped-call]
+        once = NoSecondDerivative.apply(pulled, y, ctx.reason)  # type: ignore[no-untyped-call]
         return once, None, None, None
 
     @staticmethod

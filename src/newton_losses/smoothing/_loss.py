@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ..curvature import CurvatureKind, Expansion, empirical_fisher, full_precision
-from ..curvature._call import widen
+from ..curvature._loss_contract import widen
 from ..errors import ArgumentError, DerivativeError, ShapeError
 from . import _estimators as estimators
 from ._autograd import estimated

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from .._optional import compiled
+from .._backends import compiled
 from ._stable import FAR
 
 Array = Any  # numpy arrays, as numba sees them

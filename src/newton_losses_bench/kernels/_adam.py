@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from newton_losses._optional import obstacle
+from newton_losses._backends import obstacle
 
 # From so many numbers a tensor on it pays to launch a kernel for every tensor.
 LARGE = 2**18

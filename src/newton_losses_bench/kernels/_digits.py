@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from newton_losses._optional import obstacle
+from newton_losses._backends import obstacle
 
 
 def has_digit_kernels(image_size: tuple[int, int], count: int) -> bool:

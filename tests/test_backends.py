@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 import torch
 
-from newton_losses._optional import obstacle
+from newton_losses._backends import obstacle
 from newton_losses.errors import ArgumentError
 from newton_losses.paths import RelaxedBellmanFord
 from newton_losses.sorting import SortingNetwork

@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 
 from .._random import seeded
-from .._transforms import is_captured, sees_operators
+from .._tracing import is_captured, sees_operators
 from ..errors import DerivativeError
-from ._call import Total, name_of
 from ._forms import signs
+from ._loss_contract import Total, name_of
 
 T = TypeVar("T")
 

@@ -1,7 +1,7 @@
 """Calling a loss so that per-sample derivatives come out: flat outputs in, the sum of per-sample losses out.
 
 Precision, autocast, shapes and the caller's `reduction` are settled here, once; the derivatives
-themselves are in `_autodiff.py`.
+themselves are in `_derivatives.py`.
 """
 
 from collections.abc import Callable

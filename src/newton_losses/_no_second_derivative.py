@@ -8,7 +8,7 @@ from torch import Tensor
 from .errors import DerivativeError
 
 
-class Once(torch.autograd.Function):
+class NoSecondDerivative(torch.autograd.Function):
     """The identity on a gradient, which raises with a `reason` when it is differentiated by what it depends on.
 
     Without it a second derivative would be silently wrong.
