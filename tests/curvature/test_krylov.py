@@ -7,9 +7,8 @@ from torch import Tensor
 from cases import Case, assert_close, ripples
 from newton_losses import newton_target
 from newton_losses.curvature import Dense, Products, damped_solve
-from newton_losses.curvature._krylov import solve_in_krylov_space
-from newton_losses.curvature._sign import matrix_sign
-from newton_losses.curvature._solve import _cholesky, _definite_part
+from newton_losses.curvature._iterative import solve_in_krylov_space
+from newton_losses.curvature._solve import _cholesky, _definite_part, matrix_sign
 
 
 def indefinite(size: int, seed: int = 0) -> Tensor:
@@ -67,7 +66,7 @@ def test_most_of_the_curvature_is_in_fifty_steps() -> None:
 def test_rows_that_do_not_fit_into_memory_go_one_after_another(monkeypatch: pytest.MonkeyPatch) -> None:
     matrix, rows = indefinite(8), rows_of(5, 8)
     wanted = damped_solve(products(matrix), rows, 0.3, "absolute")
-    monkeypatch.setattr("newton_losses.curvature._krylov.BASIS_ELEMENTS", 130)  # two rows of 8 × 8
+    monkeypatch.setattr("newton_losses.curvature._iterative.BASIS_ELEMENTS", 130)  # two rows of 8 × 8
     asked = []
 
     def product(rows: Tensor) -> Tensor:

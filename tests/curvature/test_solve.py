@@ -11,7 +11,7 @@ from torch import Tensor
 from cases import assert_close
 from newton_losses import ArgumentError
 from newton_losses.curvature import Dense, LowRank, Products, damped_solve
-from newton_losses.curvature._sign import matrix_sign
+from newton_losses.curvature._solve import matrix_sign
 
 
 def draw(seed: int, rows: int, size: int) -> tuple[Tensor, Tensor]:

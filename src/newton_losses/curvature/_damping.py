@@ -9,10 +9,9 @@ import torch
 from torch import Tensor
 
 from ..errors import ArgumentError
-from ._expand import finite
-from ._expansion import Expansion
+from ._distributed import sum_over
+from ._expansion import Expansion, finite
 from ._forms import as_curvature, widened
-from ._group import sum_over
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup

@@ -1,11 +1,29 @@
-"""What an expansion of a loss is. How one is made by automatic differentiation is in `_expand.py`."""
+"""What an expansion of a loss is, and `expand`, which makes one of any loss.
+
+Values, per-sample gradients and one curvature for the batch: the mean Hessian, or the empirical Fisher in whichever
+form is smaller. The derivatives themselves are in `_derivatives.py`.
+"""
 
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, runtime_checkable
 
+import torch
 from torch import Tensor
 
-from ._forms import Curvature
+from ..errors import ArgumentError, ShapeError
+from ._derivatives import Derivatives, SecondProduct, first_order, second_order, second_products
+from ._forms import Curvature, Dense, LowRank, Mean, Products, as_curvature
+from ._loss_contract import (
+    Loss,
+    Reduction,
+    check_is_loss,
+    flatten_outputs,
+    full_precision,
+    make_total,
+    name_of,
+    outside_inference_mode,
+    resolve_reduction,
+)
 
 CurvatureKind = Literal["hessian", "fisher"]
 
@@ -34,3 +52,159 @@ class Expandable(Protocol):
     """A loss that brings its own expansion. This one method is the whole plug-in protocol."""
 
     def expand(self, y: Tensor, *targets: Any, curvature: CurvatureKind | None) -> Expansion: ...
+
+
+def empirical_fisher(gradient: Tensor, kept: Tensor | None = None) -> Dense | LowRank:
+    """The mean of gᵢgᵢᵀ over the kept samples of `gradient`, `(N, m)`.
+
+    Where N < m it is never formed: the scaled gradients are its factor. `kept` is `(N,)` boolean;
+    without it, all samples are.
+
+    >>> empirical_fisher(torch.tensor([[1.0, 0.0], [1.0, 2.0]])).dense()
+    tensor([[1., 1.],
+            [1., 2.]], dtype=torch.float64)
+    """
+    count: Tensor | int = len(gradient)
+    if kept is not None:
+        count = kept.sum().clamp(min=1)
+        gradient = torch.where(kept[:, None], gradient, 0.0)
+    # In float64, because a small damping has to survive next to the squares of large gradients.
+    wide = gradient if gradient.device.type == "mps" else gradient.double()
+    if gradient.shape[0] < gradient.shape[1]:
+        scale = torch.as_tensor(count, dtype=wide.dtype, device=wide.device).sqrt()
+        return LowRank(wide / scale, scale)
+    matrix = wide.mT @ wide / count
+    return Dense(matrix, semidefinite=True, mean=Mean(wide, kept, matrix))
+
+
+KINDS = ("hessian", "fisher", None)
+
+# The dense Hessian is averaged from N·m² second derivatives; above this many (256 MiB in float32)
+# products take its place.
+DENSE_ELEMENTS = 2**26
+
+
+@outside_inference_mode
+def expand(
+    loss: Loss | Expandable,
+    y: Tensor,
+    *targets: Any,
+    curvature: CurvatureKind | None = "hessian",
+    reduction: Reduction | None = None,
+    matrix_free: bool | None = None,
+) -> Expansion:
+    """The second-order expansion of `loss` at the outputs `y` of shape `(N, ...)`.
+
+    Returns values ℓᵢ `(N,)`, gradients ∇ℓᵢ `(N, m)` (of each sample's own loss, no factor 1/N) and the
+    batch's curvature: (1/N) Σ ∇²ℓᵢ for "hessian", (1/N) Σ ∇ℓᵢ∇ℓᵢᵀ for "fisher". Samples with a
+    non-finite value, gradient or Hessian are left out of that mean, and N counts the others.
+
+    `loss(y, *targets)` returns one value per sample `(N,)`, or a scalar; `reduction` says whether that is
+    their "mean" (the default, as in torch) or "sum". The values of a reduced loss are not known one
+    by one; each is then the mean. A loss with a method `expand` brings its own expansion instead.
+    `matrix_free` chooses products over a stored Hessian; by itself it does so where N·m² is large.
+
+    >>> e = expand(lambda y: (y**4).sum(1), torch.tensor([[1.0], [2.0]]))
+    >>> e.value, e.gradient, e.curvature.dense()  # y⁴, 4y³, and the mean of 12y²
+    (tensor([ 1., 16.]), tensor([[ 4.],
+            [32.]]), tensor([[30.]]))
+    """
+    if curvature not in KINDS:
+        raise ArgumentError(f"curvature={curvature!r}; it can be 'hessian', 'fisher' or None.")
+    check_is_loss(loss)
+    flat = flatten_outputs(y)
+    with full_precision(flat):
+        if isinstance(loss, Expandable):
+            return _own_expansion(loss, flat.reshape(y.shape), targets, curvature)
+        if flat.numel() == 0:
+            return _empty(flat, curvature)
+        total = make_total(loss, y.shape, targets, resolve_reduction(loss, reduction))
+        if curvature != "hessian":
+            found = first_order(total, flat)
+            return _expansion(found, empirical_fisher(found.gradient, finite(found)) if curvature else None)
+        if _too_large(flat) if matrix_free is None else matrix_free:
+            found, product = second_products(total, flat, loss)
+            return _expansion(found, _mean_products(product, _usable(found), flat))
+        found = second_order(total, flat, loss)
+        return _expansion(found, _mean_hessian(found))
+
+
+def loss_values(loss: Loss | Expandable, y: Tensor, *targets: Any, reduction: Reduction | None = None) -> Tensor:
+    """The values ℓᵢ `(N,)` alone, with the conventions of `expand` and without its derivatives."""
+    check_is_loss(loss)
+    flat = flatten_outputs(y)
+    with torch.no_grad(), full_precision(flat):
+        if isinstance(loss, Expandable):
+            return _own_expansion(loss, flat.reshape(y.shape), targets, None).value
+        if flat.numel() == 0:
+            return flat.new_zeros(len(flat))
+        return make_total(loss, y.shape, targets, resolve_reduction(loss, reduction))(flat)[1]
+
+
+def finite(found: Derivatives | Expansion) -> Tensor:
+    """Which samples have a finite value and gradient, `(N,)` boolean."""
+    return torch.isfinite(found.value) & torch.isfinite(found.gradient).all(1)
+
+
+def _too_large(flat: Tensor) -> bool:
+    return flat.numel() * flat.shape[1] > DENSE_ELEMENTS
+
+
+def _expansion(found: Derivatives, curvature: Curvature | None) -> Expansion:
+    return Expansion(found.value, found.gradient, curvature)
+
+
+def _usable(found: Derivatives) -> Tensor:
+    """Which samples have second derivatives, too, that are finite as far as they are known, `(N,)` boolean."""
+    assert found.second is not None
+    return finite(found) & torch.isfinite(found.second).all(2).all(0)
+
+
+def _mean_hessian(found: Derivatives) -> Dense:
+    assert found.second is not None
+    kept = _usable(found)
+    count = kept.sum()
+    mean = torch.where(kept[None, :, None], found.second, 0.0).sum(1) / count.clamp(min=1)
+    # Rounding makes it a little unsymmetric; the solvers may read one triangle only.
+    return Dense((mean + mean.mT) / 2, count=count)
+
+
+def _mean_products(product: SecondProduct, kept: Tensor, flat: Tensor) -> Products:
+    count = kept.sum().clamp(min=1)
+    chunk = max(1, DENSE_ELEMENTS // 16 // flat.numel())
+
+    @outside_inference_mode
+    def mean_product(vectors: Tensor) -> Tensor:
+        parts = torch.split(vectors, chunk)
+        sums = [torch.where(kept[None, :, None], product(part), 0.0).sum(1) for part in parts]
+        return torch.cat(sums) / count
+
+    return Products(mean_product, flat.shape[1], flat)
+
+
+def _empty(flat: Tensor, kind: CurvatureKind | None) -> Expansion:
+    """No samples, or samples of no outputs: nothing to differentiate, and the loss is not called."""
+    curvature = None if kind is None else LowRank(flat.new_zeros(0, flat.shape[1]))
+    return Expansion(flat.new_zeros(len(flat)), flat, curvature)
+
+
+def _own_expansion(loss: Expandable, y: Tensor, targets: tuple[Any, ...], kind: CurvatureKind | None) -> Expansion:
+    if y.numel() == 0:
+        return _empty(y.flatten(1) if y.dim() > 1 else y.unsqueeze(1), kind)
+    with torch.no_grad():
+        own = loss.expand(y, *targets, curvature=kind)
+    count = y.shape[0]
+    size = y.numel() // count
+    name = f"The expansion that {name_of(loss)} brings"
+    if own.value.shape != (count,) or own.gradient.shape != (count, size):
+        raise ShapeError(
+            f"{name} has values {tuple(own.value.shape)} and gradients {tuple(own.gradient.shape)} for "
+            f"outputs of shape {tuple(y.shape)}. They have to be ({count},) and ({count}, {size})."
+        )
+    if kind is None:
+        return own
+    if own.curvature is None:
+        raise ArgumentError(f"{name} has no curvature, although curvature={kind!r} was asked for.")
+    if isinstance(own.curvature, Tensor) and own.curvature.shape != (size, size):
+        raise ShapeError(f"{name} has a curvature {tuple(own.curvature.shape)}; it has to be ({size}, {size}).")
+    return Expansion(own.value, own.gradient, as_curvature(own.curvature, semidefinite=kind == "fisher"))

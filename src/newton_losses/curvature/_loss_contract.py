@@ -1,11 +1,12 @@
 """Calling a loss so that per-sample derivatives come out: flat outputs in, the sum of per-sample losses out.
 
-Precision, autocast, shapes and the caller's `reduction` are settled here, once; the derivatives
+Precision, autocast, inference mode, shapes and the caller's `reduction` are settled here, once; the derivatives
 themselves are in `_derivatives.py`.
 """
 
 from collections.abc import Callable
-from typing import Any, Literal
+from functools import wraps
+from typing import Any, Literal, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -116,3 +117,30 @@ def _check_values(out: object, shape: torch.Size, reduction: Reduction | None, n
     if got[:1] == (count,):
         raise ShapeError(f"{message}. Did it not reduce over the outputs of a sample? Try .flatten(1).sum(1).")
     raise ShapeError(f"{message}. Did it reduce over the batch dimension?")
+
+
+Given = ParamSpec("Given")
+T = TypeVar("T")
+
+
+def outside_inference_mode(function: Callable[Given, T]) -> Callable[Given, T]:
+    """`function`, which takes derivatives, called with ordinary tensors as if inference mode was off.
+
+    In there the torch.func of older versions finds every gradient to be zero, without a word.
+
+    >>> slope = outside_inference_mode(torch.func.grad(torch.sin))
+    >>> with torch.inference_mode():
+    ...     slope(torch.zeros(()))
+    tensor(1.)
+    """
+
+    # In quotes for a compiler, which guards what it evaluates, and these are new objects each time.
+    @wraps(function)
+    def wrapped(*given: "Given.args", **options: "Given.kwargs") -> T:
+        if torch.compiler.is_compiling() or not torch.is_inference_mode_enabled():
+            return function(*given, **options)
+        with torch.inference_mode(False):
+            ordinary = (one.clone() if isinstance(one, Tensor) and one.is_inference() else one for one in given)
+            return function(*ordinary, **options)  # type: ignore[arg-type]
+
+    return wrapped

@@ -9,8 +9,16 @@ from .._random import seeded
 from ..errors import SeparabilityError
 from ._derivatives import no_dependence
 from ._forms import signs
-from ._inference import outside_inference_mode
-from ._loss_contract import Loss, Reduction, flatten_outputs, full_precision, make_total, name_of, resolve_reduction
+from ._loss_contract import (
+    Loss,
+    Reduction,
+    flatten_outputs,
+    full_precision,
+    make_total,
+    name_of,
+    outside_inference_mode,
+    resolve_reduction,
+)
 
 
 @outside_inference_mode

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ._sign import LOWEST, ROUNDS, STEEPEST
+from ._solve import LOWEST, ROUNDS, STEEPEST
 
 _Decorator = Callable[[Callable[..., Any]], Any]
 _jit: _Decorator = triton.jit
@@ -112,7 +112,7 @@ def _number(damping, bits):  # type: ignore[no-untyped-def]
 def _absolute(  # type: ignore[no-untyped-def]
     square, LOWEST: tl.constexpr, STEEPEST: tl.constexpr, ROUNDS: tl.constexpr
 ):  # fmt: skip
-    """|C| = C sign(C), by the iteration of `_sign.py`."""
+    """|C| = C sign(C), by the iteration of `_solve.py`."""
     scale = tl.sqrt(tl.sum(tl.sum(square * square, 1), 0))
     sign = tl.where(scale > 0, square / scale, 0.0)
     # How steep a round is need not be exact, and roots and quotients in float64 would take as long as the products.

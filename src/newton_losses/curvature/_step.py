@@ -7,8 +7,7 @@ from torch import Tensor
 
 from ..errors import ArgumentError
 from ._damping import DampingRule, NormalizedDamping, apply_rule
-from ._expand import finite
-from ._expansion import Expansion
+from ._expansion import Expansion, finite
 from ._forms import LowRank, as_curvature
 from ._loss_contract import full_precision
 from ._solve import Spectrum, check_spectrum, damped_solve, solve_gradients

@@ -14,8 +14,7 @@ from torch import Tensor
 
 from ..curvature import CurvatureKind, Expandable, Expansion, Loss, Reduction, check_loss, finite, flatten_outputs
 from ..curvature._forms import as_curvature
-from ..curvature._inference import outside_inference_mode
-from ..curvature._loss_contract import check_is_loss, name_of
+from ..curvature._loss_contract import check_is_loss, name_of, outside_inference_mode
 from ..errors import ArgumentError, DerivativeError, SeparabilityError
 from ._cost import Cost, affordable, first_order_cost, seconds, timed
 from ._derivatives import DIRECTIONS, Derivatives, forward_mode, gradient_error, hessian_error, judged, why_missing
