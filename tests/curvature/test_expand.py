@@ -124,10 +124,10 @@ def test_fisher_is_never_formed_where_samples_are_fewer_than_outputs() -> None:
 
 
 def test_large_hessians_become_products_by_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
-    from newton_losses.curvature import _expand
+    from newton_losses.curvature import _expansion
 
     case = Case(quartic, (3, 7))
-    monkeypatch.setattr(_expand, "DENSE_ELEMENTS", 3 * 7 * 7 - 1)
+    monkeypatch.setattr(_expansion, "DENSE_ELEMENTS", 3 * 7 * 7 - 1)
     assert isinstance(expand(case.loss, *case.draw()).curvature, Products)
 
 

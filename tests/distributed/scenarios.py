@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from cases import Case, log_sum_exp, ripples
 from newton_losses import Expansion, NewtonLoss, RelativeDamping, inject_fisher
-from newton_losses.curvature import _expand, _global, empirical_fisher
+from newton_losses.curvature import _distributed, _expansion, empirical_fisher
 
 DEALS: dict[str, Callable[[int], list[int]]] = {
     "equal": lambda ranks: [4] * ranks,
@@ -116,9 +116,9 @@ class Scenario:
     def _limits(self, rank: int, alone: bool) -> Iterator[None]:
         with pytest.MonkeyPatch.context() as patch:
             if self.products_above is not None:
-                patch.setattr(_global, "SUMMED_HESSIAN_SIZE", self.products_above)
+                patch.setattr(_distributed, "SUMMED_HESSIAN_SIZE", self.products_above)
             if self.unstored_on_rank_0 and rank == 0 and not alone:
-                patch.setattr(_expand, "DENSE_ELEMENTS", 4)
+                patch.setattr(_expansion, "DENSE_ELEMENTS", 4)
             yield
 
 

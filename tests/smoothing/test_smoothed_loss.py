@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from newton_losses import ArgumentError, DerivativeError, ShapeError
-from newton_losses.curvature import Dense, Expandable, LowRank
-from newton_losses.curvature._forms import as_curvature
+from newton_losses.curvature import Dense, Expandable, LowRank, as_curvature
 from newton_losses.smoothing import Cauchy, Gaussian, Gumbel, Laplace, Logistic, SmoothedLoss, StudentT
 
 

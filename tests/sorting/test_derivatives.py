@@ -4,7 +4,7 @@ import pytest
 import torch
 from sorting_cases import BY_TORCH, DISTRIBUTIONS, NAMES, SIZES, make, scores_and_values
 
-from newton_losses.curvature._forms import as_curvature
+from newton_losses.curvature import as_curvature
 from newton_losses.sorting import SortingLoss
 from newton_losses.sorting._distributions import DISTRIBUTIONS as LAWS
 

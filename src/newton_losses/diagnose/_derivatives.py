@@ -12,10 +12,16 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from ..curvature import Expandable, finite, resolve_reduction
-from ..curvature._derivatives import custom_operators, forward_products, names_of
-from ..curvature._forms import Curvature
-from ..curvature._loss_contract import make_total
+from ..curvature import (
+    Curvature,
+    Expandable,
+    custom_operators,
+    finite,
+    forward_products,
+    make_total,
+    names_of,
+    resolve_reduction,
+)
 from ..errors import DerivativeError
 from ._probe import Probe, is_reduced, mean_finite
 

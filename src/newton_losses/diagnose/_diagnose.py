@@ -12,9 +12,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..curvature import CurvatureKind, Expandable, Expansion, Loss, Reduction, check_loss, finite, flatten_outputs
-from ..curvature._forms import as_curvature
-from ..curvature._loss_contract import check_is_loss, name_of, outside_inference_mode
+from ..curvature import (
+    CurvatureKind,
+    Expandable,
+    Expansion,
+    Loss,
+    Reduction,
+    as_curvature,
+    check_is_loss,
+    check_loss,
+    finite,
+    flatten_outputs,
+    name_of,
+    outside_inference_mode,
+)
 from ..errors import ArgumentError, DerivativeError, SeparabilityError
 from ._cost import Cost, affordable, first_order_cost, seconds, timed
 from ._derivatives import DIRECTIONS, Derivatives, forward_mode, gradient_error, hessian_error, judged, why_missing

@@ -5,8 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..curvature import Expandable, Expansion
-from ..curvature._forms import as_curvature
+from ..curvature import Expandable, Expansion, as_curvature
 from ._cost import affordable, timed
 from ._probe import Probe
 

@@ -16,19 +16,22 @@ from torch import Tensor, nn
 
 from .._random import seeded
 from ..curvature import (
+    Curvature,
     CurvatureKind,
+    Dense,
     Expandable,
     Expansion,
     Loss,
+    LowRank,
     Reduction,
+    as_curvature,
     expand,
     finite,
     full_precision,
     loss_values,
+    make_total,
     resolve_reduction,
 )
-from ..curvature._forms import Curvature, Dense, LowRank, as_curvature
-from ..curvature._loss_contract import make_total
 from ._targets import cast, picked
 
 

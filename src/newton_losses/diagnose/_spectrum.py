@@ -5,8 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..curvature import Expansion, empirical_fisher, finite
-from ..curvature._forms import Curvature, Dense, LowRank, as_curvature
+from ..curvature import Curvature, Dense, Expansion, LowRank, as_curvature, empirical_fisher, finite
 from ._cost import affordable, timed
 from ._probe import Probe
 

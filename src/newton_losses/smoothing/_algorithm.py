@@ -3,8 +3,7 @@
 import torch
 from torch import Tensor
 
-from ..curvature import full_precision
-from ..curvature._loss_contract import widen
+from ..curvature import full_precision, widen
 from ..errors import ShapeError
 from . import _estimators as estimators
 from ._autograd import estimated

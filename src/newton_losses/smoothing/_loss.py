@@ -5,8 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..curvature import CurvatureKind, Expansion, empirical_fisher, full_precision
-from ..curvature._loss_contract import widen
+from ..curvature import CurvatureKind, Expansion, empirical_fisher, full_precision, widen
 from ..errors import ArgumentError, DerivativeError, ShapeError
 from . import _estimators as estimators
 from ._autograd import estimated

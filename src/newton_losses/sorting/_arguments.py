@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from .._arguments import real_tensor, whole_number
-from ..curvature._loss_contract import widen
+from ..curvature import widen
 from ..errors import ArgumentError, ShapeError
 
 
