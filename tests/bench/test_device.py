@@ -13,8 +13,8 @@ from newton_losses_bench import loop
 from newton_losses_bench.device import is_out_of_memory, on_device, resolve_device
 from newton_losses_bench.loop import PlannedRun, run, run_together
 from newton_losses_bench.store import RunError, RunFolder
-from newton_losses_bench.sweep._job import Job, _as_begun
-from newton_losses_bench.sweep._local import LocalPool
+from newton_losses_bench.sweep.jobs import Job, _as_begun
+from newton_losses_bench.sweep.processes import LocalPool
 from newton_losses_bench.tasks import make_task
 
 CONFIG = small_runs(steps=4, eval_every=2, epochs=2)["sorting"]

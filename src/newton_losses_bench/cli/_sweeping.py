@@ -86,7 +86,7 @@ def run_all(labelled: Iterable[tuple[str, RunConfig]], computing: Computing) -> 
         resolve_device(computing.device)
         _check_needs([config for _, config in runs])
     else:
-        from ..sweep.cluster import RayPool
+        from ..sweep.ray import RayPool
 
         pool = RayPool(computing.ray, computing.results, computing.jobs, computing.device)
     store = Store(computing.results)

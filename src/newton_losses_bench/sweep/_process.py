@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from ..store import RunError
-from ._job import Job
+from .jobs import Job
 
 # A process that was told to end, or whose sweep has lost track of it, may still have a run to save.
 _PATIENCE_SECONDS = 60.0

@@ -7,9 +7,9 @@ from typing import Protocol
 
 from ..interrupts import stop_requests
 from ..results import Store, identity
-from ._job import Job, tidy
-from ._local import LocalPool
-from ._tally import Failure, Listener, Tally
+from .counters import Failure, Listener, Tally
+from .jobs import Job, tidy
+from .processes import LocalPool
 
 LOGS = ".logs"
 _LOOK_SECONDS = 0.1

@@ -27,8 +27,8 @@ from ..progress import JsonLines
 from ..store import RunInUse
 from ..tasks import KeptData
 from ._command import train_command
-from ._fresh import FreshProcess
-from ._job import FAILED, FINISHED, IN_USE, Job, execute
+from .jobs import FAILED, FINISHED, IN_USE, Job, execute
+from .process_reset import FreshProcess
 
 _NEWS_SECONDS = 2.0
 

@@ -13,7 +13,8 @@ import pytest
 from newton_losses import ArgumentError
 from newton_losses_bench.config import SortingConfig
 from newton_losses_bench.results import Store
-from newton_losses_bench.sweep import Job, cluster
+from newton_losses_bench.sweep import Job
+from newton_losses_bench.sweep import ray as cluster
 
 HAS_RAY = importlib.util.find_spec("ray") is not None
 

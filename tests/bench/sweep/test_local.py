@@ -17,8 +17,8 @@ from newton_losses_bench.config import SortingConfig
 from newton_losses_bench.interrupts import STOPPING
 from newton_losses_bench.results import Store
 from newton_losses_bench.sweep import Bars, Job, Lines, SweepResult, run_sweep
-from newton_losses_bench.sweep import _local as local
-from newton_losses_bench.sweep._tally import Tally
+from newton_losses_bench.sweep import processes as local
+from newton_losses_bench.sweep.counters import Tally
 
 STUB = (sys.executable, str(Path(__file__).with_name("stub_worker.py")))
 CONFIG = SortingConfig(

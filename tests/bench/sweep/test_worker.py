@@ -20,9 +20,9 @@ from newton_losses_bench.progress import Silent
 from newton_losses_bench.results import Store
 from newton_losses_bench.store import read_json
 from newton_losses_bench.sweep import Job, Lines, run_sweep, worker
-from newton_losses_bench.sweep import _local as local
-from newton_losses_bench.sweep._fresh import FreshProcess
-from newton_losses_bench.sweep._job import FAILED, FINISHED, execute
+from newton_losses_bench.sweep import processes as local
+from newton_losses_bench.sweep.jobs import FAILED, FINISHED, execute
+from newton_losses_bench.sweep.process_reset import FreshProcess
 from newton_losses_bench.tasks import KeptData
 
 SORTING, PATHS = small_runs(steps=6, eval_every=2, epochs=2).values()

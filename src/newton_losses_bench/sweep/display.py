@@ -5,8 +5,8 @@ from typing import Any, TextIO
 
 from ..interrupts import STOPPING
 from ..words import duration
-from ._job import Job
-from ._tally import Tally
+from .counters import Tally
+from .jobs import Job
 
 # What stands beside a label: a bar, how far it is, and the time left of all.
 _BESIDE = 44

@@ -14,9 +14,9 @@ from typing import IO
 import torch
 
 from ..store import RESULT, RunError, is_in_use, read_json, write_error
-from ._job import FINISHED, IN_USE, Job
 from ._process import WorkerProcess
-from ._tally import Tally
+from .counters import Tally
+from .jobs import FINISHED, IN_USE, Job
 
 ATTEMPTS = 2
 # Without the current folder on its path, in which anything may be called like a package.

@@ -24,8 +24,8 @@ from newton_losses.errors import ArgumentError
 from ..environment import commit
 from ..progress import Silent
 from ..store import AVERAGE, CHECKPOINT, CONFIG, EVALUATIONS, RESULT, WEIGHTS, RunInUse, write_atomically
-from ._job import Job, execute
-from ._tally import Tally
+from .counters import Tally
+from .jobs import Job, execute
 
 ATTEMPTS = 2
 # How often Ray starts a task again whose machine or process has died.

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from ._job import Job
+from .jobs import Job
 
 
 @dataclass(frozen=True)
