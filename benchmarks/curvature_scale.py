@@ -22,7 +22,7 @@ from newton_losses.errors import ArgumentError, NewtonLossesError
 from newton_losses_bench.config import PathsConfig, RunConfig, SortingConfig
 from newton_losses_bench.defaults import PATHS_ALGORITHMS, SORTING_ALGORITHMS
 from newton_losses_bench.tasks import make_task
-from newton_losses_bench.trainer import Trainer
+from newton_losses_bench.train_step import Trainer
 from newton_losses_bench.words import number
 
 

@@ -25,7 +25,7 @@ from newton_losses_bench.data import LabeledImages, PathMaps, Splits
 from newton_losses_bench.defaults import PATHS_ALGORITHMS, SORTING_ALGORITHMS
 from newton_losses_bench.device import precision_flags
 from newton_losses_bench.tasks import PathsTask, SortingTask
-from newton_losses_bench.trainer import Trainer
+from newton_losses_bench.train_step import Trainer
 
 
 def random_digits() -> Splits[LabeledImages]:

@@ -18,8 +18,8 @@ from newton_losses.errors import ArgumentError
 
 from .checks import check_at_least
 from .config import RunConfig
-from .interrupts import Interrupted, stop_requests
 from .progress import Progress, Silent
+from .signals import Interrupted, stop_requests
 from .store import Record, RunFolder
 from .tasks import damping_rule
 

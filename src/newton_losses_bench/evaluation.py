@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from .tasks import Figures, Task
-from .trainer import Trainer
+from .train_step import Trainer
 
 Record = dict[str, Any]
 

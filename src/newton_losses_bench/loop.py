@@ -14,12 +14,12 @@ from .clock import Clock
 from .config import RunConfig
 from .device import is_out_of_memory, on_device, precision_flags
 from .evaluation import averaged_evaluations, evaluate
-from .interrupts import Interrupted, StopRequests, name_others, others_of, stop_requests
 from .progress import Progress, Silent
 from .ranks import Ranks, sharing_ranks
+from .signals import Interrupted, StopRequests, name_others, others_of, stop_requests
 from .store import AVERAGE, Record, RunError, RunFolder
 from .tasks import Task, make_task
-from .trainer import Trainer
+from .train_step import Trainer
 from .turns import WHEN_DONE, WHEN_NEARLY_DONE, Steps, take_turns
 from .whose import errors_of, name_seed, seed_of
 

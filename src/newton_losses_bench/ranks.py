@@ -26,7 +26,7 @@ from newton_losses.errors import ArgumentError, NewtonLossesError
 from newton_losses.smoothing import Smoothed
 from newton_losses.smoothing._draws import Sampler
 
-from .interrupts import stop_requests
+from .signals import stop_requests
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup

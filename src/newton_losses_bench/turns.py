@@ -14,7 +14,7 @@ from typing import Generic, TypeVar
 
 import torch
 
-from .interrupts import Interrupted, StopRequests, name_others
+from .signals import Interrupted, StopRequests, name_others
 
 Result = TypeVar("Result")
 # A run in pieces. It gives way by saying how many of its turns the device may still have before it when it goes on.

@@ -9,13 +9,13 @@ import torch
 
 from newton_losses_bench.config import PathsConfig, SortingConfig
 from newton_losses_bench.defaults import PATHS_ALGORITHMS, SORTING_ALGORITHMS
-from newton_losses_bench.interrupts import Interrupted, StopRequests
 from newton_losses_bench.loop import run
 from newton_losses_bench.progress import Silent
+from newton_losses_bench.signals import Interrupted, StopRequests
 from newton_losses_bench.store import RunError
 from newton_losses_bench.tasks import make_task
 from newton_losses_bench.tasks.paths import tenths
-from newton_losses_bench.trainer import Trainer
+from newton_losses_bench.train_step import Trainer
 from newton_losses_bench.words import outcome
 
 SORTING = SortingConfig(

@@ -11,9 +11,9 @@ from small_runs import small_runs
 
 from newton_losses.errors import ArgumentError
 from newton_losses_bench import loop
-from newton_losses_bench.interrupts import Interrupted, StopRequests
 from newton_losses_bench.loop import PlannedRun, run, run_together
 from newton_losses_bench.progress import Silent
+from newton_losses_bench.signals import Interrupted, StopRequests
 from newton_losses_bench.store import RunError, is_in_use, read_checkpoint
 from newton_losses_bench.tasks import make_task
 from newton_losses_bench.whose import seed_of

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from newton_losses_bench import turns
-from newton_losses_bench.interrupts import Interrupted, StopRequests, others_of
+from newton_losses_bench.signals import Interrupted, StopRequests, others_of
 from newton_losses_bench.turns import WHEN_DONE, WHEN_NEARLY_DONE, take_turns
 
 

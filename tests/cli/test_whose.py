@@ -8,10 +8,10 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from newton_losses_bench import loop, trainer
+from newton_losses_bench import loop, train_step
 from newton_losses_bench.cli import _train
 from newton_losses_bench.cli._app import app
-from newton_losses_bench.interrupts import StopRequests
+from newton_losses_bench.signals import StopRequests
 from newton_losses_bench.store import RunError
 
 TINY = [
@@ -31,16 +31,16 @@ def stop_at(monkeypatch):
     """Ask for a stop, or do something else, in a step (from 0) that is counted over all runs."""
     stop = StopRequests()
     steps = iter(range(1000))
-    take = trainer.Trainer.train_step
+    take = train_step.Trainer.train_step
     monkeypatch.setattr(loop, "stop_requests", lambda: contextlib.nullcontext(stop))
 
     def at(wanted, act=lambda: setattr(stop, "requested", signal.SIGINT)):
-        def train_step(self):
+        def counted_step(self):
             if next(steps) == wanted:
                 act()
             take(self)
 
-        monkeypatch.setattr(trainer.Trainer, "train_step", train_step)
+        monkeypatch.setattr(train_step.Trainer, "train_step", counted_step)
 
     return at
 

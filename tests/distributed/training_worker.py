@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from newton_losses_bench.config import PathsConfig, RunConfig, SortingConfig
-from newton_losses_bench.interrupts import Interrupted
 from newton_losses_bench.loop import run
 from newton_losses_bench.ranks import RankError
+from newton_losses_bench.signals import Interrupted
 from newton_losses_bench.store import read_checkpoint
 from newton_losses_bench.tasks import Task, make_task
 

@@ -12,9 +12,9 @@ import typer
 
 from newton_losses.errors import ArgumentError, NewtonLossesError
 
-from ..interrupts import Interrupted, others_of
 from ..progress import PlainLines, Progress
 from ..ranks import EndedElsewhere, is_first_process, started_by_torchrun
+from ..signals import Interrupted, others_of
 from ..whose import seed_of
 
 FAILED = 2

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from newton_losses.sorting import exact_match
 
-from ..seeds import stream
+from ..random_streams import stream
 from ..store import WEIGHTS
 from ._runs import folder_of
 from ._setting import ARMS, Arm, DemoConfig, RawPixelNetwork, glyphs

@@ -17,8 +17,8 @@ from typing import Any
 
 import torch
 
-from ..interrupts import Interrupted
 from ..loop import run
+from ..signals import Interrupted
 from ..store import EVALUATIONS
 from ._setting import ARMS, Arm, DemoConfig, make_demo_task
 

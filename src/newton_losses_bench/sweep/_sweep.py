@@ -5,8 +5,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
-from ..interrupts import stop_requests
 from ..results import Store, identity
+from ..signals import stop_requests
 from .counters import Failure, Listener, Tally
 from .jobs import Job, tidy
 from .processes import LocalPool

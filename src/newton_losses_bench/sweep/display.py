@@ -3,7 +3,7 @@
 import sys
 from typing import Any, TextIO
 
-from ..interrupts import STOPPING
+from ..signals import STOPPING
 from ..words import duration
 from .counters import Tally
 from .jobs import Job

@@ -22,8 +22,8 @@ from typing import Any, TextIO
 
 from newton_losses.errors import NewtonLossesError
 
-from ..interrupts import Interrupted
 from ..progress import JsonLines
+from ..signals import Interrupted
 from ..store import RunInUse
 from ..tasks import KeptData
 from ._command import train_command

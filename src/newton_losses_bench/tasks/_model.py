@@ -10,8 +10,8 @@ from newton_losses._random import seeded
 
 from ..batch_norm import share_statistics
 from ..config import RunConfig
+from ..random_streams import stream
 from ..ranks import current_ranks
-from ..seeds import stream
 
 
 def make_model(build: Callable[[str], nn.Module], config: RunConfig) -> nn.Module:

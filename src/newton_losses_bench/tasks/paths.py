@@ -14,8 +14,8 @@ from ..config import PathsConfig
 from ..data import PathMaps, Splits, Terrain, Warcraft, terrain
 from ..device import device_kind
 from ..models import MapCNN
+from ..random_streams import stream
 from ..ranks import current_ranks
-from ..seeds import stream
 from ._model import make_model
 from ._task import Figures, Record, training_loss
 

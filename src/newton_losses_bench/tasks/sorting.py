@@ -12,8 +12,8 @@ from ..config import SortingConfig
 from ..data import MNIST, Affine, Digits, LabeledImages, MultiDigit, Splits
 from ..device import device_kind
 from ..models import DigitCNN
+from ..random_streams import stream
 from ..ranks import current_ranks
-from ..seeds import stream
 from ._model import make_model
 from ._task import Figures, Record, training_loss
 

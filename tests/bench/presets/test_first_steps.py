@@ -9,7 +9,7 @@ import torch
 from newton_losses_bench.convex import ConvexConfig, run_convex
 from newton_losses_bench.presets import cells
 from newton_losses_bench.tasks import make_task
-from newton_losses_bench.trainer import Trainer
+from newton_losses_bench.train_step import Trainer
 
 SMALL = {
     "sorting": {

@@ -13,9 +13,9 @@ import pytest
 from newton_losses_bench import environment
 from newton_losses_bench.config import PathsConfig, SortingConfig
 from newton_losses_bench.convex import ConvexConfig, run_convex
-from newton_losses_bench.interrupts import Interrupted, StopRequests
 from newton_losses_bench.loop import run
 from newton_losses_bench.results import Store, compact, identity, run_name
+from newton_losses_bench.signals import Interrupted, StopRequests
 
 ROOT = Path(__file__).parents[3]
 CONFIG = SortingConfig(

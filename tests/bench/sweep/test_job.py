@@ -9,8 +9,8 @@ import pytest
 
 from newton_losses_bench.config import PathsConfig, SortingConfig
 from newton_losses_bench.data import DataError, terrain
-from newton_losses_bench.interrupts import Interrupted
 from newton_losses_bench.progress import Silent
+from newton_losses_bench.signals import Interrupted
 from newton_losses_bench.store import checksummed_json, read_json
 from newton_losses_bench.sweep import Job, train_command
 from newton_losses_bench.sweep.jobs import execute, prepare_data

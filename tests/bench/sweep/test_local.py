@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from newton_losses_bench.config import SortingConfig
-from newton_losses_bench.interrupts import STOPPING
 from newton_losses_bench.results import Store
+from newton_losses_bench.signals import STOPPING
 from newton_losses_bench.sweep import Bars, Job, Lines, SweepResult, run_sweep
 from newton_losses_bench.sweep import processes as local
 from newton_losses_bench.sweep.counters import Tally

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from .average import WeightAverage
-from .capture import CapturedStep
 from .config import RunConfig
+from .cuda_graph import CapturedStep
 from .kernels import make_adam
 from .ranks import current_ranks
 from .store import RunError

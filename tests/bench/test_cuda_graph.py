@@ -7,7 +7,7 @@ import torch
 
 from newton_losses_bench.config import PathsConfig, SortingConfig
 from newton_losses_bench.tasks import make_task
-from newton_losses_bench.trainer import Trainer
+from newton_losses_bench.train_step import Trainer
 
 pytestmark = pytest.mark.gpu
 
