@@ -7,7 +7,7 @@ from test_stability import adversarial, sorting_fuzz
 from torch._subclasses import FakeTensorMode
 
 from newton_losses.errors import ArgumentError
-from newton_losses.sorting import SortingLoss, SortingNetwork, _network_derivatives, _operator
+from newton_losses.sorting import SortingLoss, SortingNetwork, _network_derivatives, _network_dispatch
 
 pytest.importorskip("numba")
 
@@ -98,7 +98,7 @@ def test_threads_change_nothing(monkeypatch):
     scores, values = scores_and_values(11, 4)
     compiled, _ = pair()
     expected = compiled.expand(scores, values, curvature="hessian")
-    monkeypatch.setattr(_operator, "CELLS_PER_THREAD", 1)
+    monkeypatch.setattr(_network_dispatch, "CELLS_PER_THREAD", 1)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
     assert_same(compiled.expand(scores, values, curvature="hessian"), expected)
 
@@ -108,7 +108,7 @@ def test_it_is_taken_by_itself_and_steps_aside(monkeypatch):
 
     def counted(*arguments):
         calls.append(arguments)
-        return _operator.network_operator(*arguments)
+        return _network_dispatch.network_operator(*arguments)
 
     monkeypatch.setattr(_network_derivatives, "network_operator", counted)
     scores, values = scores_and_values(4, 3)
@@ -126,7 +126,7 @@ def test_it_is_taken_by_itself_and_steps_aside(monkeypatch):
     torch.testing.assert_close(torch.func.vmap(torch.func.grad(loss))(scores, values), expected)
     compiled = torch.compile(lambda s: loss.expand(s, values, curvature=None).gradient, backend="eager", fullgraph=True)
     torch.testing.assert_close(compiled(scores), expected)
-    monkeypatch.setattr(_operator, "obstacle", lambda package: f"is not installed: pip install {package}")
+    monkeypatch.setattr(_network_dispatch, "obstacle", lambda package: f"is not installed: pip install {package}")
     torch.testing.assert_close(loss.expand(scores, values, curvature=None).gradient, expected)
     assert len(calls) == 3
 
@@ -141,13 +141,15 @@ def test_the_operator_keeps_torchs_contracts():
     slopes = torch.randn(3, 2, 2, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     nothing = slopes.new_empty(0, 0, 0, 0)
     for derivatives in ((slopes, slopes), (slopes, nothing), (nothing, nothing)):
-        torch.library.opcheck(_operator.network_operator, (partners, logs, *derivatives, target, target / 4, "numba"))
+        torch.library.opcheck(
+            _network_dispatch.network_operator, (partners, logs, *derivatives, target, target / 4, "numba")
+        )
 
 
 def test_errors_teach(monkeypatch):
     with pytest.raises(ArgumentError, match="'auto', 'numba', 'triton', 'torch'"):
         SortingNetwork(4, backend="cuda")
-    monkeypatch.setattr(_operator, "obstacle", lambda package: f"is not installed: pip install {package}")
+    monkeypatch.setattr(_network_dispatch, "obstacle", lambda package: f"is not installed: pip install {package}")
     with pytest.raises(ArgumentError, match="pip install"):
         SortingNetwork(4, backend="numba")
 

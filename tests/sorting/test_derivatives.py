@@ -6,7 +6,7 @@ from sorting_cases import BY_TORCH, DISTRIBUTIONS, NAMES, SIZES, make, scores_an
 
 from newton_losses.curvature import as_curvature
 from newton_losses.sorting import SortingLoss
-from newton_losses.sorting._distributions import DISTRIBUTIONS as LAWS
+from newton_losses.sorting._network_distributions import DISTRIBUTIONS as LAWS
 
 # torch's own forward-mode machinery warns about itself when it is first used.
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")

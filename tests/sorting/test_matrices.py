@@ -7,7 +7,7 @@ from sorting_cases import DISTRIBUTIONS, NAMES, SIZES, make, scores_and_values
 
 from newton_losses.errors import ArgumentError, ShapeError
 from newton_losses.sorting import NeuralSort, SoftSort, SortingNetwork, neuralsort, softsort
-from newton_losses.sorting._wiring import exchanged, strides, wiring
+from newton_losses.sorting._network_wiring import exchanged, strides, wiring
 
 diffsort = pytest.importorskip("diffsort")
 

@@ -1,17 +1,17 @@
 """Layer 3: differentiable sorting and ranking, their losses and metrics, stable at any spread of scores."""
 
-from ._functions import soft_rank as soft_rank
-from ._functions import soft_sort as soft_sort
-from ._functions import soft_topk as soft_topk
+from ._hard_ranks import target_matrix as target_matrix
 from ._loss import SortingLoss as SortingLoss
 from ._metrics import element_wise_match as element_wise_match
 from ._metrics import exact_match as exact_match
 from ._network import SortingNetwork as SortingNetwork
 from ._neuralsort import NeuralSort as NeuralSort
 from ._neuralsort import neuralsort as neuralsort
-from ._order import target_matrix as target_matrix
 from ._ranking_losses import SpearmanLoss as SpearmanLoss
 from ._ranking_losses import TopKLoss as TopKLoss
 from ._relaxation import Relaxation as Relaxation
+from ._soft_ops import soft_rank as soft_rank
+from ._soft_ops import soft_sort as soft_sort
+from ._soft_ops import soft_topk as soft_topk
 from ._softsort import SoftSort as SoftSort
 from ._softsort import softsort as softsort

@@ -8,10 +8,10 @@ from torch import Tensor, nn
 from ..curvature import CurvatureKind, Expansion, full_precision
 from ..errors import ArgumentError, ShapeError
 from ._arguments import as_working, check_same_shape, sorted_last
-from ._choose import AlgorithmName, choose
 from ._expansions import expand_reference, expand_stable, reference_cross_entropy
 from ._fast_gradient import sorting_cross_entropy
-from ._order import Ties, cell_weights, check_ties, target_matrix
+from ._hard_ranks import Ties, cell_weights, check_ties, target_matrix
+from ._registry import AlgorithmName, choose
 from ._relaxation import Relaxation
 
 Numerics = Literal["stable", "reference"]

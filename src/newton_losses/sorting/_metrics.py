@@ -10,7 +10,7 @@ from torch import Tensor
 from .._arguments import real_tensor
 from ..errors import ShapeError
 from ._arguments import check_count, check_same_shape
-from ._order import rank_span
+from ._hard_ranks import rank_span
 
 METRIC = "A metric of an order"
 

@@ -12,12 +12,12 @@ from torch.autograd.forward_ad import unpack_dual
 from .._arguments import positive_number, whole_number
 from ..errors import ArgumentError, ShapeError
 from ._arguments import as_wide
-from ._distributions import DISTRIBUTIONS, Distribution, DistributionName
+from ._log_space import log_sum
 from ._network_derivatives import compiled_values, impossible_but_diagonal, network_derivatives
-from ._operator import Backend, check_backend, chosen_kernel
+from ._network_dispatch import Backend, check_backend, chosen_kernel
+from ._network_distributions import DISTRIBUTIONS, Distribution, DistributionName
+from ._network_wiring import NetworkName, exchanged, strides, wiring
 from ._relaxation import Relaxation
-from ._stable import log_sum
-from ._wiring import NetworkName, exchanged, strides, wiring
 
 
 class SortingNetwork(Relaxation):

@@ -11,8 +11,8 @@ tangents are matrix products. Steps of layer l at wire w, with d the difference 
 where the second step's φ'' is r(1−r) times the square of the difference of its two inputs' tangents, with r
 the share of the first path. r is a conditional probability: it stays meaningful where e^ℓ underflows.
 
-The comparators are torch's in any case; all sweeps after them can be left to a compiled kernel (`_operator.py`),
-and by Triton the one before them too: on a GPU each of a chain's operators would be a launch.
+The comparators are always computed by torch; a compiled kernel (`_network_dispatch.py`) may do all sweeps after them,
+and Triton also the one before them: on a GPU each operator of a chain would be a launch.
 
 Wires come first and the batch last in all shapes: a layer moves whole rows, and inner loops run over N.
 """
@@ -25,11 +25,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import hardshrink
 
-from ._distributions import Distribution
-from ._operator import Kernel, differences_operator, network_operator
-from ._rows import row_derivatives, row_hessian
-from ._stable import FAR
-from ._wiring import exchanged
+from ._cross_entropy import row_derivatives, row_hessian
+from ._log_space import FAR
+from ._network_dispatch import Kernel, differences_operator, network_operator
+from ._network_distributions import Distribution
+from ._network_wiring import exchanged
 
 
 @dataclass(frozen=True)

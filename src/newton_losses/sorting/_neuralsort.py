@@ -10,9 +10,9 @@ from torch.nn.functional import pad
 
 from .._arguments import positive_number
 from ._arguments import as_wide
-from ._order import average_ties, sort_evenly
+from ._cross_entropy import row_derivatives, row_hessian
+from ._hard_ranks import average_ties, sort_evenly
 from ._relaxation import Relaxation, places, sort_jacobian, to_items, to_ranks
-from ._rows import row_derivatives, row_hessian
 
 
 def gap_weights(ascending: Tensor) -> Tensor:

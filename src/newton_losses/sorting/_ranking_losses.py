@@ -9,10 +9,10 @@ from torch import Tensor, nn
 from .._arguments import real_tensor, whole_number
 from ..errors import ArgumentError, ShapeError
 from ._arguments import as_working, check_count, check_same_shape, sorted_last
-from ._choose import AlgorithmName, choose
-from ._functions import log_column_weights, soft_rank
-from ._order import rank_span
+from ._hard_ranks import rank_span
+from ._registry import AlgorithmName, choose
 from ._relaxation import Relaxation
+from ._soft_ops import log_column_weights, soft_rank
 
 
 class TopKLoss(nn.Module):

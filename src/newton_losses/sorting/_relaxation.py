@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ..curvature import full_precision
 from ._arguments import as_working, sorted_last
-from ._rows import cross_entropy
+from ._cross_entropy import cross_entropy
 
 
 class Relaxation(nn.Module):

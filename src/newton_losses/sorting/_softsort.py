@@ -6,9 +6,9 @@ from torch import Tensor
 from .._arguments import positive_number, whole_number
 from ..errors import ArgumentError
 from ._arguments import as_wide
-from ._order import average_ties, sort_evenly
+from ._cross_entropy import row_derivatives, row_hessian
+from ._hard_ranks import average_ties, sort_evenly
 from ._relaxation import Relaxation, sort_jacobian, to_items, to_ranks
-from ._rows import row_derivatives, row_hessian
 
 
 class SoftSort(Relaxation):

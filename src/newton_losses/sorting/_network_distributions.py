@@ -13,7 +13,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from ._stable import softplus
+from ._log_space import softplus
 
 DistributionName = Literal["logistic", "logistic_phi", "gaussian", "cauchy", "reciprocal", "optimal"]
 

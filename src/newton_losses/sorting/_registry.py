@@ -3,8 +3,8 @@
 from typing import Literal
 
 from ..errors import ArgumentError
-from ._distributions import DISTRIBUTIONS
 from ._network import SortingNetwork
+from ._network_distributions import DISTRIBUTIONS
 from ._neuralsort import NeuralSort
 from ._relaxation import Relaxation
 from ._softsort import SoftSort

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ._stable import FAR, decay, softplus
+from ._log_space import FAR, decay, softplus
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 Three launches take the place of the chain over the layers: one for the differences that the comparators see, one for
 value and gradient with a program a sample, one for the Hessian with a program for each sample and score. Between the
 first two the comparators are torch's, for any distribution. The steps are those of `_network_derivatives.py`; for the
-Hessian, those of the CPU kernel (`_kernels.py`): forward and back once more along each score.
+Hessian, those of the CPU kernel (`_network_numba.py`): forward and back once more along each score.
 
 A program holds a sample's whole matrix, wires × items in float64, with n padded to a power of two; a wire's partner is
 fetched by `tl.gather`. What the way back needs lies in scratch memory. Each Hessian is stored on its own and summed by
@@ -18,8 +18,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ._triton_rows import exchange, log_of_one_plus, row_losses, row_products
-from ._triton_values import sort_values
+from ._network_triton_rows import exchange, log_of_one_plus, row_losses, row_products
+from ._network_triton_values import sort_values
 
 _jit: Callable[[Callable[..., Any]], Any] = triton.jit
 

@@ -1,7 +1,7 @@
 """The cross-entropy of a matrix's rows within a CUDA kernel: its derivatives by the log-weights, and products with
 its Hessian. Importing this module imports triton.
 
-The formulas are those of `_rows.py`, the product is that of `_kernels.py`.
+The formulas are those of `_cross_entropy.py`, the product is that of `_network_numba.py`.
 """
 
 from collections.abc import Callable

@@ -1,6 +1,6 @@
 """The compiled kernels of a sorting network as torch operators: when they run, and on how many threads.
 
-What they compute is in `_kernels.py` (numba) and `_triton.py`; the same in torch's own operators is in
+What they compute is in `_network_numba.py` (numba) and `_network_triton.py`; the same in torch's own operators is in
 `_network_derivatives.py`.
 """
 
@@ -74,7 +74,7 @@ def differences_operator(values: Tensor, partners: Tensor, scale: Tensor, law: s
 
     `scale` `(layers, n)` is the steepness, negative for the wire that gets the smaller value.
     """
-    from ._triton import network_differences
+    from ._network_triton import network_differences
 
     return network_differences(values, partners, scale, law)
 
@@ -91,10 +91,10 @@ def network_operator(
     """Losses `(N,)`, gradients `(N, n)` and the sum of the Hessians, `(n, n)`, by the `kernel` "numba" or "triton".
 
     The gradients are empty without `firsts`, the sum without `seconds`. All but `partners` in float64; see
-    `network_samples` in `_kernels.py` for the arguments.
+    `network_samples` in `_network_numba.py` for the arguments.
     """
     if kernel == "triton":
-        from ._triton import network_losses
+        from ._network_triton import network_losses
 
         return network_losses(partners, logs, firsts, seconds, target, cells)
     return _losses_by_numba(partners, logs, firsts, seconds, target, cells)
@@ -144,9 +144,9 @@ def _kernel() -> Any:
     """The kernel, compiled or loaded from numba's cache."""
     with _compiling, warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        from . import _kernels
+        from . import _network_numba
 
         empty = [np.empty((0,) * dimensions) for dimensions in (4, 4, 4, 3, 3, 1, 2, 2)]
-        kernel: Any = _kernels.network_samples
+        kernel: Any = _network_numba.network_samples
         kernel(np.empty((0, 0), np.int64), *empty, 0, 0)
         return kernel

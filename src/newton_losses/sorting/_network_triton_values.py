@@ -1,7 +1,7 @@
 """The values on a network's wires, layer by layer, within one CUDA kernel. Importing this module imports triton.
 
 A layer's move needs the distribution itself, and no derivative of it: the six are here a second time, in what Triton
-computes on every device and in its interpreter. All else about them is in `_distributions.py`.
+computes on every device and in its interpreter. All else about them is in `_network_distributions.py`.
 """
 
 from collections.abc import Callable

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from .._backends import compiled
-from ._stable import FAR
+from ._log_space import FAR
 
 Array = Any  # numpy arrays, as numba sees them
 

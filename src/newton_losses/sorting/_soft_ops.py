@@ -5,7 +5,7 @@ from torch import Tensor
 
 from ..curvature import full_precision
 from ._arguments import check_count
-from ._choose import AlgorithmName, choose
+from ._registry import AlgorithmName, choose
 from ._relaxation import Relaxation, places
 
 
