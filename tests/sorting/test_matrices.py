@@ -7,7 +7,6 @@ from sorting_cases import DISTRIBUTIONS, NAMES, SIZES, make, scores_and_values
 
 from newton_losses.errors import ArgumentError, ShapeError
 from newton_losses.sorting import NeuralSort, SoftSort, SortingNetwork, neuralsort, softsort
-from newton_losses.sorting._network_wiring import exchanged, strides, wiring
 
 diffsort = pytest.importorskip("diffsort")
 
@@ -89,20 +88,6 @@ def test_log_matrix_is_finite_where_the_matrix_underflows():
         assert make(name, 1000.0).log_matrix(scores).isfinite().all(), name
 
 
-@pytest.mark.parametrize(
-    ("network", "n"), [*(("odd_even", n) for n in range(1, 8)), *(("bitonic", 2**k) for k in range(5))]
-)
-def test_partners_change_places_in_the_same_way_for_the_compiler(network, n, monkeypatch):
-    partners, _ = wiring(network, n)
-    rows = torch.arange(3.0 * n).view(n, 3)
-    assert len(strides(network, n)) == len(partners)
-    for partner, stride in zip(partners, strides(network, n), strict=True):
-        plain = exchanged(rows, partner, stride)
-        with monkeypatch.context() as compiling:
-            compiling.setattr(torch.compiler, "is_compiling", lambda: True)
-            assert torch.equal(exchanged(rows, partner, stride), plain)
-
-
 def test_wiring_lives_in_buffers_that_are_not_saved():
     network = SortingNetwork(5)
     assert {name for name, _ in network.named_buffers()} == {"partners", "signs"}
@@ -153,7 +138,9 @@ def test_errors_teach():
         neuralsort(torch.tensor(1.0))
 
 
-@pytest.mark.parametrize(("network", "n"), [("odd_even", 5), ("bitonic", 8)])
+@pytest.mark.parametrize(
+    ("network", "n"), [*(("odd_even", n) for n in range(1, 8)), *(("bitonic", 2**k) for k in range(5))]
+)
 def test_derivatives_are_those_that_a_compiler_is_given(network, n, monkeypatch):
     scores = torch.randn(4, n, dtype=torch.float64, generator=torch.Generator().manual_seed(n))
     target = torch.eye(n, dtype=torch.float64).expand(4, n, n)

@@ -1,7 +1,6 @@
-"""Layer 3: differentiable sorting and ranking, their losses and metrics, stable at any spread of scores."""
+"""Differentiable sorting and ranking: relaxations, soft operations, losses and metrics, stable at any spread."""
 
 from ._hard_ranks import target_matrix as target_matrix
-from ._loss import SortingLoss as SortingLoss
 from ._metrics import element_wise_match as element_wise_match
 from ._metrics import exact_match as exact_match
 from ._network import SortingNetwork as SortingNetwork
@@ -15,3 +14,4 @@ from ._soft_ops import soft_sort as soft_sort
 from ._soft_ops import soft_topk as soft_topk
 from ._softsort import SoftSort as SoftSort
 from ._softsort import softsort as softsort
+from ._sorting_loss import SortingLoss as SortingLoss

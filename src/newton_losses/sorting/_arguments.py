@@ -19,7 +19,7 @@ def as_working(scores: Tensor, where: str) -> Tensor:
 
 
 def as_wide(scores: Tensor) -> Tensor:
-    """`scores` in float64, in which log-weights are computed; but on Apple's GPU, which has none."""
+    """`scores` in float64, in which log-weights are computed; in float32 on Apple's GPU, which has no float64."""
     return scores.to(torch.float32 if scores.device.type == "mps" else torch.float64)
 
 

@@ -1,7 +1,7 @@
 """The hard order of items, from comparisons alone: spans of ranks, target matrices, derivatives at ties.
 
-Nothing here is relaxed. Counting comparisons instead of calling a sort makes ties visible: items with
-equal values are given one *span* of ranks instead of an arbitrary order.
+Nothing here is relaxed. Counting comparisons instead of sorting makes ties visible: items with equal values
+get one *span* of ranks instead of an arbitrary order.
 """
 
 from typing import Literal
@@ -30,7 +30,7 @@ def target_matrix(values: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     """The matrix Q of the ascending order of `values`, `(..., n)` → `(..., n, n)`, rows and columns sum to 1.
 
     Q[..., i, j] = 1/c where item j is one of c equal items that share the ranks i, and 0 elsewhere.
-    A NaN among the values gives a column of NaN: no order, hence no silent one.
+    A NaN among the values gives a column of NaN, never a silent order.
 
     >>> target_matrix(torch.tensor([2.0, 1.0, 2.0]))
     tensor([[0.0000, 1.0000, 0.0000],
@@ -54,7 +54,7 @@ def cell_weights(target: Tensor, ties: Ties) -> Tensor:
     if ties == "share":
         return torch.full_like(target, 1 / max(1, target.shape[-1]) ** 2)
     certain = ((target == 0) | (target == 1)).to(target.dtype)
-    # All items tied: no cell is certain, and a mean over none of them is 0, not 0/0.
+    # With all items tied no cell is certain, and the mean over none is 0 rather than 0/0.
     return certain / certain.sum((-2, -1), keepdim=True).clamp(min=1)
 
 
@@ -74,8 +74,8 @@ def average_ties(scores: Tensor) -> Tensor:
 def sort_evenly(scores: Tensor) -> tuple[Tensor, Tensor]:
     """Ascending scores and their item numbers, like `torch.sort`, but equal scores share one derivative.
 
-    A plain sort hands the whole derivative of a rank to whichever of the equal items it happened to
-    place there, so that the gradient would depend on the order of the items in memory.
+    A plain sort gives the whole derivative of a rank to whichever of the equal items it happened to place
+    there, so the gradient would depend on the order in which the items are stored.
     """
     exact = scores.detach()
     # Zero in value and no matrix product: a product in reduced precision would spoil the derivatives.

@@ -1,7 +1,7 @@
 """How well scores order items. Counted by comparisons, on the device, without synchronisation.
 
-Ties are never broken by chance: equal values may come in either order, and equal scores for items of
-different value have no order, so that they count as wrong.
+Ties are never broken by chance: equal values may come in either order, while equal scores for items of
+different value count as wrong.
 """
 
 import torch
@@ -25,8 +25,8 @@ def rank_matches(scores: Tensor, values: Tensor) -> Tensor:
 def exact_match(scores: Tensor, values: Tensor, first: int | None = None) -> Tensor:
     """1 where the whole order is right, `(..., n)` → `(...)`; its mean is the metric EM.
 
-    `first=5` looks at the first 5 items of the set alone, as if there were no others: the metric EM5, with
-    which sets of different sizes can be compared. There are at least as many items.
+    `first=5` looks at the first 5 stored items only, as if there were no others. That is the metric EM5, which
+    compares sets of different sizes. Each set needs at least that many items.
 
     >>> exact_match(torch.tensor([[0.1, 0.2, 0.3], [0.3, 0.2, 0.1]]), torch.tensor([[1, 5, 9], [1, 5, 9]]))
     tensor([1., 0.])

@@ -27,11 +27,11 @@ class SortingNetwork(Relaxation):
     `distribution` and β the `steepness`: a ← αa + (1−α)b, b ← (1−α)a + αb, and the same on the matrix,
     which starts as the identity. The result is doubly stochastic.
 
-    `n` is the number of items. With `n=None` any number can be sorted, and the wiring is computed anew at
-    each call. "odd_even" has n layers for any n, "bitonic" log₂n (log₂n + 1)/2 for powers of two.
-    `backend` says what computes the derivatives of `SortingLoss`: "auto" is numba on the CPU and Triton on
-    CUDA where these are installed, else torch. Triton's kernels are for up to 64 items. All give the same
-    numbers up to rounding.
+    `n` is the number of items. With `n=None` the network sorts any number, and computes its wiring at each call.
+    "odd_even" has n layers for any n, "bitonic" log₂n (log₂n + 1)/2 for powers of two.
+    `backend` chooses what computes the derivatives of `SortingLoss`: "auto" is numba on the CPU and Triton on
+    CUDA where they are installed, else torch. Triton's kernels handle up to 64 items. All back ends agree up to
+    rounding.
 
     >>> SortingNetwork(3, steepness=1000.0).matrix(torch.tensor([3.0, 1.0, 2.0]))
     tensor([[0., 1., 0.],

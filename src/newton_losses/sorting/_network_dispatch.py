@@ -36,12 +36,11 @@ _compiling = threading.Lock()
 
 
 def check_backend(backend: str) -> Backend:
-    """`backend`, if it is one and installed."""
+    """`backend`, if it exists and is installed."""
     chosen: Backend = one_of(backend, ("auto", "numba", "triton", "torch"), "backend", "SortingNetwork")
     if chosen in ("numba", "triton") and (reason := obstacle(chosen)):
         raise ArgumentError(
-            f"SortingNetwork: backend {chosen!r} {reason}. The back end 'torch' needs nothing and gives the "
-            "same losses."
+            f"SortingNetwork: backend {chosen!r} {reason}. backend='torch' needs nothing and gives the same losses."
         )
     return chosen
 
@@ -49,8 +48,8 @@ def check_backend(backend: str) -> Backend:
 def chosen_kernel(backend: Backend, scores: Tensor) -> Kernel | None:
     """The kernel that computes the derivatives at these scores `(..., n)`; `None` is torch.
 
-    A kernel steps aside on devices that are not its own, and where a compiler or a transform of torch.func looks at
-    the operators, which it would not see.
+    A kernel is not used on other devices, nor under a compiler or a transform of torch.func, which could not see
+    its operators.
     """
     if sees_operators():
         return None

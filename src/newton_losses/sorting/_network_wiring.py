@@ -66,7 +66,7 @@ def _bitonic(n: int, device: torch.device | None) -> tuple[Tensor, Tensor]:
     if n != 1 << blocks:
         raise ArgumentError(
             f"SortingNetwork: a bitonic network sorts a power of two of items, not n={n}. "
-            "Use network='odd_even', or pad the scores with a value beyond all of them."
+            "Use network='odd_even', which sorts any number."
         )
     wire = torch.arange(n, device=device)
     # One item needs no comparison; a layer in which it meets itself spares everyone the empty case.

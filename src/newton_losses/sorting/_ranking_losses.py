@@ -1,6 +1,6 @@
 """Two losses that look at ranks instead of the whole matrix: top-k cross-entropy and Spearman's.
 
-Both are plain functions of a relaxation, differentiated automatically. `SortingLoss` is in `_loss.py`.
+Both are plain functions of a relaxation, differentiated automatically. `SortingLoss` is in `_sorting_loss.py`.
 """
 
 import torch
@@ -58,7 +58,7 @@ class TopKLoss(nn.Module):
 
 
 def _check_labels(labels: Tensor, n: int) -> None:
-    """On a device, torch's own check says that something was out of range; looking here would wait for it."""
+    """Checked on the host only: on a device torch reports an index out of range itself, and looking would wait."""
     if labels.dtype != torch.int64:
         raise ArgumentError(f"TopKLoss: labels are {labels.dtype}. They are numbers of items, torch.int64.")
     on_host = labels.device.type == "cpu" and not torch.compiler.is_compiling()
@@ -72,8 +72,8 @@ class SpearmanLoss(nn.Module):
     """1 − Spearman's rank correlation with relaxed ranks: `loss(scores, values)`, `(..., n)` → `(...)`.
 
     ℓ = 6 Σ_j (r_j − q_j)² / (n (n²−1)), r the soft ranks of the scores and q the ranks of the values, tied
-    values sharing their mean rank. From 0 (the same order) to 2 (the reverse); no variance is divided by,
-    so equal scores are no special case.
+    values sharing their mean rank. It ranges from 0 (same order) to 2 (reversed). Nothing is divided by a
+    variance, so equal scores need no special case.
 
     >>> loss = SpearmanLoss("logistic", steepness=1000.0)
     >>> loss(torch.tensor([[1.0, 2.0, 3.0]]), torch.tensor([[30.0, 20.0, 10.0]]))

@@ -20,13 +20,13 @@ def choose(
     steepness: float | None,
     where: str,
 ) -> Relaxation:
-    """The relaxation of that name: "neuralsort" and "softsort" take a temperature, a network a steepness.
+    """The relaxation of that name: "neuralsort" and "softsort" take a temperature, a network takes a steepness.
 
-    The name of a distribution stands for an odd-even network of any size with it.
+    The name of a distribution stands for an odd-even network of any size that uses it.
     """
     if isinstance(algorithm, Relaxation):
         if temperature is not None or steepness is not None:
-            raise ArgumentError(f"{where}: {algorithm} already has its temperature or steepness; pass none.")
+            raise ArgumentError(f"{where}: {algorithm} already has its temperature or steepness; pass neither.")
         return algorithm
     if not isinstance(algorithm, str):
         raise ArgumentError(f"{where}: the algorithm is {algorithm!r}. Pass a name, or a relaxation.")

@@ -25,8 +25,8 @@ class Relaxation(nn.Module):
     def log_weights(self, scores: Tensor) -> Tensor:
         """log P up to a constant of each row, ascending, `(..., n)` → `(..., n, n)`, in float64.
 
-        Two log-weights may both be −10⁹ and differ by 1: in float32 the difference, and with it every
-        derivative, would be lost.
+        Two log-weights may both be −10⁹ and differ by 1: float32 would lose that difference, and with it
+        every derivative.
         """
 
     def probabilities(self, scores: Tensor) -> Tensor:

@@ -1,0 +1,199 @@
+"""`SortingLoss`: the cross-entropy between a relaxed permutation matrix and the wanted order.
+
+Its value and gradient come from the relaxation's closed form ("stable" numerics), or from torch's cross-entropy on
+probabilities ("reference" numerics), which is what prior work trained with, faults included.
+"""
+
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import binary_cross_entropy
+
+from ..curvature import CurvatureKind, Expansion, empirical_fisher, expand, full_precision
+from ..errors import ArgumentError, ShapeError
+from ._arguments import as_working, check_same_shape, sorted_last
+from ._hard_ranks import Ties, cell_weights, check_ties, target_matrix
+from ._registry import AlgorithmName, choose
+from ._relaxation import Relaxation
+
+Numerics = Literal["stable", "reference"]
+
+# Beyond this, squares and sums inside a relaxation may overflow in float32: such a score is treated like ∞.
+LARGEST = 1e12
+
+
+class SortingLoss(nn.Module):
+    """Learn scores from the order of the items alone: `loss(scores, values)`, `(..., n)` → `(...)`.
+
+    ℓ = 1/n² Σ_ij [−Q_ij log P_ij − (1−Q_ij) log(1−P_ij)], the mean over the n×n cells of a sample, with P
+    the relaxed permutation matrix of the scores and Q the matrix of the order of `values`. Only the order
+    of the values matters, so ranks (0 for the item that comes first) work as well; pass them by position,
+    or as `ranks=` to be explicit.
+
+    - `algorithm`: "neuralsort" or "softsort" with a `temperature`; "logistic", "cauchy" or another
+      distribution for an odd-even network with a `steepness`; or a relaxation object.
+    - `numerics`: "stable" computes in log space and is finite, with its derivatives, at any spread of the
+      scores. "reference" is torch's binary cross-entropy on probabilities in the precision of the
+      scores: what prior work trained with, kept to reproduce it.
+    - `ties` among the values: "share" gives tied items equal parts of their ranks, "mask" leaves the
+      cells that the tie makes ambiguous out of the mean.
+
+    >>> loss = SortingLoss("logistic", steepness=10.0)
+    >>> loss(torch.tensor([[0.1, 0.2, 0.3]]), torch.tensor([[1.0, 5.0, 9.0]]))
+    tensor([0.3...])
+    """
+
+    def __init__(
+        self,
+        algorithm: AlgorithmName | Relaxation,
+        *,
+        temperature: float | None = None,
+        steepness: float | None = None,
+        numerics: Numerics = "stable",
+        ties: Ties = "share",
+    ) -> None:
+        super().__init__()
+        if numerics not in ("stable", "reference"):
+            raise ArgumentError(f"SortingLoss: numerics={numerics!r} is not known. Choose 'stable' or 'reference'.")
+        self.relaxation = choose(algorithm, temperature, steepness, "SortingLoss")
+        self.numerics = numerics
+        self.ties = check_ties(ties, "SortingLoss")
+
+    def forward(self, scores: Tensor, values: Tensor | None = None, *, ranks: Tensor | None = None) -> Tensor:
+        scores, target, cells = self._prepare(scores, values, ranks)
+        with full_precision(scores):
+            if self.numerics == "stable":
+                n = scores.shape[-1]
+                count = scores.shape[:-1].numel()
+                flat = scores.reshape(count, n), target.reshape(count, n, n), cells.reshape(count, n, n)
+                return sorting_cross_entropy(self.relaxation, *flat).reshape(scores.shape[:-1])
+            return reference_cross_entropy(self.relaxation, scores, target, cells)
+
+    def expand(self, y: Tensor, *targets: Any, curvature: CurvatureKind | None = "hessian") -> Expansion:
+        """Values, per-sample gradients and the batch's curvature at y `(N, n)`, without a graph.
+
+        The curvature has the factor 1/N: (1/N) Σ ∇²ℓᵢ, or the empirical Fisher (1/N) Σ ∇ℓᵢ∇ℓᵢᵀ. Samples
+        with non-finite derivatives, such as those with a NaN score, count neither in it nor in N.
+
+        >>> loss = SortingLoss("softsort", temperature=1.0)
+        >>> loss.expand(torch.zeros(4, 3), torch.rand(4, 3)).curvature.shape
+        torch.Size([3, 3])
+        """
+        if y.ndim != 2:
+            raise ShapeError(f"SortingLoss.expand: scores have shape {tuple(y.shape)}, not (N, n).")
+        if curvature not in ("hessian", "fisher", None):
+            raise ArgumentError(
+                f"SortingLoss.expand: curvature={curvature!r} is unknown. Choose 'hessian', 'fisher' or None."
+            )
+        with torch.no_grad():
+            scores, target, cells = self._prepare(y.detach(), *targets)
+            with full_precision(scores):
+                expand = expand_stable if self.numerics == "stable" else expand_reference
+                return expand(self.relaxation, scores, target, cells, curvature)
+
+    def _prepare(
+        self, scores: Tensor, values: Tensor | None = None, ranks: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        if (values is None) == (ranks is None):
+            raise ArgumentError("SortingLoss: pass the wanted order either as values or as ranks.")
+        order = values if values is not None else ranks
+        assert order is not None
+        check_same_shape(scores, order, "SortingLoss", "values" if ranks is None else "ranks")
+        scores = as_working(sorted_last(scores, -1, "SortingLoss"), "SortingLoss")
+        target = target_matrix(order.detach(), scores.dtype)
+        return scores, target, cell_weights(target, self.ties)
+
+    def extra_repr(self) -> str:
+        return f"numerics={self.numerics!r}, ties={self.ties!r}"
+
+
+class _CrossEntropy(torch.autograd.Function):
+    """A cross-entropy that computes its gradient along with its value, in the relaxation's closed form.
+
+    Automatic differentiation of a sorting network records some three hundred operators and runs as many backwards;
+    the closed form takes half the work. It is a constant, though: whoever differentiates further, or in forward
+    mode, gets the recorded operators instead, so that derivatives of all orders stay exact.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(scores: Tensor, target: Tensor, cells: Tensor, relaxation: Relaxation) -> Any:
+        return relaxation.derivatives(scores, target, cells, False)[:2]
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        scores, target, cells, ctx.relaxation = inputs
+        ctx.mark_non_differentiable(output[1])
+        ctx.save_for_backward(scores, target, cells, output[1])
+        ctx.save_for_forward(scores, target, cells)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        scores, target, cells, gradient = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            gradient = _recorded_gradient(ctx.relaxation, scores, target, cells)
+        return grads[0].unsqueeze(-1) * gradient, None, None, None
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Any:
+        scores, target, cells = ctx.saved_tensors
+        gradient = _recorded_gradient(ctx.relaxation, scores, target, cells)
+        return (gradient * tangents[0]).sum(-1), None
+
+
+def _recorded_gradient(relaxation: Relaxation, scores: Tensor, target: Tensor, cells: Tensor) -> Tensor:
+    def total(scores: Tensor) -> Tensor:
+        return relaxation.cross_entropies(scores, target, cells).sum()
+
+    gradient: Tensor = torch.func.grad(total)(scores)
+    return gradient
+
+
+def sorting_cross_entropy(relaxation: Relaxation, scores: Tensor, target: Tensor, cells: Tensor) -> Tensor:
+    """The cross-entropy `(N,)` of the relaxed order of `(N, n)` scores."""
+    if torch.compiler.is_compiling() or not (torch.is_grad_enabled() and scores.requires_grad):
+        return relaxation.cross_entropies(scores, target, cells)
+    value: Tensor = _CrossEntropy.apply(scores, target, cells, relaxation)[0]  # type: ignore[no-untyped-call]
+    return value
+
+
+def expand_stable(
+    relaxation: Relaxation, scores: Tensor, target: Tensor, cells: Tensor, curvature: CurvatureKind | None
+) -> Expansion:
+    """The expansion in log space. Samples with non-finite scores or targets are left out of the curvature."""
+    usable = (scores.abs() <= LARGEST).all(-1) & target.isfinite().all(-1).all(-1)
+    row, matrix = usable[:, None], usable[:, None, None]
+    value, gradient, total = relaxation.derivatives(
+        torch.where(row, scores, 0.0),
+        torch.where(matrix, target, 0.0),
+        # A sample without weight has no loss and no derivative.
+        torch.where(matrix, cells, 0.0),
+        curvature == "hessian",
+    )
+    value, gradient = torch.where(usable, value, torch.nan), torch.where(row, gradient, torch.nan)
+    if curvature == "fisher":
+        return Expansion(value, gradient, empirical_fisher(gradient, usable))
+    return Expansion(value, gradient, None if total is None else total / usable.sum().clamp(min=1))
+
+
+def reference_cross_entropy(relaxation: Relaxation, scores: Tensor, target: Tensor, cells: Tensor) -> Tensor:
+    """torch's binary cross-entropy on probabilities, `(..., n)` → `(...)`."""
+    # A softmax may round to just above 1, which torch's function refuses.
+    matrix = relaxation.probabilities(scores).clamp(max=1)
+    # It also refuses NaN, and on CUDA that ends the process: here the sample's loss becomes NaN instead.
+    is_number = matrix == matrix
+    entropy = binary_cross_entropy(torch.where(is_number, matrix, 0.5), target, reduction="none")
+    return (cells * torch.where(is_number, entropy, torch.nan)).sum((-2, -1))
+
+
+def expand_reference(
+    relaxation: Relaxation, scores: Tensor, target: Tensor, cells: Tensor, curvature: CurvatureKind | None
+) -> Expansion:
+    """The expansion on probabilities, by automatic differentiation as for any other loss."""
+
+    def loss(scores: Tensor) -> Tensor:
+        return reference_cross_entropy(relaxation, scores, target, cells)
+
+    return expand(loss, scores, curvature=curvature)
