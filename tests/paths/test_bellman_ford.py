@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from newton_losses.errors import ArgumentError, ShapeError
-from newton_losses.paths import PathLoss, RelaxedBellmanFord, _fast_relaxation, _relaxation, solve
+from newton_losses.paths import PathLoss, RelaxedBellmanFord, _relaxation, solve
 
 pytestmark = [
     # algovision 0.1.2 indexes with lists, which torch warns about.
@@ -65,17 +65,17 @@ def test_derivatives_of_both_orders_in_both_modes(shape, loop):
 
 def test_by_hand_equals_plain():
     costs = path_maps.make_maps("uniform", 5, 6, 7, seed=3).double().permute(1, 2, 0).contiguous().mul_(60.0)
-    weights, history = _fast_relaxation._predecessors(costs, 9)
-    plain, pullback = torch.func.vjp(lambda c: _relaxation.predecessors(c, 9), costs)
+    weights, history = _relaxation._predecessors(costs, 9)
+    plain, pullback = torch.func.vjp(lambda c: _relaxation.plain_predecessors(c, 9), costs)
     torch.testing.assert_close(weights, plain, rtol=1e-13, atol=1e-15)
     gradient = torch.rand(weights.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    torch.testing.assert_close(_fast_relaxation._predecessors_pullback(history, gradient), pullback(gradient)[0])
+    torch.testing.assert_close(_relaxation._predecessors_pullback(history, gradient), pullback(gradient)[0])
 
-    visited, padded = _fast_relaxation._positions(weights, 9)
-    plain, pullback = torch.func.vjp(lambda w: _relaxation.positions(w, 9), weights)
+    visited, padded = _relaxation._positions(weights, 9)
+    plain, pullback = torch.func.vjp(lambda w: _relaxation.plain_positions(w, 9), weights)
     torch.testing.assert_close(visited, plain, rtol=1e-13, atol=1e-15)
     gradient = torch.rand(visited.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    torch.testing.assert_close(_fast_relaxation._positions_pullback(weights, padded, gradient), pullback(gradient)[0])
+    torch.testing.assert_close(_relaxation._positions_pullback(weights, padded, gradient), pullback(gradient)[0])
 
 
 def test_a_gradient_that_is_cut_off_behind_it_stays_so():

@@ -250,7 +250,7 @@ def test_arguments_are_explained():
         shortest_path(torch.ones(2, 2), neighbors=6)
     with pytest.raises(ArgumentError, match="neighbors is True"):
         shortest_path(torch.ones(2, 2), neighbors=True)
-    with pytest.raises(ArgumentError, match=r"strict is 'yes'\. It can be None, True or False"):
+    with pytest.raises(ArgumentError, match=r"strict is 'yes'\. Choose None, True or False"):
         shortest_path(torch.ones(2, 2), strict="yes")
     assert torch.equal(shortest_path(torch.ones(2, 2), np.int64(8), strict=np.True_), torch.eye(2))
     with pytest.raises(ArgumentError, match=r"goal is \(2, 0\), outside"):

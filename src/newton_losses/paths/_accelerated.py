@@ -1,8 +1,8 @@
 """A function with a hand-written value and gradient that stays differentiable to any order.
 
-Hand-written derivatives usually end at the first order, and silently so. Here the second and higher orders,
-forward mode, torch.func and vmap go to a plain version of it, which torch differentiates by itself.
-What is accelerated is not known here; see `_relaxation.py`.
+Hand-written derivatives usually end at the first order, silently. Here second and higher orders, forward mode,
+torch.func and vmap go to a plain version, which torch differentiates itself. `_relaxation.py` says what is
+accelerated.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,14 +20,14 @@ Pullback = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 def accelerated(x: Tensor, plain: Plain, value: Value, pullback: Pullback) -> Tensor:
-    """y of one function x ↦ y that is given three times.
+    """The value y of one function x ↦ y that is given in three forms.
 
-    - `plain` of torch's operators only: the definition, and what every derivative beyond the first is of.
-    - `value` the same faster, with whatever the gradient can use again: x ↦ (y, kept).
-    - `pullback` (x, kept, gradient by y) ↦ gradient by x.
+    - `plain`, of torch's operators only: the definition, from which all derivatives beyond the first come.
+    - `value`, the same but faster, with whatever the gradient can reuse: x ↦ (y, kept).
+    - `pullback`: (x, kept, gradient by y) ↦ gradient by x.
     """
-    # A compiler fuses the plain version better than hands do, and torch.func is there for derivatives
-    # beyond the first, which the plain version has directly.
+    # A compiler fuses the plain version better than a person does, and torch.func is used for derivatives beyond
+    # the first, which the plain version has directly.
     if sees_operators():
         return plain(x)
     apply: Any = _Value.apply

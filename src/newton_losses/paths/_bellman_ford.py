@@ -1,5 +1,6 @@
-"""The relaxed Bellman-Ford algorithm as a module. Its loops are in `_relaxation.py`."""
+"""The relaxed Bellman-Ford algorithm and the loss of a relaxed path, as modules. The loops are in `_relaxation.py`."""
 
+from collections.abc import Callable
 from typing import Literal
 
 import torch
@@ -7,9 +8,9 @@ from torch import Tensor, nn
 
 from .._arguments import positive_number, real_tensor, whole_number
 from ..errors import ArgumentError, ShapeError
-from . import _fast_relaxation
+from . import _relaxation
 from ._accelerated import accelerated
-from ._relaxed_operator import Backend, check_backend, path_operator, pullback_operator, takes_triton
+from ._dispatch import RelaxedBackend, check_relaxed_backend, path_operator, pullback_operator, takes_triton
 
 Loop = Literal["for", "while"]
 Conorm = Literal["probabilistic", "yager"]
@@ -24,21 +25,20 @@ class RelaxedBellmanFord(nn.Module):
         s(v) = softmin over the neighbours u of v of β·d(u)
         d(v) ← Σᵤ s(v, u)·d(u) + cost(v),    d(start) ← 0
 
-    The last s is the predecessor of each vertex. A position, 1 at the goal at first, is then moved by s
-    step by step, and the path gathers where it has been: path ← path ⊕ position.
+    The last s is the predecessor of each vertex. A position, 1 at the goal at first, is then moved by s step by step,
+    and the path collects where it has been: path ← path ⊕ position.
 
     - `beta` is the inverse temperature; larger is harder.
     - `iterations` bounds both loops. A path of more than `iterations` vertices is not traced to its start.
-    - `loop`: `"for"` takes that many steps back; `"while"` relaxes the loop "until the path holds the start":
-      the steps' paths are averaged with the weights p(t−1) − p(t), and p(T) for the last, where p is the
-      running product of the conditions σ(−β·(path(start) − 1)).
-    - `conorm` is ⊕: `"probabilistic"` a + b − a·b, or `"yager"` min(1, a + b).
-    - `backend` says what computes path and gradient on CUDA: "triton" for grids of up to 1024 vertices, or
-      "torch"; "auto" is "triton" where that is installed. All else is torch's. Both give the same numbers up to
-      rounding.
+    - `loop`: "for" takes that many steps back; "while" relaxes the loop "until the path contains the start": it
+      averages the paths of the steps with the weights p(t−1) − p(t), and p(T) for the last, where p is the running
+      product of the conditions σ(−β·(path(start) − 1)).
+    - `conorm` is ⊕: "probabilistic" a + b − a·b, or "yager" min(1, a + b).
+    - `backend` for path and gradient on CUDA: "triton" (grids of up to 1024 vertices) or "torch"; "auto" uses Triton
+      where it is installed. Everything else runs in torch. Both give the same numbers up to rounding.
 
-    float16 and bfloat16 are computed and returned in float32. Differentiable to any order, in forward mode
-    too; the first derivative is hand-written and fast.
+    float16 and bfloat16 are computed and returned in float32. Differentiable to any order, also in forward mode; the
+    first derivative is hand-written and fast.
 
     >>> costs = torch.tensor([[[1.0, 9.0, 1.0], [1.0, 9.0, 1.0], [1.0, 1.0, 1.0]]])
     >>> RelaxedBellmanFord(beta=10.0, iterations=4)(costs).round(decimals=2)
@@ -53,18 +53,18 @@ class RelaxedBellmanFord(nn.Module):
         iterations: int = 18,
         loop: Loop = "for",
         conorm: Conorm = "probabilistic",
-        backend: Backend = "auto",
+        backend: RelaxedBackend = "auto",
     ) -> None:
         super().__init__()
         if not isinstance(loop, str) or loop not in ("for", "while"):
-            raise ArgumentError(f"RelaxedBellmanFord: loop is {loop!r}. It can be 'for' or 'while'.")
+            raise ArgumentError(f"RelaxedBellmanFord: loop is {loop!r}. Choose 'for' or 'while'.")
         if not isinstance(conorm, str) or conorm not in ("probabilistic", "yager"):
-            raise ArgumentError(f"RelaxedBellmanFord: conorm is {conorm!r}. It can be 'probabilistic' or 'yager'.")
+            raise ArgumentError(f"RelaxedBellmanFord: conorm is {conorm!r}. Choose 'probabilistic' or 'yager'.")
         self.beta = positive_number(beta, "beta", "RelaxedBellmanFord")
         self.iterations = whole_number(iterations, "iterations", "RelaxedBellmanFord", least=1)
         self.loop: Loop = loop
         self.conorm: Conorm = conorm
-        self.backend = check_backend(backend)
+        self.backend = check_relaxed_backend(backend)
 
     def extra_repr(self) -> str:
         settings = f"beta={self.beta}, iterations={self.iterations}, loop={self.loop!r}, conorm={self.conorm!r}"
@@ -73,8 +73,8 @@ class RelaxedBellmanFord(nn.Module):
     def forward(self, costs: Tensor) -> Tensor:
         if real_tensor(costs, "costs", "RelaxedBellmanFord").ndim != 3 or 0 in costs.shape[1:]:
             raise ShapeError(
-                f"RelaxedBellmanFord: costs have shape {tuple(costs.shape)}. They are vertex costs of a "
-                "batch of grids, (B, H, W)."
+                f"RelaxedBellmanFord: costs have shape {tuple(costs.shape)}. Pass the vertex costs of a batch of "
+                "grids, (B, H, W)."
             )
         if costs.dtype not in (torch.float32, torch.float64):
             costs = costs.float()
@@ -85,7 +85,7 @@ class RelaxedBellmanFord(nn.Module):
         return self._by_torch(costs)
 
     def _by_triton(self, costs: Tensor) -> Tensor:
-        """All of it in one kernel for the path and one for its gradient."""
+        """In one kernel for the path and one for its gradient."""
         settings = (self.beta, self.iterations, self.loop, self.conorm)
         return accelerated(
             costs,
@@ -96,8 +96,8 @@ class RelaxedBellmanFord(nn.Module):
 
     def _by_torch(self, costs: Tensor) -> Tensor:
         scaled = (self.beta * costs).permute(1, 2, 0).contiguous()
-        weights = _fast_relaxation.predecessors(scaled, self.iterations)
-        paths = self._gather(_fast_relaxation.positions(weights, self.iterations))
+        weights = _relaxation.predecessors(scaled, self.iterations)
+        paths = self._gather(_relaxation.positions(weights, self.iterations))
         path = self._average(paths) if self.loop == "while" else paths[-1]
         return path.permute(2, 0, 1).contiguous()
 
@@ -114,7 +114,7 @@ class RelaxedBellmanFord(nn.Module):
         return paths
 
     def _average(self, paths: list[Tensor]) -> Tensor:
-        """The path after the relaxed while loop. The empty path before the first step adds nothing."""
+        """The path after the relaxed while loop. The empty path before the first step contributes nothing."""
         running = torch.sigmoid(paths[0].new_full((), self.beta))
         average = torch.zeros_like(paths[0])
         for path in paths:
@@ -122,3 +122,41 @@ class RelaxedBellmanFord(nn.Module):
             average = average + (running - still) * path
             running = still
         return average + running * paths[-1]
+
+
+class PathLoss(nn.Module):
+    """How far a relaxed path is from a label, per sample: costs and label `(N, H, W)` to `(N,)`.
+
+        l1:  ℓᵢ = Σ over the cells |path(costsᵢ) − labelᵢ|
+        l2:  ℓᵢ = Σ over the cells (path(costsᵢ) − labelᵢ)²
+
+    A sum over the cells without a factor, and no reduction over the samples. With 0/1 labels and a hard path both
+    count the cells that differ.
+
+    >>> from newton_losses.paths import shortest_path
+    >>> costs = torch.tensor([[[1.0, 9.0, 1.0], [1.0, 9.0, 1.0], [1.0, 1.0, 1.0]]])
+    >>> loss = PathLoss(RelaxedBellmanFord(beta=10.0, iterations=4), norm="l2")
+    >>> loss(costs, shortest_path(costs)) < 1e-6
+    tensor([True])
+    """
+
+    def __init__(self, algorithm: Callable[[Tensor], Tensor], norm: Literal["l1", "l2"] = "l1") -> None:
+        super().__init__()
+        if norm not in ("l1", "l2"):
+            raise ArgumentError(f"PathLoss: norm is {norm!r}. Choose 'l1' or 'l2' (the square).")
+        self.algorithm = algorithm
+        self.norm = norm
+
+    def extra_repr(self) -> str:
+        return f"norm={self.norm!r}"
+
+    def forward(self, costs: Tensor, label: Tensor) -> Tensor:
+        path = self.algorithm(costs)
+        if real_tensor(label, "the label's cells", "PathLoss").shape != path.shape:
+            raise ShapeError(
+                f"PathLoss: the label has shape {tuple(label.shape)} and the path {tuple(path.shape)}. They "
+                "must be equal: one 0/1 mask per map."
+            )
+        difference = path - label
+        per_cell = difference.abs() if self.norm == "l1" else difference.square()
+        return per_cell.flatten(1).sum(1)

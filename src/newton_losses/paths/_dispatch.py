@@ -1,24 +1,34 @@
-"""One torch operator over all back ends: it chooses one and hides it from autograd, compilers and vmap.
+"""The torch operators behind this package, and which back end runs them.
 
-What a caller sees, with its argument checks, is in `_shortest_path.py`.
+An operator of its own hides a back end from autograd, compilers and vmap, to which numba and Triton are invisible.
+The first half is for exact paths, the second for relaxed ones. Argument checks for callers are in
+`_shortest_path.py` and `_bellman_ford.py`.
 """
 
+import os
 from collections.abc import Callable
 from math import prod
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
+from .._arguments import one_of
 from .._backends import obstacle
-from .._tracing import is_captured
+from .._tracing import is_captured, sees_operators
 from ..errors import ArgumentError
 
 Solved = tuple[Tensor, Tensor, Tensor, Tensor]
+RelaxedBackend = Literal["auto", "triton", "torch"]
+
+# Triton's kernels hold a whole grid in one program, up to this many cells.
+LARGEST = 32 * 32
+
+# --- exact paths ---
 
 
 def choose(backend: str, device: torch.device) -> str:
-    """The back end that runs: the one asked for if it can, or the fastest that is there for the device."""
+    """The back end to run: the one asked for if it can run there, or the fastest available on the device."""
     native = {"cpu": "numba", "cuda": "triton"}.get(device.type)
     if backend == "auto":
         return native if native is not None and obstacle(native) is None else "torch"
@@ -26,16 +36,16 @@ def choose(backend: str, device: torch.device) -> str:
         return backend
     if backend not in ("numba", "triton"):
         raise ArgumentError(
-            f"shortest_path: backend is {backend!r}. It can be 'auto', 'torch', 'numba' (CPU) or 'triton' (CUDA)."
+            f"shortest_path: backend is {backend!r}. Choose 'auto', 'torch', 'numba' (CPU) or 'triton' (CUDA)."
         )
     if backend != native:
         raise ArgumentError(
-            f"shortest_path: backend {backend!r} cannot run on costs on {device.type!r}. Leave "
-            "backend='auto' to get the fastest that can."
+            f"shortest_path: backend {backend!r} cannot run on costs on {device.type!r}. Use backend='auto' to get "
+            "the fastest that can."
         )
     if reason := obstacle(backend):
         raise ArgumentError(
-            f"shortest_path: backend {backend!r} {reason}. The back end 'torch' needs nothing and gives the same paths."
+            f"shortest_path: backend {backend!r} {reason}. backend='torch' needs nothing and gives the same paths."
         )
     return backend
 
@@ -67,7 +77,7 @@ def _fake(costs: Tensor, *_: Any) -> Solved:
 
 @shortest_path_operator.register_vmap
 def _vmap(info: Any, in_dims: tuple[int | None, ...], costs: Tensor, *rest: Any) -> tuple[Solved, Any]:
-    # Maps are independent, so that a vmapped dimension is one more leading one.
+    # Maps are independent, so a vmapped dimension is one more leading dimension.
     assert in_dims[0] is not None
     return shortest_path_operator(costs.movedim(in_dims[0], 0), *rest), (0, 0, 0, 0)
 
@@ -82,15 +92,15 @@ def _solve(maps: Tensor, neighbors: int, start: int, goal: int, backend: str) ->
 
 
 def solver(backend: str, cells: int) -> Callable[[Tensor, int, int, int], Solved]:
-    """What solves maps of so many cells. Imported here, because each needs a package of its own."""
+    """The function that solves maps of this many cells. Imported here because each needs a package of its own."""
     if backend == "numba":
-        from . import _numba
+        from . import _numba_kernels
 
-        return _numba.solve
+        return _numba_kernels.solve
     if backend == "triton":
-        from . import _grid_triton, _triton_large, _triton_small
+        from . import _triton_large, _triton_small
 
-        return _triton_small.solve if cells <= _grid_triton.LARGEST else _triton_large.solve
+        return _triton_small.solve if cells <= LARGEST else _triton_large.solve
     from . import _torch_backend
 
     return _torch_backend.solve
@@ -102,13 +112,75 @@ def _check(maps: Tensor, cost: Tensor, leading: torch.Size, check_nan: bool, che
         index = torch.unravel_index(maps.isnan().flatten().nonzero()[0, 0], (*leading, *maps.shape[1:]))
         place = tuple(int(i) for i in index)
         raise ArgumentError(
-            f"shortest_path: costs of shape {(*leading, *maps.shape[1:])} are NaN at {place}. A wall is "
-            "+inf. With strict=False such a map comes back flagged (cost NaN, reachable False, empty path)."
+            f"shortest_path: costs of shape {(*leading, *maps.shape[1:])} are NaN at {place}. Use +inf for a wall. "
+            "With strict=False such a map is flagged in the result (cost NaN, reachable False, empty path)."
         )
     if check_reachable and cost.isinf().any():
         index = torch.unravel_index(cost.isinf().nonzero()[0, 0], leading or (1,))
         place = tuple(int(i) for i in index)
         raise ArgumentError(
             f"shortest_path: walls (+inf) cut the goal off from the start in map {place} of the batch. "
-            "Without strict=True such a map comes back flagged (cost inf, reachable False, empty path)."
+            "Without strict=True such a map is flagged in the result (cost inf, reachable False, empty path)."
         )
+
+
+# --- relaxed paths ---
+
+
+def check_relaxed_backend(backend: str) -> RelaxedBackend:
+    """`backend`, if it exists and is installed."""
+    chosen: RelaxedBackend = one_of(backend, ("auto", "triton", "torch"), "backend", "RelaxedBellmanFord")
+    if chosen == "triton" and (reason := obstacle(chosen)):
+        raise ArgumentError(
+            f"RelaxedBellmanFord: backend 'triton' {reason}. backend='torch' needs nothing and gives the same paths."
+        )
+    return chosen
+
+
+def takes_triton(backend: RelaxedBackend, costs: Tensor) -> bool:
+    """Whether Triton's kernels compute the relaxed paths of these costs `(B, H, W)`.
+
+    They step aside on other devices than CUDA, for large grids, and where a compiler or a transform of torch.func
+    needs to see the operators. Triton's interpreter runs them on the CPU.
+    """
+    if sees_operators():
+        return False
+    device = costs.device.type
+    chosen = ("triton" if device == "cuda" else "torch") if backend == "auto" else backend
+    runs_here = device == "cuda" or (device == "cpu" and os.environ.get("TRITON_INTERPRET") == "1")
+    return chosen == "triton" and runs_here and not obstacle("triton") and costs.shape[1] * costs.shape[2] <= LARGEST
+
+
+@torch.library.custom_op("newton_losses::relaxed_path", mutates_args=())
+def path_operator(costs: Tensor, beta: float, iterations: int, loop: str, conorm: str) -> tuple[Tensor, Tensor]:
+    """The relaxed path `(B, H, W)` of such costs in float32 or float64, and what the pullback needs.
+
+    For each map and iteration t that is three grids and a number: the distances before iteration t, the position and
+    the path after t steps back, and the running product p(t) of the while loop.
+    """
+    from ._triton_relaxation import relaxed_path
+
+    path, kept = _fake_path(costs, beta, iterations, loop, conorm)
+    relaxed_path(costs.contiguous(), path, kept, beta, iterations, loop, conorm)
+    return path, kept
+
+
+@path_operator.register_fake
+def _fake_path(costs: Tensor, beta: float, iterations: int, loop: str, conorm: str) -> tuple[Tensor, Tensor]:
+    count, height, width = costs.shape
+    return costs.new_empty(costs.shape), costs.new_empty(count, iterations, 3 * height * width + 1)
+
+
+@torch.library.custom_op("newton_losses::relaxed_path_pullback", mutates_args=())
+def pullback_operator(kept: Tensor, gradient: Tensor, beta: float, iterations: int, loop: str, conorm: str) -> Tensor:
+    """The gradient by the costs `(B, H, W)`, from that by the path and what `path_operator` kept."""
+    from ._triton_relaxation import relaxed_path_pullback
+
+    by_costs = gradient.new_empty(gradient.shape)
+    relaxed_path_pullback(kept, gradient.contiguous(), by_costs, beta, iterations, loop, conorm)
+    return by_costs
+
+
+@pullback_operator.register_fake
+def _fake_pullback(kept: Tensor, gradient: Tensor, beta: float, iterations: int, loop: str, conorm: str) -> Tensor:
+    return gradient.new_empty(gradient.shape)

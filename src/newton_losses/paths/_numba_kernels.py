@@ -1,19 +1,81 @@
-"""The CPU kernel, compiled by numba when first used. Importing this imports numba.
+"""The CPU back end: maps spread over threads, each solved by kernels that numba compiles at first use.
 
-Rows are relaxed whole: from the row next to it, then along itself in both directions. Sweeping down and up
-in turn, the distances are final after as many turns as the best path goes up and down, on most maps a few.
-A map that needs many goes to Dijkstra's algorithm, so that a labyrinth costs n log n as well.
+Rows are relaxed whole: from the row next to it, then along itself in both directions. Sweeping down and up in turn,
+the distances are final after as many turns as the best path goes up and down, a few on most maps. A map that needs
+more goes to Dijkstra's algorithm, so a labyrinth also costs n log n.
 
-Maps lie in padded arrays whose rim is +inf, so that no neighbour has to be looked for a border.
+Maps lie in padded arrays whose rim is +inf, so no neighbour has to be checked for a border. Importing this module
+imports numba.
 """
 
+import threading
+import warnings
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from .._backends import compiled
+from ._torch_backend import OFFSETS
 
 Array = Any  # numpy arrays, as numba sees them
+
+# How often the rows of a map are relaxed, on average, before Dijkstra's algorithm takes over.
+BUDGET = 40
+# Fewer vertices than this, a few tenths of a millisecond of work, are not worth starting a thread.
+VERTICES_PER_THREAD = 10_000
+
+_compiling = threading.Lock()
+
+
+@cache
+def _kernel(dtype: np.dtype[Any]) -> Any:
+    """The kernel, compiled for maps of this dtype, or loaded from numba's cache."""
+    with _compiling, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        solve_maps(*_arguments(np.zeros((1, 2, 2), dtype), 8, 0, 3))
+        return solve_maps
+
+
+def _arguments(maps: Any, neighbors: int, start: int, goal: int) -> tuple[Any, ...]:
+    offsets = np.array(OFFSETS[neighbors], np.int64)
+    count = maps.shape[0]
+    flags = np.zeros(count, np.bool_), np.zeros(count, np.bool_)
+    return maps, offsets, start, goal, np.zeros_like(maps), np.empty(count), *flags, BUDGET
+
+
+def solve(costs: Tensor, neighbors: int, start: int, goal: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Path, cost (float64), unique and reachable of maps `(B, H, W)`; start and goal are flat indices.
+
+    On as many threads as torch uses, fewer for little work. The threads live for one call: a pool that is kept would
+    be dead in a forked process, and hang it.
+    """
+    dtype = costs.dtype if costs.dtype in (torch.float32, torch.float64) else torch.float32
+    maps = costs.to(dtype).contiguous().numpy()
+    kernel = _kernel(maps.dtype)
+    maps, offsets, start, goal, path, cost, unique, reachable, budget = _arguments(maps, neighbors, start, goal)
+
+    def work(part: slice) -> None:
+        results = path[part], cost[part], unique[part], reachable[part]
+        kernel(maps[part], offsets, start, goal, *results, budget)
+
+    threads = max(1, min(torch.get_num_threads(), maps.shape[0], maps.size // VERTICES_PER_THREAD))
+    if threads == 1:
+        work(slice(None))
+    else:
+        bounds = np.linspace(0, maps.shape[0], threads + 1).astype(int)
+        with ThreadPoolExecutor(threads) as pool:
+            list(pool.map(work, [slice(a, b) for a, b in pairwise(bounds)]))
+    return (
+        torch.from_numpy(path),
+        torch.from_numpy(cost),
+        torch.from_numpy(unique),
+        torch.from_numpy(reachable),
+    )
 
 
 @compiled
@@ -28,10 +90,9 @@ def solve_maps(
     reachable: Array,
     budget: int,
 ) -> None:
-    """Solve `(B, H, W)` maps one after the other. The path is all 0 and the flags are false on entry.
+    """Solve `(B, H, W)` maps one after the other. On entry the path is all 0 and the flags are false.
 
-    `offsets` are the neighbours' (row, column) steps in order; `budget` is how often a map's rows may be
-    relaxed per row before Dijkstra's algorithm takes over.
+    `offsets` are the neighbours' (row, column) steps in order, `budget` that of `BUDGET`.
     """
     count, height, width = maps.shape
     stride = width + 2
@@ -62,7 +123,7 @@ def solve_maps(
 
 @compiled
 def load(grid: Array, costs: Array, distance: Array) -> bool:
-    """Copy a map into the padded costs, negatives as 0, and forget all distances. False if there is a NaN."""
+    """Copy a map into the padded costs, negatives as 0, and reset all distances. False if there is a NaN."""
     height, width = grid.shape
     valid = True
     for i in range(height):
@@ -77,7 +138,7 @@ def load(grid: Array, costs: Array, distance: Array) -> bool:
 
 @compiled
 def sweep(distance: Array, costs: Array, start_row: int, goal: int, diagonal: bool, budget: int) -> bool:
-    """Relax rows downwards and upwards in turn until nothing changes. False if the budget ran out before."""
+    """Relax rows downwards and upwards in turn until nothing changes. False if the budget ran out first."""
     height, stride = distance.shape[0] - 2, distance.shape[1]
     # A row whose distances fell has news for the row below it and for the row above it.
     news_down, news_up = np.zeros(height + 2, np.bool_), np.zeros(height + 2, np.bool_)
@@ -188,7 +249,7 @@ def sift_down(heap: Array, distance: Array, vertex: int, size: int) -> None:
 def trace(distance: Array, costs: Array, steps: Array, start: int, goal: int, route: Array) -> int:
     """Write the route back from the goal and return its length, or 0 at the first vertex with a tie.
 
-    Without a tie on the way there is one route only, so that the rules for ties need not be asked.
+    Without a tie on the way there is only one route, and the rules for ties do not matter.
     """
     vertex, length = goal, 1
     route[0] = goal

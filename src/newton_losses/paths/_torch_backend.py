@@ -1,21 +1,41 @@
-"""The back end in plain torch: all maps relaxed at once. It needs nothing else and runs on every device.
+"""The grid as a graph, and the back end in plain torch: all maps relaxed at once, on every device.
 
-Off the CPU it runs a fixed number of rounds and reads nothing back, so that it can be captured in a CUDA
-graph; on the CPU it stops as soon as nothing changes.
+Off the CPU it runs a fixed number of rounds and reads nothing back, so that a CUDA graph can capture it; on the CPU
+it stops as soon as nothing changes.
 """
+
+from typing import Final, Literal
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ._grid import OFFSETS, longest_path
+Neighbors = Literal[4, 8]
+
+
+# In reading order. Every back end looks for a vertex's predecessor in this order, so ties are broken alike.
+OFFSETS: Final[dict[int, tuple[tuple[int, int], ...]]] = {
+    4: ((-1, 0), (0, -1), (0, 1), (1, 0)),
+    8: ((-1, -1), (-1, 0), (-1, 1), (0, -1), (0, 1), (1, -1), (1, 0), (1, 1)),
+}
+
+
+def longest_path(height: int, width: int, neighbors: int) -> int:
+    """The most vertices that a best path with the fewest vertices can have on this grid.
+
+    Such a path has no chord: two of its vertices that touch are consecutive, or the part between them could be left
+    out at no cost. It therefore holds at most two vertices of a 2×2 block where diagonals touch (a third would close
+    a triangle), and at most three where they do not.
+    """
+    blocks = ((height + 1) // 2) * ((width + 1) // 2)
+    return min(blocks * (2 if neighbors == 8 else 3), height * width)
 
 
 def solve(costs: Tensor, neighbors: int, start: int, goal: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Path (bool), cost (float64), unique and reachable of contiguous maps `(B, H, W)`."""
     batch, height, width = costs.shape
     invalid = costs.isnan().flatten(1).any(1)
-    # NaN compares as false, so that it becomes a 0 that harms no other map; its own map is overruled below.
+    # NaN compares as false and becomes 0, which harms no other map; its own map is overruled below.
     costs = torch.where(costs > 0, costs, 0).double()
     rounds = longest_path(height, width, neighbors) - 1
 

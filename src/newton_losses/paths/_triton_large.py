@@ -1,8 +1,8 @@
-"""The CUDA back end for large maps: one thread a map, all in one kernel. Importing this module imports triton.
+"""The CUDA back end for large maps: one kernel, one thread per map. Importing this module imports triton.
 
-A thread relaxes its map row by row, downwards and upwards in turn, as the CPU kernel does, and follows the
-path back. Threads never read what another wrote, so that nothing has to be synchronised; the maps lie side
-by side, cell by cell, so that the threads of a warp read one line of memory. Nothing goes to the host.
+A thread relaxes its map row by row, downwards and upwards in turn, as the CPU kernel does, and follows the path back.
+Threads never read what another wrote, so nothing has to be synchronised. The maps lie side by side, cell by cell, so
+that the threads of a warp read one line of memory. Nothing goes to the host.
 """
 
 from collections.abc import Callable

@@ -1,12 +1,11 @@
-"""The CUDA kernels of the relaxed Bellman-Ford algorithm: one for the path, one for its gradient, a program a map.
-Importing this module imports triton.
+"""The CUDA kernels of the relaxed Bellman-Ford algorithm: one for the path, one for its gradient, one program per map.
 
-The steps and thresholds are those of `_relaxation.py`, their gradients those of `_fast_relaxation.py`; the conorms and
-the while loop are those of `_bellman_ford.py`. A program holds its whole grid, padded to a power of two, and
-runs all iterations. A neighbour's value comes by `tl.gather`, from tensor to tensor: Triton itself moves it through
-shared memory and puts the barriers, so that no program ever reads memory that another of its threads has written.
-What the way back needs (distances, positions and paths of all iterations) is stored by the first kernel and read by
-the second. No atomics, and nothing goes to the host.
+Steps, thresholds and gradients are those of `_relaxation.py`; the conorms and the while loop are those of
+`_bellman_ford.py`. A program holds its whole grid, padded to a power of two, and runs all iterations. A neighbour's
+value comes by `tl.gather`, from tensor to tensor: Triton moves it through shared memory and places the barriers, so
+no program reads memory that another of its threads has written. The first kernel stores what the way back needs
+(distances, positions and paths of all iterations), the second reads it. No atomics, and nothing goes to the host.
+Importing this module imports triton.
 """
 
 from collections.abc import Callable
@@ -18,7 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from . import _relaxation
-from ._grid_triton import neighbors, of_neighbors, padded
+from ._triton_small import neighbors, of_neighbors, padded
 
 _jit: Callable[[Callable[..., Any]], Any] = triton.jit
 
@@ -45,7 +44,7 @@ def _launch(kernel: Any, tensors: tuple[Tensor, ...], beta: float, iterations: i
     count, height, width = grids.shape
     if count == 0:
         return
-    # One cell a thread: there are more threads than work, and this makes the shortest chain.
+    # One cell per thread: there are more threads than work, and this makes the shortest chain.
     size = padded(height * width)
     with torch.cuda.device_of(grids):  # type: ignore[no-untyped-call]
         kernel[(count,)](

@@ -1,10 +1,10 @@
-"""The CUDA back end for maps of up to `LARGEST` cells: a program a map, all in one kernel. Importing this module
-imports triton.
+"""The CUDA back end for maps of up to `LARGEST` cells: one kernel, one program per map. Importing it imports triton.
 
-All cells are relaxed at once until none changes any more, and the path is followed back. A distance is the least sum
-over all ways to a cell, each added up from its start on, whatever the order of relaxing: so the numbers are those of
-the other back ends to the last bit. A neighbour's value comes from tensor to tensor as in `_grid_triton.py`. Where
-`_triton_large.py` has a thread for a map, which takes as long for one as for ten thousand, this has a block of threads.
+All cells are relaxed at once until none changes, and the path is followed back. A distance is the least sum over all
+ways to a cell, each added up from the start, whatever the order of relaxing: so the numbers equal those of the other
+back ends to the last bit. A program holds its whole grid, flattened and padded, and gets a neighbour's value by
+`tl.gather`; the kernels of `_triton_relaxation.py` share that part. `_triton_large.py` has one thread per map instead
+of one block.
 """
 
 from collections.abc import Callable
@@ -15,12 +15,34 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ._grid_triton import neighbors, of_neighbors, padded
-
 _jit: Callable[[Callable[..., Any]], Any] = triton.jit
 
 FAR = tl.constexpr(2**30)
 INFINITY = tl.constexpr(float("inf"))
+
+
+def padded(cells: int) -> int:
+    """This many cells rounded up to a power of two, and at least a warp."""
+    return max(32, 1 << (cells - 1).bit_length())
+
+
+@_jit
+def neighbors(height, width, SIZE: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Each vertex's eight neighbours `(8, SIZE)`, row by row, and whether they are on the grid; k is opposite 7 − k."""
+    k = tl.arange(0, 8)[:, None]
+    vertex = tl.arange(0, SIZE)[None, :]
+    cell = k + (k >= 4).to(tl.int32)  # of the 3×3 around, without the middle
+    row = vertex // width + cell // 3 - 1
+    column = vertex % width + cell % 3 - 1
+    inside = (vertex < height * width) & (row >= 0) & (row < height) & (column >= 0) & (column < width)
+    return tl.where(inside, row * width + column, vertex), inside
+
+
+@_jit
+def of_neighbors(values, others, inside, outside, SIZE: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The values `(SIZE,)` of each vertex's neighbours, `(8, SIZE)`: all in one gather."""
+    found = tl.gather(values, tl.reshape(others, [8 * SIZE]), 0)
+    return tl.where(inside, tl.reshape(found, [8, SIZE]), outside)
 
 
 def solve(costs: Tensor, neighbors: int, start: int, goal: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -113,7 +135,7 @@ def first_of(chosen, others):  # type: ignore[no-untyped-def]
 
 @_jit
 def follow(previous, ways, goal, start, there, MOST: tl.constexpr, SIZE: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Mark the way back from the goal; it ends at the start, or at a cell with `MOST` ways or more, which is told."""
+    """Mark the way back from the goal to the start, or to a cell with `MOST` ways or more; the latter is reported."""
     vertex = tl.arange(0, SIZE)
     # Written as sums because a number from the host, or in the code, is no tensor that a loop could change.
     tied = there * 0

@@ -1,5 +1,5 @@
-"""The Triton back end of the relaxed Bellman-Ford algorithm: the numbers of the plain form, and out of the way where it
-cannot run.
+"""The Triton kernels: exact paths equal the CPU's bit by bit, relaxed ones equal the plain form, and both step aside
+where they cannot run.
 
 The tests marked `gpu` run on CUDA, and, but for those that need a device, in Triton's interpreter on the CPU too:
 `test_in_the_interpreter` starts them so in a process of their own, because Triton decides when it is imported.
@@ -14,7 +14,8 @@ from path_kernels import kernels_of
 from torch._subclasses import FakeTensorMode
 
 from newton_losses.errors import ArgumentError
-from newton_losses.paths import PathLoss, RelaxedBellmanFord, _bellman_ford, _relaxed_operator
+from newton_losses.paths import PathLoss, RelaxedBellmanFord, _bellman_ford, _dispatch, solve
+from newton_losses.paths._dispatch import solver
 from newton_losses.paths._relaxation import FAINT
 from on_cuda import capture, no_synchronisation
 from triton_interpreter import DEVICE, INTERPRETED, on_cuda_alone, run_interpreted
@@ -205,7 +206,7 @@ def calls(monkeypatch):
 
         def counted(*arguments, name=name):
             names.append(name)
-            return getattr(_relaxed_operator, name)(*arguments)
+            return getattr(_dispatch, name)(*arguments)
 
         monkeypatch.setattr(_bellman_ford, name, counted)
     return names
@@ -245,9 +246,9 @@ def test_the_operators_keep_torchs_contracts():
         (gradient,) = torch.autograd.grad(path.sum(), fake)
         assert path.shape == gradient.shape == (2, 2, 3)
     settings = (4.0, 3, "while", "yager")
-    torch.library.opcheck(_relaxed_operator.path_operator, (costs, *settings))
-    _, kept = _relaxed_operator.path_operator(costs, *settings)
-    torch.library.opcheck(_relaxed_operator.pullback_operator, (kept, costs, *settings))
+    torch.library.opcheck(_dispatch.path_operator, (costs, *settings))
+    _, kept = _dispatch.path_operator(costs, *settings)
+    torch.library.opcheck(_dispatch.pullback_operator, (kept, costs, *settings))
 
 
 @pytest.mark.gpu
@@ -298,16 +299,16 @@ def test_a_step_is_few_kernels_and_the_same_at_every_call(loop, conorm):
 @on_cuda_alone
 def test_what_auto_is_on_cuda():
     costs = torch.zeros(2, 3, 3, device=DEVICE)
-    assert _relaxed_operator.takes_triton("auto", costs)
-    assert not _relaxed_operator.takes_triton("auto", costs.new_zeros(2, 33, 32))
-    assert not _relaxed_operator.takes_triton("auto", costs.cpu())
+    assert _dispatch.takes_triton("auto", costs)
+    assert not _dispatch.takes_triton("auto", costs.new_zeros(2, 33, 32))
+    assert not _dispatch.takes_triton("auto", costs.cpu())
 
 
 def test_without_a_device_of_its_own_it_steps_aside(monkeypatch):
-    monkeypatch.setattr(_relaxed_operator, "obstacle", lambda package: None)
+    monkeypatch.setattr(_dispatch, "obstacle", lambda package: None)
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    assert not _relaxed_operator.takes_triton("triton", torch.zeros(2, 3, 3))
-    assert not _relaxed_operator.takes_triton("triton", torch.zeros(2, 3, 3, device="meta"))
+    assert not _dispatch.takes_triton("triton", torch.zeros(2, 3, 3))
+    assert not _dispatch.takes_triton("triton", torch.zeros(2, 3, 3, device="meta"))
     costs = path_maps.make_maps("uniform", 2, 3, 3, seed=0)
     assert torch.equal(*(RelaxedBellmanFord(4.0, 3, backend=backend)(costs) for backend in ("triton", "torch")))
 
@@ -315,6 +316,48 @@ def test_without_a_device_of_its_own_it_steps_aside(monkeypatch):
 def test_errors_teach(monkeypatch):
     with pytest.raises(ArgumentError, match="backend='fast' is not known"):
         RelaxedBellmanFord(backend="fast")
-    monkeypatch.setattr(_relaxed_operator, "obstacle", lambda package: f"is not installed: pip install {package}")
+    monkeypatch.setattr(_dispatch, "obstacle", lambda package: f"is not installed: pip install {package}")
     with pytest.raises(ArgumentError, match="pip install triton"):
         RelaxedBellmanFord(backend="triton")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("neighbors", [4, 8])
+@pytest.mark.parametrize("kind", path_maps.KINDS)
+def test_exact_paths_have_the_same_bits_as_on_the_cpu(kind, neighbors):
+    for height, width, start, goal in [
+        (1, 1, 0, 0),
+        (1, 9, 0, 8),
+        (9, 1, 8, 0),
+        (2, 2, 1, 2),
+        (5, 7, 3, 3),
+        (12, 12, 0, 143),
+        (17, 10, 160, 35),
+    ]:
+        costs = path_maps.make_maps(kind, 4, height, width, seed=1)
+        costs[-1, 0, 0] = float("nan")
+        ends = (divmod(start, width), divmod(goal, width))
+        expected = solve(costs, neighbors, *ends, strict=False)
+        for dtype in (torch.float32, torch.float64):
+            found = solver("triton", height * width)(costs.to(DEVICE, dtype), neighbors, start, goal)
+            path, cost, unique, reachable = (tensor.cpu() for tensor in found)
+            assert torch.equal(cost.view(torch.int64), expected.cost.view(torch.int64)), (height, width)
+            assert torch.equal(path.to(costs.dtype), expected.path), (height, width)
+            assert torch.equal(unique, expected.unique), (height, width)
+            assert torch.equal(reachable, expected.reachable), (height, width)
+
+
+@pytest.mark.gpu
+def test_maps_that_do_not_lie_one_after_another():
+    costs = path_maps.make_maps("uniform", 6, 8, 8, seed=2)
+    expected = solve(costs[::2].mT)
+    path, *_ = solver("triton", 64)(costs.to(DEVICE)[::2].mT, 8, 0, 63)
+    assert torch.equal(path.cpu().to(costs.dtype), expected.path)
+
+
+@pytest.mark.gpu
+def test_the_kernel_follows_the_size():
+    from newton_losses.paths import _triton_large, _triton_small
+
+    assert solver("triton", 1024) is _triton_small.solve
+    assert solver("triton", 1025) is _triton_large.solve
