@@ -19,11 +19,10 @@ from torch import Tensor, nn
 import newton_losses as nl
 from newton_losses.curvature import Curvature
 from newton_losses.errors import ArgumentError, NewtonLossesError
-from newton_losses_bench.config import PathsConfig, RunConfig, SortingConfig
-from newton_losses_bench.defaults import PATHS_ALGORITHMS, SORTING_ALGORITHMS
+from newton_losses_bench.config import PATHS_ALGORITHMS, SORTING_ALGORITHMS, PathsConfig, RunConfig, SortingConfig
+from newton_losses_bench.describe import number
 from newton_losses_bench.tasks import make_task
 from newton_losses_bench.train_step import Trainer
-from newton_losses_bench.words import number
 
 
 class Watch:

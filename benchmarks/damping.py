@@ -23,8 +23,7 @@ from typing import Any
 
 import torch
 
-from newton_losses_bench import defaults
-from newton_losses_bench.config import PathsConfig, RunConfig, SortingConfig
+from newton_losses_bench.config import PATHS_ALGORITHMS, SORTING_ALGORITHMS, PathsConfig, RunConfig, SortingConfig
 from newton_losses_bench.demo._setting import DemoConfig, RawPixelNetwork, glyphs
 from newton_losses_bench.loop import run
 from newton_losses_bench.tasks import SortingTask, Task, make_task
@@ -54,14 +53,14 @@ class Cell:
 def cells(options: argparse.Namespace) -> list[Cell]:
     """All cells of a task, those named by `--only` where it is given."""
     if options.data == "terrain":
-        found = [Cell(a, None, c) for a in defaults.PATHS_ALGORITHMS for c in ("fisher", "hessian")]
+        found = [Cell(a, None, c) for a in PATHS_ALGORITHMS for c in ("fisher", "hessian")]
         found = [cell for cell in found if (cell.algorithm, cell.curvature) != ("smoothed-algorithm", "hessian")]
     else:
         found = [
             Cell(algorithm, numerics, curvature)
             for curvature in ("fisher", "hessian")
             for numerics in ("stable", "reference")
-            for algorithm in defaults.SORTING_ALGORITHMS
+            for algorithm in SORTING_ALGORITHMS
         ]
     return [cell for cell in found if all(word in str(cell).split() for word in (options.only or "").split())]
 

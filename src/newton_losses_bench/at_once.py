@@ -9,10 +9,10 @@ import torch
 
 from newton_losses.errors import ArgumentError
 
-from .checks import option
 from .config import RunConfig
 from .device import device_kind
 from .ranks import started_by_torchrun
+from .settings import option
 from .store import RunError
 
 # On CUDA with a captured graph, where nobody says how many. Steps a second of all of them together over those of one

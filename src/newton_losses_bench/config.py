@@ -1,79 +1,117 @@
-"""What a run is: two frozen dataclasses, one a task. How a single setting is checked is in `checks.py`.
+"""What a run is: one frozen dataclass per task, whose fields carry the help and the choices of the command's options.
 
-A configuration is written by a person with holes in it; `resolved()` fills them with the paper's values,
-checks everything and returns the configuration that the run folder keeps.
+A person writes a configuration with holes in it; `resolved()` fills them with the paper's values (`paper.toml`), checks
+everything, and returns the configuration that the run folder keeps. `identity` and `run_name` say which configurations
+are the same run. How a single setting is spelled and checked is in `settings.py`.
 """
 
-import difflib
+import hashlib
+import json
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Any, ClassVar, Self, get_type_hints
+from typing import Any, ClassVar, Self
 
 from newton_losses.errors import ArgumentError
 
-from . import defaults
-from .checks import check_at_least, check_choice, check_kind, check_positive, option, read_damping
 from .device import resolve_device
+from .paper import nearest_column, usual_damping
+from .settings import (
+    check_at_least,
+    check_choice,
+    check_positive,
+    check_type,
+    option,
+    read_damping,
+    setting,
+    settings,
+)
 
-# Larger numbers do not fit into 64 bits.
+SORTING_ALGORITHMS = ("neuralsort", "softsort", "logistic", "cauchy")
+PATHS_ALGORITHMS = ("bellman-ford", "smoothed-loss", "smoothed-algorithm", "fenchel-young")
+# Numbers with more digits do not fit into 64 bits.
 _MOST_DIGITS = 18
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
-    """What both tasks have in common. `None` stands for the paper's value until `resolved()`.
-
-    `device`, `precision`, `compile` and `graph` say how the step is computed; they are a part of the
-    configuration because they can change the last digits of a result. `average` has a mean of the weights
-    evaluated as well, and changes nothing else.
-    """
+    """What all tasks have in common. `None` stands for the paper's value until `resolved()`."""
 
     task: ClassVar[str]
-    algorithms: ClassVar[tuple[str, ...]]
-    sources: ClassVar[tuple[str, ...]]
 
-    algorithm: str
-    curvature: str = "none"
-    damping: float | str | None = None
-    relative_damping: float | None = None
-    spectrum: str | None = None
-    clip_norm: float | None = None
-    learning_rate: float | None = None
-    batch_size: int = 100
-    eval_every: int = 1000
-    average: bool = False
-    data: str = ""
-    data_root: str | None = None
-    seed: int = 0
-    device: str = "auto"
-    precision: str = "float32"
-    compile: bool = False
-    graph: bool = True
+    algorithm: str = setting(help="The differentiable algorithm.", topic="the experiment", short="a")
+    curvature: str = setting(
+        "none",
+        help="none (the baseline), hessian, fisher, or the control energy (the gradients' mean square, no directions).",
+        topic="curvature",
+        choices=("none", "hessian", "fisher", "energy"),
+        short="c",
+    )
+    damping: float | str | None = setting(
+        None, help="λ: a number, or auto or auto:FACTOR to derive it from each batch. Default: the paper's.",
+        topic="curvature",
+    )  # fmt: skip
+    relative_damping: float | None = setting(
+        None, help="λ as a multiple of the curvature's own scale, instead of --damping.", topic="curvature"
+    )
+    spectrum: str | None = setting(
+        None, help="What to do with negative eigenvalues of the Hessian. Default: raw; with auto, absolute.",
+        topic="curvature", choices=("raw", "absolute", "clip"),
+    )  # fmt: skip
+    clip_norm: float | None = setting(None, help="Clip the norm of the weights' gradient at this.", topic="training")
+    learning_rate: float | None = setting(None, help="Learning rate of Adam. Default: the paper's.", topic="training")
+    batch_size: int = setting(100, help="Samples per batch.", topic="training", protocol=True)
+    eval_every: int = setting(1000, help="Steps between evaluations.", topic="training", protocol=True)
+    average: bool = setting(
+        False, help="Also evaluate an average of the last weights; training is unchanged.", topic="training",
+        experiment=False,
+    )  # fmt: skip
+    data: str = setting("", help="The data set.", topic="data", protocol=True)
+    data_root: str | None = setting(
+        None, help="Folder of the data; see `newton-losses data list`.", topic="data", experiment=False
+    )
+    seed: int = setting(0, help="Seed of weights, batches, noise and evaluation sets.", topic="training")
+    device: str = setting(
+        "auto", help="auto, cpu, cuda, or one of several GPUs, as in cuda:1.", topic="computing", experiment=False
+    )
+    precision: str = setting(
+        "float32", help="Precision of the convolutions; scores and losses are always float32.", topic="computing",
+        choices=("float32", "tf32", "bf16"), protocol=True,
+    )  # fmt: skip
+    compile: bool = setting(
+        False, help="Compile network and loss with torch.compile.", topic="computing", experiment=False
+    )
+    graph: bool = setting(
+        True, help="On CUDA, capture the whole step as one graph.", topic="computing", experiment=False
+    )
 
     def resolved(self) -> Self:
         """This configuration with the paper's values in its holes, checked."""
-        hints = get_type_hints(type(self))
-        for field in fields(self):
-            check_kind(field.name, getattr(self, field.name), hints[field.name])
-        check_choice("algorithm", self.algorithm, self.algorithms)
-        check_choice("data", self.data, self.sources)
-        check_choice("curvature", self.curvature, defaults.CURVATURES)
-        if self.spectrum is not None:
-            check_choice("spectrum", self.spectrum, defaults.SPECTRA)
-        check_choice("precision", self.precision, defaults.PRECISIONS)
+        for one in settings(type(self)):
+            value = getattr(self, one.name)
+            check_type(one.name, value, one.type)
+            if one.choices and value is not None:
+                check_choice(one.name, value, one.choices)
         self._check_curvature()
         for name, least in (("batch_size", 1), ("eval_every", 1), ("seed", 0)):
             check_at_least(name, getattr(self, name), least)
         for name in ("learning_rate", "clip_norm", "relative_damping"):
             check_positive(name, getattr(self, name))
         damping = read_damping(self.damping)
+        column = self._papers_column()
         if self.curvature != "none" and damping is None and self.relative_damping is None:
-            damping = self._default_damping()
-        rate = self._default_learning_rate() if self.learning_rate is None else self.learning_rate
+            damping = usual_damping(column, self.curvature)
+        usual_spectrum = "absolute" if self.curvature == "hessian" and isinstance(damping, str) else "raw"
         device = resolve_device(self.device)
-        graph = self.graph and device.startswith("cuda")
-        by_itself = "absolute" if self.curvature == "hessian" and isinstance(damping, str) else "raw"
-        spectrum = self.spectrum or by_itself
-        return replace(self, damping=damping, spectrum=spectrum, learning_rate=rate, device=device, graph=graph)
+        return replace(
+            self,
+            damping=damping,
+            spectrum=self.spectrum or usual_spectrum,
+            learning_rate=_first(self.learning_rate, column["settings"]["learning_rate"]),
+            device=device,
+            graph=self.graph and device.startswith("cuda"),
+        )
+
+    def _papers_column(self) -> dict[str, Any]:
+        return nearest_column(self.task, self.algorithm)
 
     def _check_curvature(self) -> None:
         if self.curvature == "none":
@@ -91,15 +129,13 @@ class RunConfig:
                 "them: the empirical Fisher is a sum of squares."
             )
 
-    def _default_damping(self) -> float:
-        raise NotImplementedError
-
-    def _kind_of_damping(self) -> str:
-        # The energy is on the scale of the empirical Fisher: its mean eigenvalue.
-        return "fisher" if self.curvature == "energy" else self.curvature
-
-    def _default_learning_rate(self) -> float:
-        raise NotImplementedError
+    def _refuse(self, names: tuple[str, ...], reason: str) -> None:
+        """Refuse settings that the chosen algorithm does not have, instead of ignoring them."""
+        for name in names:
+            if getattr(self, name) is not None:
+                raise ArgumentError(
+                    f"{option(name)} does not go with --algorithm {self.algorithm}: it {reason}. Leave it out."
+                )
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON has it, the task's name first."""
@@ -107,7 +143,7 @@ class RunConfig:
 
     @classmethod
     def from_dict(cls, stored: dict[str, Any]) -> Self:
-        """The inverse of `to_dict`; lists become tuples again."""
+        """The inverse of `to_dict`; lists become tuples again, and names of no setting are left out."""
         known = {field.name for field in fields(cls)}
         values: dict[str, Any] = {
             name: tuple(value) if isinstance(value, list) else value for name, value in stored.items() if name in known
@@ -119,33 +155,44 @@ class RunConfig:
 class SortingConfig(RunConfig):
     """Ranking supervision: sets of `n` images of `digits` digits each, of which only the order is known.
 
-    `kernels`: with bf16 on CUDA, run the convolutions through this project's kernels.
-
     >>> config = SortingConfig(algorithm="softsort", curvature="fisher", n=10, device="cpu").resolved()
     >>> config.damping, config.temperature, config.learning_rate
     (100.0, 0.1, 0.001)
     """
 
     task: ClassVar[str] = "sorting"
-    algorithms: ClassVar[tuple[str, ...]] = defaults.SORTING_ALGORITHMS
-    sources: ClassVar[tuple[str, ...]] = defaults.SORTING_DATA
 
-    data: str = "mnist"
-    n: int = 5
-    digits: int = 4
-    augment: bool = False
-    temperature: float | None = None
-    steepness: float | None = None
-    numerics: str = "stable"
-    steps: int = 100_000
-    validation_sets: int = 5_000
-    test_sets: int = 10_000
-    kernels: bool = True
+    algorithm: str = setting(
+        help="The relaxation of sorting; logistic and cauchy are sorting networks.", topic="the experiment",
+        choices=SORTING_ALGORITHMS, short="a",
+    )  # fmt: skip
+    batch_size: int = setting(100, help="Sets per batch.", topic="training", protocol=True)
+    data: str = setting(
+        "mnist", help="mnist, or digits (8×8, no download).", topic="data", choices=("mnist", "digits"), protocol=True
+    )
+    n: int = setting(5, help="Numbers in a set.", topic="the experiment", short="n")
+    digits: int = setting(4, help="Digits per number.", topic="data", protocol=True)
+    augment: bool = setting(False, help="Rotate and shift every training digit at random.", topic="data", protocol=True)
+    temperature: float | None = setting(
+        None, help="Temperature of neuralsort and softsort. Default: the paper's.", topic="the experiment"
+    )
+    steepness: float | None = setting(
+        None, help="Inverse temperature of the sorting networks. Default: the paper's.", topic="the experiment"
+    )
+    numerics: str = setting(
+        "stable", help="stable (log space), or reference (cross-entropy on probabilities, as in the paper).",
+        topic="the experiment", choices=("stable", "reference"),
+    )  # fmt: skip
+    steps: int = setting(100_000, help="Training steps.", topic="training", protocol=True)
+    validation_sets: int = setting(5_000, help="Fresh validation sets per evaluation.", topic="data", protocol=True)
+    test_sets: int = setting(10_000, help="Fresh test sets per evaluation.", topic="data", protocol=True)
+    kernels: bool = setting(
+        True, help="With bf16 on CUDA, use this project's kernels for the convolutions.", topic="computing",
+        experiment=False,
+    )  # fmt: skip
 
     def resolved(self) -> Self:
         config = super().resolved()
-        config = replace(config, kernels=self.kernels and config.device.startswith("cuda") and self.precision == "bf16")
-        check_choice("numerics", self.numerics, defaults.NUMERICS)
         check_at_least("n", self.n, 2)
         for name in ("digits", "steps", "validation_sets", "test_sets"):
             check_at_least(name, getattr(self, name), 1)
@@ -153,22 +200,17 @@ class SortingConfig(RunConfig):
             raise ArgumentError(f"--digits {self.digits}: it has to be at most {_MOST_DIGITS}.")
         check_positive("temperature", self.temperature)
         check_positive("steepness", self.steepness)
-        if self.algorithm in defaults.TEMPERATURE:
-            refuse(self, ("steepness",), "has a --temperature")
-            found = defaults.TEMPERATURE[self.algorithm] if self.temperature is None else self.temperature
-            return replace(config, temperature=found)
-        refuse(self, ("temperature",), "is a sorting network, which has a --steepness")
-        found = defaults.STEEPNESS[self.algorithm, self._paper_length()] if self.steepness is None else self.steepness
-        return replace(config, steepness=found)
+        paper = self._papers_column()["settings"]
+        if "temperature" in paper:
+            self._refuse(("steepness",), "has a --temperature")
+            config = replace(config, temperature=_first(self.temperature, paper["temperature"]))
+        else:
+            self._refuse(("temperature",), "is a sorting network, which has a --steepness")
+            config = replace(config, steepness=_first(self.steepness, paper["steepness"]))
+        return replace(config, kernels=self.kernels and config.device.startswith("cuda") and self.precision == "bf16")
 
-    def _paper_length(self) -> int:
-        return min(defaults.SORTING_LENGTHS, key=lambda length: abs(length - self.n))
-
-    def _default_damping(self) -> float:
-        return defaults.SORTING_DAMPING[self.algorithm, self._kind_of_damping(), self._paper_length()]
-
-    def _default_learning_rate(self) -> float:
-        return defaults.SORTING_LEARNING_RATE
+    def _papers_column(self) -> dict[str, Any]:
+        return nearest_column(self.task, self.algorithm, n=self.n)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,24 +222,45 @@ class PathsConfig(RunConfig):
     """
 
     task: ClassVar[str] = "paths"
-    algorithms: ClassVar[tuple[str, ...]] = defaults.PATHS_ALGORITHMS
-    sources: ClassVar[tuple[str, ...]] = defaults.PATHS_DATA
 
-    data: str = "terrain"
-    batch_size: int = 70
-    eval_every: int = 1
-    epochs: int = 50
-    drops: tuple[int, ...] | None = None
-    size: int = 12
-    train_maps: int = 10_000
-    test_maps: int = 1_000
-    data_seed: int = 0
-    loop: str | None = None
-    norm: str | None = None
-    beta: float | None = None
-    iterations: int | None = None
-    scale: float | None = None
-    num_samples: int | None = None
+    algorithm: str = setting(
+        help="The differentiable shortest path.", topic="the experiment", choices=PATHS_ALGORITHMS, short="a"
+    )
+    data: str = setting(
+        "terrain", help="terrain (generated), or warcraft (its own files).", topic="data",
+        choices=("terrain", "warcraft"), protocol=True,
+    )  # fmt: skip
+    batch_size: int = setting(70, help="Maps per batch.", topic="training", protocol=True)
+    eval_every: int = setting(1, help="Epochs between evaluations.", topic="training", protocol=True)
+    epochs: int = setting(50, help="Passes over the training maps.", topic="training", protocol=True)
+    drops: tuple[int, ...] | None = setting(
+        None, help="Epochs after which the learning rate falls tenfold. Default: 3/5 and 4/5 of them.",
+        topic="training", protocol=True,
+    )  # fmt: skip
+    size: int = setting(12, help="Cells along a side of a generated map.", topic="data", protocol=True)
+    train_maps: int = setting(10_000, help="Generated training maps.", topic="data", protocol=True)
+    test_maps: int = setting(
+        1_000, help="Generated validation maps, and as many test maps.", topic="data", protocol=True
+    )
+    data_seed: int = setting(0, help="Seed of the generated maps.", topic="data", protocol=True)
+    loop: str | None = setting(
+        None, help="Loop of bellman-ford: for (default) or while.", topic="the experiment", choices=("for", "while")
+    )
+    norm: str | None = setting(
+        None, help="Loss of bellman-ford: l1 (default) or l2 (squared).", topic="the experiment", choices=("l1", "l2")
+    )
+    beta: float | None = setting(
+        None, help="Inverse temperature of bellman-ford. Default: the paper's 10.", topic="the experiment"
+    )
+    iterations: int | None = setting(
+        None, help="Iterations of bellman-ford. Default: the paper's 18.", topic="the experiment"
+    )
+    scale: float | None = setting(
+        None, help="Width of the noise of the other algorithms. Default: the paper's 0.1.", topic="the experiment"
+    )
+    num_samples: int | None = setting(
+        None, help="Noise samples of the other algorithms. Default: 10.", topic="the experiment"
+    )
 
     def resolved(self) -> Self:
         config = super().resolved()
@@ -206,29 +269,26 @@ class PathsConfig(RunConfig):
         check_at_least("size", self.size, 2)
         if self.data == "warcraft" and self.size != 12:
             raise ArgumentError(f"--size {self.size}: the warcraft maps have 12×12 cells. Other sizes are terrain's.")
-        # Tenfold lower after three and after four fifths of the epochs: after 30 and 40 of the paper's 50.
-        drops = (self.epochs * 3 // 5, self.epochs * 4 // 5) if self.drops is None else self.drops
+        # After 30 and 40 of the paper's 50 epochs.
+        drops = _first(self.drops, (self.epochs * 3 // 5, self.epochs * 4 // 5))
         config = replace(config, drops=tuple(sorted(drops)))
+        paper = self._papers_column()["settings"]
         if self.algorithm == "bellman-ford":
-            refuse(self, ("scale", "num_samples"), "draws no noise")
-            return config._with_relaxation()
-        refuse(self, ("loop", "norm", "beta", "iterations"), "solves exactly and smooths with noise")
-        check_positive("scale", self.scale)
-        samples = 10 if self.num_samples is None else self.num_samples
-        check_at_least("num_samples", samples, 1)
-        scale = defaults.NOISE_SCALE if self.scale is None else self.scale
-        return replace(config, scale=scale, num_samples=samples)
+            self._refuse(("scale", "num_samples"), "draws no noise")
+            check_positive("beta", self.beta)
+            found = {name: _first(getattr(self, name), paper[name]) for name in ("loop", "norm", "beta", "iterations")}
+            check_at_least("iterations", found["iterations"], 1)
+        else:
+            self._refuse(("loop", "norm", "beta", "iterations"), "solves exactly and smooths with noise")
+            check_positive("scale", self.scale)
+            found = {"scale": _first(self.scale, paper["scale"]), "num_samples": _first(self.num_samples, 10)}
+            check_at_least("num_samples", found["num_samples"], 1)
+        return replace(config, **found)
 
-    def _with_relaxation(self) -> Self:
-        loop = self.loop or "for"
-        norm = self.norm or "l1"
-        check_choice("loop", loop, defaults.LOOPS)
-        check_choice("norm", norm, defaults.NORMS)
-        check_positive("beta", self.beta)
-        iterations = defaults.BELLMAN_FORD_ITERATIONS if self.iterations is None else self.iterations
-        check_at_least("iterations", iterations, 1)
-        beta = defaults.BELLMAN_FORD_BETA if self.beta is None else self.beta
-        return replace(self, loop=loop, norm=norm, beta=beta, iterations=iterations)
+    def _papers_column(self) -> dict[str, Any]:
+        # The first is that of a for loop and the L1 norm. Other algorithms have no norm, and refuse one later.
+        norm = self.norm if self.algorithm == "bellman-ford" else None
+        return nearest_column(self.task, self.algorithm, norm=norm)
 
     def _check_curvature(self) -> None:
         super()._check_curvature()
@@ -240,36 +300,118 @@ class PathsConfig(RunConfig):
                 "derivatives alone, or --algorithm smoothed-loss, which has a Hessian."
             )
 
-    def _default_damping(self) -> float:
-        if self.algorithm == "bellman-ford":
-            norm = self.norm or "l1"
-            check_choice("norm", norm, defaults.NORMS)
-            return defaults.BELLMAN_FORD_DAMPING[norm]
-        return defaults.PATHS_DAMPING[self.algorithm, self._kind_of_damping()]
 
-    def _default_learning_rate(self) -> float:
-        return defaults.PATHS_LEARNING_RATE[self.algorithm]
+@dataclass(frozen=True, kw_only=True)
+class ConvexConfig(RunConfig):
+    """Two ReLU layers as convex problems and a linear layer, fitted to random numbers in one batch.
 
+    The algorithm "relu" solves min_z ‖z − Wx − b‖², z ≥ 0 with `cvxpylayers`; "relu-exact" takes the known
+    solution max(Wx + b, 0) instead, which is faster and free of the solver's errors.
 
-def check_setting(kind: type[RunConfig], name: str) -> None:
-    """Refuse a name that no setting of this kind of run has, naming the one that was probably meant.
-
-    >>> check_setting(SortingConfig, "batchsize")
-    Traceback (most recent call last):
-    newton_losses.errors.ArgumentError: batchsize is no setting of a sorting run: did you mean batch_size?
+    >>> ConvexConfig(algorithm="relu", curvature="fisher").resolved().damping
+    0.1
     """
-    known = [field.name for field in fields(kind)]
-    if name in known:
-        return
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    guess = f"did you mean {near[0]}?" if near else f"it has {', '.join(known)}."
-    raise ArgumentError(f"{name} is no setting of a {kind.task} run: {guess}")
 
+    task: ClassVar[str] = "convex"
 
-def refuse(config: RunConfig, names: tuple[str, ...], reason: str) -> None:
-    """Refuse settings that the chosen algorithm does not have, instead of ignoring them."""
-    for name in names:
-        if getattr(config, name) is not None:
+    algorithm: str = setting(
+        help="relu (solved), or relu-exact (in closed form).", topic="the experiment", choices=("relu", "relu-exact")
+    )
+    data: str = setting("random", help="Random numbers.", topic="data", choices=("random",), protocol=True)
+    batch_size: int = setting(300, help="Samples of the one batch.", topic="training", protocol=True)
+    eval_every: int = setting(10, help="Steps between evaluations.", topic="training", protocol=True)
+    steps: int = setting(50, help="Training steps.", topic="training", protocol=True)
+    device: str = setting("cpu", help="cpu, where the solver runs.", topic="computing", experiment=False)
+
+    def resolved(self) -> Self:
+        if self.device not in ("cpu", "auto"):
+            raise ArgumentError(f"--device {self.device}: the solver of convex layers runs on the CPU.")
+        config = super().resolved()
+        check_at_least("steps", self.steps, 1)
+        if self.average:
+            raise ArgumentError("--average: there is no average of convex layers, of which only the training counts.")
+        # There is nothing to compile or to capture, and no convolution to be less precise in.
+        return replace(config, device="cpu", graph=False, compile=False, precision="float32")
+
+    def _papers_column(self) -> dict[str, Any]:
+        return nearest_column(self.task, "relu")
+
+    def _check_curvature(self) -> None:
+        super()._check_curvature()
+        if self.curvature not in ("none", "fisher"):
             raise ArgumentError(
-                f"{option(name)} does not go with --algorithm {config.algorithm}: it {reason}. Leave it out."
+                f"--curvature {self.curvature}: convex layers have no second derivatives. Take fisher, or none."
             )
+
+
+def _first(given: Any, usual: Any) -> Any:
+    return usual if given is None else given
+
+
+CONFIGURATIONS: dict[str, type[RunConfig]] = {kind.task: kind for kind in (SortingConfig, PathsConfig, ConvexConfig)}
+_SETTINGS = [one for kind in CONFIGURATIONS.values() for one in settings(kind)]
+# Where the data lies, what it is computed on, and what is only looked at beside the training. The precision is not
+# among them: it is a choice of the experiment.
+NOT_THE_EXPERIMENT = tuple(dict.fromkeys(one.name for one in _SETTINGS if not one.experiment))
+# How long and on what an experiment is carried out, and not which experiment it is.
+PROTOCOL = tuple(dict.fromkeys(one.name for one in _SETTINGS if one.protocol))
+
+
+def configuration_class(task: object) -> type[RunConfig]:
+    """The dataclass of a task's configurations."""
+    if task not in CONFIGURATIONS:
+        raise ArgumentError(f"There is no task {task!r}; there are {', '.join(CONFIGURATIONS)}.")
+    return CONFIGURATIONS[str(task)]
+
+
+def experiment(configuration: dict[str, Any]) -> dict[str, Any]:
+    """The part of a stored configuration that makes the run what it is.
+
+    A configuration written before a setting existed gets that setting's default, with which it ran.
+    """
+    complete = configuration_class(configuration.get("task")).from_dict(configuration).to_dict()
+    if isinstance(complete["damping"], str):
+        complete["damping"] = read_damping(complete["damping"])
+    return {name: _plain(value) for name, value in complete.items() if name not in NOT_THE_EXPERIMENT}
+
+
+def _plain(value: Any) -> Any:
+    """10 and 10.0 are the same setting, and so are a tuple and the list that JSON makes of it."""
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return float(value)
+    if isinstance(value, tuple | list):
+        return [_plain(item) for item in value]
+    return value
+
+
+def identity(configuration: dict[str, Any]) -> str:
+    """A digest of `experiment`: equal for two records of one run, wherever they were made.
+
+    >>> config = SortingConfig(algorithm="softsort", device="cpu").resolved().to_dict()
+    >>> identity(config) == identity({**config, "device": "cuda", "compile": True})
+    True
+    >>> identity(config) == identity({**config, "steps": 10_000})
+    False
+    """
+    return hashlib.sha256(json.dumps(experiment(configuration), sort_keys=True).encode()).hexdigest()
+
+
+def run_name(configuration: dict[str, Any]) -> str:
+    """The name of a run's folder: readable, the same for the same run, another for any other.
+
+    >>> run_name(SortingConfig(algorithm="softsort", curvature="fisher", device="cpu").resolved().to_dict())
+    'softsort-n5-stable-fisher-100000-s0-597a912c'
+    """
+    found = experiment(configuration)
+    details = [found.get(name) for name in ("numerics", "loop", "norm", "num_samples")]
+    parts = [
+        found["algorithm"],
+        *([f"n{found['n']:g}"] if "n" in found else []),
+        *(f"{value:g}" if isinstance(value, float) else value for value in details if value is not None),
+        "baseline" if found["curvature"] == "none" else found["curvature"],
+        *([f"clip{found['clip_norm']:g}"] if found.get("clip_norm") is not None else []),
+        f"{found['epochs']:g}e" if "epochs" in found else f"{found['steps']:g}",
+        f"s{found['seed']:g}",
+        identity(configuration)[:8],
+    ]
+    return "-".join(parts)

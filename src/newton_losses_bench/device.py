@@ -8,7 +8,7 @@ import torch
 
 from newton_losses.errors import ArgumentError, NewtonLossesError
 
-from .checks import check_choice
+from .settings import check_choice
 
 # Memory that torch does not hand out itself: of graphs, kernels and handles, and the libraries' own. Each library has a
 # status of its own, as in CUBLAS_STATUS_ALLOC_FAILED and CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED.

@@ -5,8 +5,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
 
 from .config import RunConfig
+from .describe import delay, describe, describe_setting, duration, number, outcome
 from .progress import Pace, Record, Silent
-from .words import delay, describe, describe_setting, duration, number, outcome
 
 
 class LiveBar(Silent):

@@ -9,13 +9,13 @@ from typing import Any
 from newton_losses.errors import ArgumentError
 
 from .at_once import full_device, give_back_memory
-from .checks import check_at_least, option
 from .clock import Clock
 from .config import RunConfig
 from .device import is_out_of_memory, on_device, precision_flags
 from .evaluation import averaged_evaluations, evaluate
 from .progress import Progress, Silent
 from .ranks import Ranks, sharing_ranks
+from .settings import check_at_least, option
 from .signals import Interrupted, StopRequests, name_others, others_of, stop_requests
 from .store import AVERAGE, Record, RunError, RunFolder
 from .tasks import Task, make_task

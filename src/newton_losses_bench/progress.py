@@ -7,7 +7,7 @@ import time
 from typing import Any, Protocol, TextIO
 
 from .config import RunConfig
-from .words import delay, describe, describe_setting, duration, figures, number, outcome
+from .describe import delay, describe, describe_setting, duration, figures, number, outcome
 
 Record = dict[str, Any]
 

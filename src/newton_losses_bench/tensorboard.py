@@ -5,8 +5,8 @@ from pathlib import Path
 from torch.utils.tensorboard import SummaryWriter
 
 from .config import RunConfig
+from .describe import by_split
 from .progress import Record, Silent
-from .words import by_split
 
 
 class TensorBoard(Silent):

@@ -10,7 +10,7 @@ from torch import nn
 
 from newton_losses.errors import ArgumentError
 from newton_losses_bench.average import EVERY, POWER, WeightAverage
-from newton_losses_bench.convex import ConvexConfig
+from newton_losses_bench.config import ConvexConfig
 from newton_losses_bench.loop import PlannedRun, run, run_together
 from newton_losses_bench.progress import Silent
 from newton_losses_bench.results import read_record

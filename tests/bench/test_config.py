@@ -8,12 +8,9 @@ from torch.nn.functional import mse_loss
 
 from newton_losses import ArgumentError
 from newton_losses.curvature import NormalizedDamping
-from newton_losses_bench import defaults
-from newton_losses_bench.checks import option
-from newton_losses_bench.config import PathsConfig, SortingConfig
-from newton_losses_bench.convex import ConvexConfig
+from newton_losses_bench.config import SORTING_ALGORITHMS, ConvexConfig, PathsConfig, SortingConfig, identity
 from newton_losses_bench.device import resolve_device
-from newton_losses_bench.results import identity
+from newton_losses_bench.settings import option
 from newton_losses_bench.tasks._task import training_loss
 
 
@@ -39,7 +36,7 @@ PAPER = {
 @pytest.mark.parametrize("n", [5, 10])
 @pytest.mark.parametrize("curvature", ["hessian", "fisher"])
 def test_the_damping_of_sorting_is_the_papers(n, curvature):
-    found = [sorting(algorithm=a, n=n, curvature=curvature).damping for a in defaults.SORTING_ALGORITHMS]
+    found = [sorting(algorithm=a, n=n, curvature=curvature).damping for a in SORTING_ALGORITHMS]
     assert found == list(PAPER[n][curvature])
 
 

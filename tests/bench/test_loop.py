@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from newton_losses_bench.config import PathsConfig, SortingConfig
-from newton_losses_bench.defaults import PATHS_ALGORITHMS, SORTING_ALGORITHMS
+from newton_losses_bench.config import PATHS_ALGORITHMS, SORTING_ALGORITHMS, PathsConfig, SortingConfig
+from newton_losses_bench.describe import outcome
 from newton_losses_bench.loop import run
 from newton_losses_bench.progress import Silent
 from newton_losses_bench.signals import Interrupted, StopRequests
@@ -16,7 +16,6 @@ from newton_losses_bench.store import RunError
 from newton_losses_bench.tasks import make_task
 from newton_losses_bench.tasks.paths import tenths
 from newton_losses_bench.train_step import Trainer
-from newton_losses_bench.words import outcome
 
 SORTING = SortingConfig(
     algorithm="softsort", data="digits", digits=1, n=4, steps=4, eval_every=2, batch_size=5,

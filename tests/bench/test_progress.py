@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from newton_losses_bench.config import PathsConfig, SortingConfig
+from newton_losses_bench.describe import describe, describe_setting, duration, number, outcome
 from newton_losses_bench.progress import JsonLines, Pace, PlainLines, Silent, Together
-from newton_losses_bench.words import describe, describe_setting, duration, number, outcome
 
 CONFIG = SortingConfig(algorithm="softsort", device="cpu").resolved()
 RECORD = {

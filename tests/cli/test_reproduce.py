@@ -14,8 +14,8 @@ from typer.testing import CliRunner
 from newton_losses_bench import presets
 from newton_losses_bench.cli._app import app
 from newton_losses_bench.cli._sweeping import _say_how_it_ended
-from newton_losses_bench.config import SortingConfig
-from newton_losses_bench.results import Store, run_name
+from newton_losses_bench.config import SortingConfig, run_name
+from newton_losses_bench.results import Store
 from newton_losses_bench.sweep import Failure, Job, SweepResult
 
 SMALL = [

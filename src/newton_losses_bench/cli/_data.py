@@ -9,7 +9,7 @@ import typer
 from newton_losses.errors import ArgumentError
 
 from .. import data as sets
-from ..checks import check_choice
+from ..settings import check_choice
 from ._output import spoken_errors
 
 data_app = typer.Typer(help="List, fetch, check and make the data sets.", no_args_is_help=True)

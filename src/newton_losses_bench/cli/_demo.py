@@ -14,10 +14,10 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from ..checks import check_at_least
 from ..demo import ARMS, DemoConfig, summarise, train_arms, write_page
 from ..demo._runs import Watch, evaluations_of
 from ..demo._summary import Row, verdict
+from ..settings import check_at_least
 from ..store import write_error
 from ._output import spoken_errors
 

@@ -9,11 +9,11 @@ import typer
 
 from newton_losses.errors import ArgumentError
 
-from ..checks import check_choice
 from ..config import RunConfig
+from ..describe import describe_value
 from ..presets import TABLES, Cell, Protocol, cells, comparison, group, paper_protocol
 from ..results import RunRecord, Store
-from ..words import describe_value
+from ..settings import check_choice
 from ._output import spoken_errors
 from ._settings import parse_settings
 from ._sweeping import (

@@ -7,8 +7,8 @@ from typing import Any, get_args, get_type_hints
 
 from newton_losses.errors import ArgumentError
 
-from ..checks import option
-from ..config import RunConfig, check_setting
+from ..config import RunConfig
+from ..settings import check_name, option
 
 # By another name on the command line than in a configuration.
 _SPELLINGS = {"samples": "num_samples", "a": "algorithm", "c": "curvature"}
@@ -72,7 +72,7 @@ def parse_grid(kind: type[RunConfig], words: list[str]) -> dict[str, list[Any]]:
         name, sign, text = word.lstrip("-").partition("=")
         name = _name(name)
         _check_free(name, word.partition("=")[0])
-        check_setting(kind, name)
+        check_name(kind, name)
         text = text if sign else next(rest, "")
         if not text:
             switch = f"Write {option(name)} true, or {option(name)} false,true for both."

@@ -7,9 +7,10 @@ import typer
 
 from newton_losses.errors import ArgumentError
 
-from ..config import PathsConfig, RunConfig, SortingConfig
-from ..results import NOT_THE_EXPERIMENT, Store, Summary, identity, summarise_all
-from ..words import describe_setting, describe_value
+from ..config import NOT_THE_EXPERIMENT, PathsConfig, RunConfig, SortingConfig, identity
+from ..describe import describe_setting, describe_value
+from ..results import Store, Summary, summarise_all
+from ..settings import settings as settings_of
 from ._output import spoken_errors
 from ._settings import applicable, parse_grid, product
 from ._sweeping import Computing, Device, Dry, Jobs, Keep, Ray, Results, Root, list_all, option, run_all, seeds_from
@@ -78,7 +79,8 @@ def _sweep(
     with spoken_errors():
         grid = parse_grid(kind, words)
         if "algorithm" not in grid:
-            raise ArgumentError(f"Give --algorithm: one of {', '.join(kind.algorithms)}, or several with commas.")
+            (choices,) = (one.choices for one in settings_of(kind) if one.name == "algorithm")
+            raise ArgumentError(f"Give --algorithm: one of {', '.join(choices)}, or several with commas.")
         _refuse_one_run_twice(grid)
         points, notes = applicable(list(product(grid)))
         for note in notes:

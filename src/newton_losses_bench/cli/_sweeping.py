@@ -12,11 +12,11 @@ import typer
 
 from newton_losses.errors import ArgumentError
 
-from ..config import RunConfig
+from ..config import RunConfig, identity
 from ..data import MNIST, Warcraft
 from ..device import resolve_device
 from ..ranks import started_by_torchrun
-from ..results import Store, identity
+from ..results import Store
 from ..store import check_writable
 from ..sweep import Bars, Job, Lines, SweepResult, run_sweep, split, train_command
 from ._train import parse_seeds

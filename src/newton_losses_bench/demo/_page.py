@@ -5,8 +5,8 @@ import html
 from pathlib import Path
 from typing import Any
 
+from ..describe import duration
 from ..store import write_atomically
-from ..words import duration
 from ._pictures import learning_curves, sorted_numbers
 from ._setting import DemoConfig
 from ._summary import Row, summarise, verdict

@@ -7,31 +7,23 @@ controls on the paper's numerics: a clipped gradient norm, and a division by the
 import fnmatch
 import functools
 import math
-import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from importlib import resources
 from typing import Any, Self
 
 from newton_losses.errors import ArgumentError
 
-from ..checks import check_choice
-from ..config import RunConfig, check_setting
-from ..results import configuration_class
+from ..config import NOT_THE_EXPERIMENT, PROTOCOL, RunConfig, configuration_class
+from ..paper import read_paper
+from ..settings import check_choice, check_name
 
 TABLES = ("table1", "table2", "table3", "ablation", "runtimes", "cvxpy")
 VARIANTS = ("baseline", "hessian", "fisher")
 CLIP_NORM = 1.0
 MINUTES = "minutes"
 
-# The settings that say how an experiment is carried out, and not which experiment it is.
-PROTOCOL = (
-    *("steps", "epochs", "drops", "batch_size", "eval_every", "precision"),
-    *("data", "digits", "augment", "validation_sets", "test_sets", "size", "train_maps", "test_maps", "data_seed"),
-)
-
 Figure = tuple[float, float]
-_OF_A_RUN = ("seed", "data_root", "device", "compile", "graph", "kernels")
+_OF_A_RUN = ("seed", *NOT_THE_EXPERIMENT)
 # Runtimes need steps, not results: enough of them to time, and no evaluation that would count.
 TIMED: dict[str, dict[str, Any]] = {
     "sorting": {"steps": 2000, "eval_every": 2000, "validation_sets": 100, "test_sets": 100},
@@ -85,7 +77,7 @@ class Cell:
         wanted = {**self.config, **self.protocol, **settings}
         kind = configuration_class(wanted.pop("task"))
         for name in wanted:
-            check_setting(kind, name)
+            check_name(kind, name)
         return kind(**wanted).resolved()
 
 
@@ -129,25 +121,9 @@ def matches(key: str, patterns: str) -> bool:
     )
 
 
-def paper_protocol(task: str) -> dict[str, Any]:
-    """How long the paper trains, on how large batches, with how many seeds."""
-    return dict(_paper()["protocol"][task])
-
-
-def paper_grid() -> tuple[float, ...]:
-    """The λ that the paper has chosen from."""
-    return tuple(_paper()["grid"]["dampings"])
-
-
-@functools.cache
-def _paper() -> dict[str, Any]:
-    with (resources.files(__package__) / "paper.toml").open("rb") as file:
-        return tomllib.load(file)
-
-
 @functools.cache
 def _all_cells() -> tuple[Cell, ...]:
-    paper = _paper()
+    paper = read_paper()
     columns = {column["key"]: column for column in paper["column"]}
     found = [cell for column in columns.values() for cell in _column(column)]
     for name in paper["ablation"]["columns"]:

@@ -4,9 +4,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from ..results import RunRecord, Summary, configuration_class, experiment, summarise
-from ..words import describe_value
-from ._cells import PROTOCOL, TIMED, Cell, paper_protocol
+from ..config import PROTOCOL, configuration_class, experiment
+from ..describe import describe_value
+from ..paper import paper_protocol
+from ..results import RunRecord, Summary, summarise
+from ._cells import TIMED, Cell
 
 TIME = "milliseconds_per_step"
 # Told by itself, or, as the drops of the learning rate, a consequence of what is told.

@@ -9,8 +9,9 @@ from pathlib import Path
 
 from newton_losses.errors import NewtonLossesError
 
-from ..results import RunRecord, configuration_class, identity, summarise_all
-from ..words import changes
+from ..config import configuration_class, identity
+from ..describe import changes
+from ..results import RunRecord, summarise_all
 from ._blocks import Block, Cell, Heading, Table
 from ._found import brief, relative
 from ._measured import Measured

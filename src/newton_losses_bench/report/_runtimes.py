@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..defaults import PATHS_ALGORITHMS, SORTING_ALGORITHMS
+from ..config import PATHS_ALGORITHMS, SORTING_ALGORITHMS
 from ..presets import cells
 from ..results import RunRecord
 from ._blocks import NOT_RUN, NOTHING, Cell, Judgement, Table, Text, Verdict

@@ -1,10 +1,5 @@
 """What was measured: the store of finished runs, and the statistics of the paper over them."""
 
-from ._identity import NOT_THE_EXPERIMENT as NOT_THE_EXPERIMENT
-from ._identity import configuration_class as configuration_class
-from ._identity import experiment as experiment
-from ._identity import identity as identity
-from ._identity import run_name as run_name
 from ._record import RunRecord as RunRecord
 from ._record import UnreadableRecord as UnreadableRecord
 from ._record import read_record as read_record

@@ -7,8 +7,8 @@ from typing import Any
 
 from newton_losses.errors import NewtonLossesError
 
+from ..config import identity
 from ..store import CONFIG, EVALUATIONS, RESULT, read_json
-from ._identity import identity
 
 Figures = dict[str, float]
 

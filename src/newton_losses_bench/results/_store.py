@@ -13,8 +13,8 @@ from typing import Any
 
 from newton_losses.errors import NewtonLossesError
 
+from ..config import configuration_class, identity, run_name
 from ..store import AVERAGE, CHECKPOINT, CONFIG, PREVIOUS, RESULT, WEIGHTS, RunFolder, read_json
-from ._identity import configuration_class, identity, run_name
 from ._record import RunRecord, UnreadableRecord, read_curve, read_record
 
 

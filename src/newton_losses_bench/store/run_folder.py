@@ -23,10 +23,10 @@ from typing import Any, Self
 
 import torch
 
-from ..checks import option
 from ..config import RunConfig
 from ..device import device_kind
 from ..environment import environment
+from ..settings import option
 from .atomic_io import (
     RunError,
     append_line,

@@ -3,8 +3,8 @@
 from dataclasses import MISSING, fields
 from typing import Any
 
-from ..checks import option
-from ..results import configuration_class
+from ..config import configuration_class
+from ..settings import option
 
 # Not to be given: it follows from the epochs.
 _NO_OPTION = ("drops",)

@@ -5,7 +5,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
-from ..results import Store, identity
+from ..config import identity
+from ..results import Store
 from ..signals import stop_requests
 from .counters import Failure, Listener, Tally
 from .jobs import Job, tidy

@@ -3,8 +3,8 @@
 import sys
 from typing import Any, TextIO
 
+from ..describe import duration
 from ..signals import STOPPING
-from ..words import duration
 from .counters import Tally
 from .jobs import Job
 

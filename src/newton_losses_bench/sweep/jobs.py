@@ -6,13 +6,13 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
-from ..config import PathsConfig, RunConfig, SortingConfig
-from ..convex import ConvexConfig, run_convex
+from ..config import ConvexConfig, PathsConfig, RunConfig, SortingConfig, configuration_class, run_name
+from ..convex_experiment import run_convex
 from ..data import DataError, DataNotFoundError, Terrain, data_root, terrain
 from ..device import device_kind
 from ..loop import run
 from ..progress import Progress
-from ..results import compact, configuration_class, run_name
+from ..results import compact
 from ..store import AVERAGE, CHECKPOINT, CONFIG, RESULT, WEIGHTS, Record, RunError, read_json
 from ..tasks import Task, make_task
 

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from newton_losses.curvature import Damping, NormalizedDamping, RelativeDamping
 from newton_losses.newton import NewtonLoss
 
-from ..checks import auto_factor
 from ..config import RunConfig
+from ..settings import auto_factor
 from ._energy import EnergyCurvature
 
 Figures = dict[str, dict[str, float]]

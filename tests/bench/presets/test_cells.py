@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from newton_losses import ArgumentError
-from newton_losses_bench import defaults
+from newton_losses_bench.config import identity, run_name
 from newton_losses_bench.presets import TABLES, Protocol, cells, group, matches
-from newton_losses_bench.results import RunRecord, identity, run_name
+from newton_losses_bench.results import RunRecord
 
 
 def record(config, seed=0, figure=50.0, **settings):
@@ -75,7 +75,7 @@ def test_controls_change_one_thing():
     )
     assert replace(clipped, clip_norm=None) == baseline
     assert replace(normalised, curvature="none", damping=None) == baseline
-    assert normalised.damping == defaults.SORTING_DAMPING["softsort", "fisher", 10]
+    assert normalised.damping == 100.0
 
 
 def test_selecting():

@@ -6,7 +6,8 @@ import json
 import pytest
 import torch
 
-from newton_losses_bench.convex import ConvexConfig, run_convex
+from newton_losses_bench.config import ConvexConfig
+from newton_losses_bench.convex_experiment import run_convex
 from newton_losses_bench.presets import cells
 from newton_losses_bench.tasks import make_task
 from newton_losses_bench.train_step import Trainer

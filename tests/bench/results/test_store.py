@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from newton_losses_bench import environment
-from newton_losses_bench.config import PathsConfig, SortingConfig
-from newton_losses_bench.convex import ConvexConfig, run_convex
+from newton_losses_bench.config import ConvexConfig, PathsConfig, SortingConfig, identity, run_name
+from newton_losses_bench.convex_experiment import run_convex
 from newton_losses_bench.loop import run
-from newton_losses_bench.results import Store, compact, identity, run_name
+from newton_losses_bench.results import Store, compact
 from newton_losses_bench.signals import Interrupted, StopRequests
 
 ROOT = Path(__file__).parents[3]

@@ -14,8 +14,7 @@ import pytest
 import torch
 
 from bench.small_runs import small_runs
-from newton_losses_bench.config import RunConfig
-from newton_losses_bench.convex import ConvexConfig
+from newton_losses_bench.config import ConvexConfig, RunConfig
 from newton_losses_bench.progress import Silent
 from newton_losses_bench.results import Store
 from newton_losses_bench.store import read_json

@@ -1,4 +1,4 @@
-"""The paper's experiment with convex layers: its configuration, its network and its short training loop.
+"""The paper's experiment with convex layers: its network and its short training loop.
 
 It is no third task of `loop.py`: there is one batch, nothing is drawn after the start, and what counts is the
 training loss. A run is a run folder like all others.
@@ -6,69 +6,21 @@ training loss. A run is a run folder like all others.
 
 import importlib
 import time
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Self, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from newton_losses._random import seeded
 from newton_losses.convex import repeat_with_fisher
-from newton_losses.errors import ArgumentError
 
-from .checks import check_at_least
-from .config import RunConfig
+from .config import ConvexConfig
 from .progress import Progress, Silent
 from .signals import Interrupted, stop_requests
 from .store import Record, RunFolder
 from .tasks import damping_rule
 
 SIZE = 20
-
-
-@dataclass(frozen=True, kw_only=True)
-class ConvexConfig(RunConfig):
-    """Two ReLU layers as convex problems and a linear layer, fitted to random numbers in one batch.
-
-    The algorithm "relu" solves min_z ‖z − Wx − b‖², z ≥ 0 with `cvxpylayers`; "relu-exact" takes the known
-    solution max(Wx + b, 0) instead, which is faster and free of the solver's errors.
-
-    >>> ConvexConfig(algorithm="relu", curvature="fisher").resolved().damping
-    0.1
-    """
-
-    task: ClassVar[str] = "convex"
-    algorithms: ClassVar[tuple[str, ...]] = ("relu", "relu-exact")
-    sources: ClassVar[tuple[str, ...]] = ("random",)
-
-    data: str = "random"
-    batch_size: int = 300
-    eval_every: int = 10
-    steps: int = 50
-    device: str = "cpu"
-
-    def resolved(self) -> Self:
-        if self.device not in ("cpu", "auto"):
-            raise ArgumentError(f"--device {self.device}: the solver of convex layers runs on the CPU.")
-        config = super().resolved()
-        check_at_least("steps", self.steps, 1)
-        if self.average:
-            raise ArgumentError("--average: there is no average of convex layers, of which only the training counts.")
-        # Neither is there anything to compile or to capture, nor a convolution to be less precise in.
-        return replace(config, device="cpu", graph=False, compile=False, precision="float32")
-
-    def _check_curvature(self) -> None:
-        super()._check_curvature()
-        if self.curvature not in ("none", "fisher"):
-            raise ArgumentError(
-                f"--curvature {self.curvature}: convex layers have no second derivatives. Take fisher, or none."
-            )
-
-    def _default_damping(self) -> float:
-        return 0.1
-
-    def _default_learning_rate(self) -> float:
-        return 0.01
 
 
 class ConvexReLU(nn.Module):

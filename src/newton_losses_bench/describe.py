@@ -3,8 +3,8 @@
 from dataclasses import fields, replace
 from typing import Any
 
-from .checks import option
 from .config import RunConfig
+from .settings import option
 
 Record = dict[str, Any]
 

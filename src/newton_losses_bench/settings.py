@@ -1,0 +1,201 @@
+"""A single setting of a run: what it means, how it is spelled on the command line, and which values it takes.
+
+A configuration declares its fields with `setting(...)`; `settings(kind)` lists them, and the command makes its options
+from that list. Which settings a run has, and which go together, is in `config.py`.
+"""
+
+import difflib
+import math
+from collections.abc import Iterable
+from dataclasses import MISSING, dataclass, field, fields
+from types import UnionType
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+from newton_losses.errors import ArgumentError
+
+Topic = Literal["the experiment", "curvature", "training", "data", "computing"]
+TOPICS: tuple[Topic, ...] = get_args(Topic)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A field of a configuration, as its options and the store see it.
+
+    - `type` is the annotation of the field; `default` is `dataclasses.MISSING` for a field that must be given.
+    - `help` is one sentence for `--help`; `choices` are the values of a text, empty where any value may be right.
+    - `topic` is the section of `--help`.
+    - `experiment`: whether two runs that differ in it are two experiments. `False` for how and where it is computed.
+    - `protocol`: whether it says how long and on what data an experiment is carried out, and not which one it is.
+    - `option` is the long option, `short` the letter of the short one, or "".
+    """
+
+    name: str
+    type: Any
+    default: Any
+    help: str
+    choices: tuple[str, ...]
+    topic: Topic
+    experiment: bool
+    protocol: bool
+    option: str
+    short: str
+
+
+def setting(
+    default: Any = MISSING,
+    *,
+    help: str,
+    topic: Topic,
+    choices: tuple[str, ...] = (),
+    experiment: bool = True,
+    protocol: bool = False,
+    short: str = "",
+) -> Any:
+    """A dataclass field that brings what `Setting` tells about it."""
+    told = {"help": help, "topic": topic, "choices": choices, "short": short}
+    return field(default=default, metadata={**told, "experiment": experiment, "protocol": protocol})
+
+
+def settings(kind: type[Any]) -> list[Setting]:
+    """The settings of a kind of run, in the order of its fields.
+
+    >>> from newton_losses_bench.config import PathsConfig
+    >>> found = {one.name: one for one in settings(PathsConfig)}
+    >>> found["loop"].choices, found["num_samples"].option, found["epochs"].default
+    (('for', 'while'), '--samples', 50)
+    """
+    hints = get_type_hints(kind)
+    return [
+        Setting(name=one.name, type=hints[one.name], default=one.default, option=option(one.name), **one.metadata)
+        for one in fields(kind)
+    ]
+
+
+def option(name: str) -> str:
+    """The option of the command that sets a field.
+
+    >>> option("clip_norm")
+    '--clip-norm'
+    """
+    return "--samples" if name == "num_samples" else "--" + name.replace("_", "-")
+
+
+def check_name(kind: type[Any], name: str) -> None:
+    """Refuse a name that no setting of this kind of run has, naming the one that was probably meant.
+
+    >>> from newton_losses_bench.config import SortingConfig
+    >>> check_name(SortingConfig, "batchsize")
+    Traceback (most recent call last):
+    newton_losses.errors.ArgumentError: batchsize is no setting of a sorting run: did you mean batch_size?
+    """
+    known = [one.name for one in fields(kind)]
+    if name in known:
+        return
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    guess = f"did you mean {near[0]}?" if near else f"it has {', '.join(known)}."
+    raise ArgumentError(f"{name} is no setting of a {kind.task} run: {guess}")
+
+
+def check_choice(name: str, value: str, choices: Iterable[str], words: str | None = None) -> None:
+    """Refuse a value that is not one of the choices, naming the one that was probably meant.
+
+    `words` stand before the value where it is not that of an option.
+
+    >>> check_choice("algorithm", "softsrot", ("neuralsort", "softsort"))
+    Traceback (most recent call last):
+    newton_losses.errors.ArgumentError: --algorithm softsrot: did you mean softsort? It is one of neuralsort, softsort.
+    """
+    choices = tuple(choices)
+    if value in choices:
+        return
+    wanted = str(value).lower().replace("_", "-")
+    near = difflib.get_close_matches(wanted, choices, n=1, cutoff=0.5)
+    guess = f"did you mean {near[0]}? It" if near else "it"
+    raise ArgumentError(f"{words or option(name)} {value}: {guess} is one of {', '.join(choices)}.")
+
+
+# What to call the values of a type.
+_KINDS = {
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    str: "text",
+    tuple[int, ...]: "a tuple of whole numbers",
+}
+
+
+def check_type(name: str, value: Any, hint: Any) -> None:
+    """Refuse a value that is not of a setting's type; a whole number passes for a number.
+
+    >>> check_type("batch_size", "x", int)
+    Traceback (most recent call last):
+    newton_losses.errors.ArgumentError: --batch-size x: it has to be a whole number.
+    """
+    kinds = get_args(hint) if isinstance(hint, UnionType) else (hint,)
+    words = [word for kind, word in _KINDS.items() if kind in kinds]
+    if words and not any(_is_of_type(value, kind) for kind in kinds):
+        # NumPy's whole numbers print like Python's: name their type.
+        is_plain = value is None or type(value) in (*_KINDS, tuple, list)
+        shown = value if is_plain else f"{value} ({type(value).__name__})"
+        raise ArgumentError(f"{option(name)} {shown}: it has to be {' or '.join(words)}.")
+
+
+def _is_of_type(value: Any, kind: Any) -> bool:
+    if get_origin(kind) is tuple:
+        return isinstance(value, tuple | list) and all(_is_of_type(one, get_args(kind)[0]) for one in value)
+    # To Python, true and false are whole numbers.
+    if isinstance(value, bool):
+        return kind is bool
+    return isinstance(value, (int, float) if kind is float else kind)
+
+
+def check_positive(name: str, value: float | None) -> None:
+    """Refuse a number that is not positive and finite; `None` was not given and passes."""
+    if value is not None and not (math.isfinite(value) and value > 0):
+        raise ArgumentError(f"{option(name)} {value}: it has to be a positive number.")
+
+
+def check_at_least(name: str, value: int, least: int) -> None:
+    """Refuse a whole number below `least`."""
+    if value < least:
+        raise ArgumentError(f"{option(name)} {value}: it has to be at least {least}.")
+
+
+def read_damping(damping: float | str | None) -> float | str | None:
+    """The one spelling of a damping: a number, "auto", or "auto:FACTOR" with a factor that is not 1.
+
+    Numbers may come as text. `None` was not given and passes.
+
+    >>> read_damping("10"), read_damping("auto:0.30"), read_damping("auto:1")
+    (10.0, 'auto:0.3', 'auto')
+    """
+    if isinstance(damping, str) and damping.startswith("auto"):
+        factor = auto_factor(damping)
+        return "auto" if factor == 1 else f"auto:{str(factor).removesuffix('.0')}"
+    number = None if damping is None else _number(damping, damping)
+    check_positive("damping", number)
+    return number
+
+
+def auto_factor(damping: str) -> float:
+    """The factor of a damping "auto" or "auto:FACTOR".
+
+    >>> auto_factor("auto"), auto_factor("auto:10")
+    (1.0, 10.0)
+    """
+    name, _, text = damping.partition(":")
+    factor = _number(text or 1, damping)
+    if name != "auto" or not (math.isfinite(factor) and factor > 0):
+        raise _bad_damping(damping)
+    return factor
+
+
+def _number(text: float | str, damping: float | str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise _bad_damping(damping) from None
+
+
+def _bad_damping(damping: float | str) -> ArgumentError:
+    return ArgumentError(f"--damping {damping}: it is a positive number, auto, or auto:FACTOR.")
