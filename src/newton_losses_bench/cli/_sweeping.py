@@ -18,7 +18,7 @@ from ..device import resolve_device
 from ..ranks import started_by_torchrun
 from ..results import Store
 from ..store import check_writable
-from ..sweep import Bars, Job, Lines, SweepResult, run_sweep, split, train_command
+from ..sweep import Bars, Job, Lines, LocalPool, Pool, SweepResult, run_sweep, split, train_command
 from ._train import parse_seeds
 
 _WHAT, _COMPUTING, _OUTPUT = "What to run", "Computing", "Output"
@@ -81,10 +81,11 @@ def run_all(labelled: Iterable[tuple[str, RunConfig]], computing: Computing) -> 
     if computing.jobs < 1:
         raise ArgumentError(f"--jobs {computing.jobs}: it has to be at least 1.")
     runs = list(labelled)
-    pool = None
+    pool: Pool
     if computing.ray is None:
         resolve_device(computing.device)
         _check_needs([config for _, config in runs])
+        pool = LocalPool(computing.jobs, computing.results / ".logs")
     else:
         from ..sweep.ray import RayPool
 
@@ -93,7 +94,7 @@ def run_all(labelled: Iterable[tuple[str, RunConfig]], computing: Computing) -> 
     check_writable(store.path)
     jobs = [Job.of(label, config, store.path, computing.device, computing.keep_weights) for label, config in runs]
     listener = Bars() if sys.stdout.isatty() else Lines()
-    result = run_sweep(jobs, store, listener, slots=computing.jobs, pool=pool)
+    result = run_sweep(jobs, store, listener, pool)
     _say_how_it_ended(result)
     _say_what_has_no_averages([config for _, config in runs], store)
     return result

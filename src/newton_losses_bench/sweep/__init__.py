@@ -1,12 +1,15 @@
-"""Many runs: one after another, several at once, or on a cluster, and always on from where they were."""
+"""Many runs: several at once on this machine, or on a Ray cluster. Finished runs are skipped, others resume."""
 
-from ._command import train_command as train_command
-from ._sweep import Pool as Pool
-from ._sweep import SweepResult as SweepResult
-from ._sweep import run_sweep as run_sweep
-from ._sweep import split as split
-from .counters import Failure as Failure
-from .counters import Listener as Listener
 from .display import Bars as Bars
 from .display import Lines as Lines
 from .jobs import Job as Job
+from .jobs import execute as execute
+from .jobs import train_command as train_command
+from .processes import LocalPool as LocalPool
+from .run import Counters as Counters
+from .run import Failure as Failure
+from .run import Listener as Listener
+from .run import Pool as Pool
+from .run import SweepResult as SweepResult
+from .run import run_sweep as run_sweep
+from .run import split as split

@@ -1,50 +1,51 @@
-"""What a sweep tells: lines for a log or a pipe, bars for a person at a terminal."""
+"""How a sweep reports: lines for a log or a pipe, bars for a person at a terminal."""
 
 import sys
 from typing import Any, TextIO
 
 from ..describe import duration
 from ..signals import STOPPING
-from .counters import Tally
 from .jobs import Job
+from .run import Counters
 
-# What stands beside a label: a bar, how far it is, and the time left of all.
+# Columns beside a label: a bar, the progress, the last accuracy or the time left.
 _BESIDE = 44
 
 
 class Lines:
-    """A line when a run begins, ends or fails."""
+    """One line when a run starts, ends or fails."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
         self._stream = stream or sys.stdout
 
-    def _say(self, text: str) -> None:
+    def note(self, text: str) -> None:
         print(text, file=self._stream, flush=True)
 
-    def sweep_started(self, tally: Tally) -> None:
-        self._say(opening(tally))
+    def sweep_started(self, counters: Counters) -> None:
+        self.note(_opening(counters))
 
-    def job_started(self, job: Job, tally: Tally) -> None:
-        self._say(f"begins: {job.label}")
+    def job_started(self, job: Job, counters: Counters) -> None:
+        self.note(f"started: {job.label}")
 
-    def job_advanced(self, job: Job, tally: Tally) -> None:
+    def job_advanced(self, job: Job, counters: Counters) -> None:
         pass
 
-    def job_finished(self, job: Job, result: dict[str, Any], tally: Tally) -> None:
-        self._say(f"[{tally.done}/{tally.total}] {ending(job, result)}, {duration(tally.seconds_left())} left in all")
+    def job_finished(self, job: Job, result: dict[str, Any], counters: Counters) -> None:
+        left = duration(counters.seconds_left())
+        self.note(f"[{counters.done}/{counters.total}] {_ending(job, result)}; all runs: {left} left")
 
-    def job_failed(self, job: Job, message: str, again: bool, tally: Tally) -> None:
-        self._say(failing(job, message, again))
+    def job_failed(self, job: Job, message: str, again: bool, counters: Counters) -> None:
+        self.note(_failing(job, message, again))
 
     def sweep_stopping(self) -> None:
-        self._say(STOPPING)
+        self.note(STOPPING)
 
     def close(self) -> None:
         pass
 
 
 class Bars:
-    """A bar for the sweep and one for each run at work, with lines above for what is done."""
+    """One bar for the sweep and one for each running job, with finished runs in lines above."""
 
     def __init__(self) -> None:
         from rich.console import Console
@@ -58,54 +59,54 @@ class Bars:
         self._all = self._bars.add_task("all runs", note="")
         self._rows: dict[str, Any] = {}
 
-    def sweep_started(self, tally: Tally) -> None:
-        self._print(opening(tally))
-        self._update(tally)
+    def sweep_started(self, counters: Counters) -> None:
+        self.note(_opening(counters))
+        self._update(counters)
         self._bars.start()
 
-    def job_started(self, job: Job, tally: Tally) -> None:
-        self._rows[job.name] = self._bars.add_task(
-            shortened(job.label, self._console.width - _BESIDE), total=1.0, note="starting"
-        )
+    def job_started(self, job: Job, counters: Counters) -> None:
+        label = _shortened(job.label, self._console.width - _BESIDE)
+        self._rows[job.name] = self._bars.add_task(label, total=1.0, note="starting")
 
-    def job_advanced(self, job: Job, tally: Tally) -> None:
-        fraction = tally.running[job.name]
-        self._bars.update(self._rows[job.name], completed=fraction, note=f"{100 * fraction:.0f} %")
-        self._update(tally)
+    def job_advanced(self, job: Job, counters: Counters) -> None:
+        fraction, accuracy = counters.running[job.name], counters.accuracy.get(job.name)
+        note = f"{100 * fraction:.0f} %" + ("" if accuracy is None else f", test {accuracy:.1f}")
+        self._bars.update(self._rows[job.name], completed=fraction, note=note)
+        self._update(counters)
 
-    def job_finished(self, job: Job, result: dict[str, Any], tally: Tally) -> None:
+    def job_finished(self, job: Job, result: dict[str, Any], counters: Counters) -> None:
         self._remove(job)
-        self._print(ending(job, result))
-        self._update(tally)
+        self.note(_ending(job, result))
+        self._update(counters)
 
-    def job_failed(self, job: Job, message: str, again: bool, tally: Tally) -> None:
+    def job_failed(self, job: Job, message: str, again: bool, counters: Counters) -> None:
         self._remove(job)
-        self._print(failing(job, message, again), style="red")
+        self.note(_failing(job, message, again), style="red")
 
     def sweep_stopping(self) -> None:
-        self._print(STOPPING)
+        self.note(STOPPING)
+
+    def note(self, text: str, style: str | None = None) -> None:
+        self._console.print(text, style=style, markup=False, highlight=False)
 
     def close(self) -> None:
         self._bars.stop()
-
-    def _print(self, text: str, style: str | None = None) -> None:
-        self._console.print(text, style=style, markup=False, highlight=False)
 
     def _remove(self, job: Job) -> None:
         row = self._rows.pop(job.name, None)
         if row is not None:
             self._bars.remove_task(row)
 
-    def _update(self, tally: Tally) -> None:
-        note = f"{tally.done}/{tally.total}, {duration(tally.seconds_left())} left"
-        done = tally.done + sum(tally.running.values())
-        self._bars.update(self._all, total=tally.total, completed=done, note=note)
+    def _update(self, counters: Counters) -> None:
+        note = f"{counters.done}/{counters.total}, {duration(counters.seconds_left())} left"
+        done = counters.done + sum(counters.running.values())
+        self._bars.update(self._all, total=counters.total, completed=done, note=note)
 
 
-def shortened(label: str, width: int) -> str:
-    """A label in so many characters, with its end, the seed, which the labels of a sweep have not in common.
+def _shortened(label: str, width: int) -> str:
+    """A label in `width` characters that keeps its end, the seed, in which labels of a sweep differ.
 
-    >>> shortened("sorting n=5, softsort (stable), baseline, seed 3", 32)
+    >>> _shortened("sorting n=5, softsort (stable), baseline, seed 3", 32)
     'sorting n=5, softsort (…, seed 3'
     """
     if len(label) <= width:
@@ -114,26 +115,24 @@ def shortened(label: str, width: int) -> str:
     return f"{start[: max(width - len(end) - 3, 0)]}…, {end}"
 
 
-def opening(tally: Tally) -> str:
-    """What there is to do."""
-    before = f", of which {tally.finished_before} are done already" if tally.finished_before else ""
-    return f"{tally.total} {'run' if tally.total == 1 else 'runs'}{before}"
+def _opening(counters: Counters) -> str:
+    runs = "1 run" if counters.total == 1 else f"{counters.total} runs"
+    return f"{runs}, {counters.finished_before} already finished" if counters.finished_before else runs
 
 
-def ending(job: Job, result: dict[str, Any]) -> str:
-    """The outcome of a run in a line."""
+def _ending(job: Job, result: dict[str, Any]) -> str:
     figures = _figures(result["test"])
     if "averaged" in result:
-        figures += f", averaged {_figures(result['averaged']['test'])},"
-    return f"{job.label}: {figures} in {duration(result['seconds'])}"
+        figures += f", averaged {_figures(result['averaged']['test'])}"
+    return f"{job.label}: {figures}, {duration(result['seconds'])}"
 
 
 def _figures(test: dict[str, float]) -> str:
     return ", ".join(f"{name.replace('_', ' ')} {value:.4g}" for name, value in test.items())
 
 
-def failing(job: Job, message: str, again: bool) -> str:
-    """How it ended and its last words, in a line; the end of a sweep has all of it."""
+def _failing(job: Job, message: str, again: bool) -> str:
+    """How a run failed, in one line; the end of the sweep repeats it in full."""
     lines = message.splitlines()
     words = ": ".join(dict.fromkeys((lines[0], lines[-1])))
-    return f"failed{', will be tried again' if again else ''}: {job.label}: {words}"
+    return f"failed{', will be retried' if again else ''}: {job.label}: {words}"

@@ -1,10 +1,17 @@
-"""One run of a sweep: what it is, where it goes, and doing it, in whichever process or machine."""
+"""One run of a sweep: what it is, where it goes, and executing it in whichever process or machine it lands.
+
+A job knows nothing of the others. How many run at once, and where, is decided in `processes.py` and `ray.py`.
+"""
 
 import contextlib
+import importlib
+import traceback
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import MISSING, asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Self
+
+from newton_losses.errors import NewtonLossesError
 
 from ..config import ConvexConfig, PathsConfig, RunConfig, SortingConfig, configuration_class, run_name
 from ..convex_experiment import run_convex
@@ -13,25 +20,29 @@ from ..device import device_kind
 from ..loop import run
 from ..progress import Progress
 from ..results import compact
+from ..settings import option
 from ..store import AVERAGE, CHECKPOINT, CONFIG, RESULT, WEIGHTS, Record, RunError, read_json
 from ..tasks import Task, make_task
 
-# How the process of a job can end, as exit codes.
+# Exit codes of a job's process.
 FINISHED, FAILED, IN_USE = 0, 1, 75
+# Not an option: it follows from the epochs.
+_NO_OPTION = ("drops",)
 
 
 @dataclass(frozen=True)
 class Job:
     """A run of a sweep. `label` is for people, `folder` the run folder, `configuration` as JSON has it.
 
-    The device in the configuration is the one asked for, not yet the one found: that is the business of the
-    machine that does it.
+    The configuration's device is the one requested; the machine that executes the job resolves it. `program`, as
+    "module:function", trains something other than a benchmark: it is called with configuration, folder and progress.
     """
 
     label: str
     folder: str
     configuration: dict[str, Any]
     keep_weights: bool = False
+    program: str = ""
 
     @classmethod
     def of(cls, label: str, config: RunConfig, store: Path, device: str, keep_weights: bool = False) -> Self:
@@ -54,28 +65,47 @@ class Job:
 
 
 def execute(job: Job, progress: Progress, make: Callable[[Any], Task] = make_task) -> Record:
-    """Do a job, or go on with it, and return the result. A finished one is not done again.
+    """Run a job, or resume it, and return its result. A finished job is not run again.
 
-    `make(config)` makes the task of a run that is not `convex`.
+    `make(config)` makes the task of a benchmark run.
     """
-    folder = Path(job.folder)
     if not job.is_finished():
-        config = configuration_class(job.configuration["task"]).from_dict(job.configuration).resolved()
-        prepare_data(config)
-        if isinstance(config, ConvexConfig):
-            run_convex(config, job.folder, progress=progress)
-        else:
-            config, anew = _as_begun(config, folder)
-            run(config, job.folder, progress=progress, make=make, overwrite=anew)
+        _program(job.program)(job.configuration, job.folder, progress) if job.program else _train(job, progress, make)
     if not job.keep_weights:
         tidy(job)
-    return read_json(folder / RESULT)
+    return read_json(Path(job.folder) / RESULT)
+
+
+def _program(name: str) -> Callable[[dict[str, Any], str, Progress], object]:
+    module, _, function = name.partition(":")
+    found: Callable[[dict[str, Any], str, Progress], object] = getattr(importlib.import_module(module), function)
+    return found
+
+
+def _train(job: Job, progress: Progress, make: Callable[[Any], Task]) -> None:
+    config = configuration_class(job.configuration["task"]).from_dict(job.configuration).resolved()
+    prepare_data(config)
+    if isinstance(config, ConvexConfig):
+        run_convex(config, job.folder, progress=progress)
+        return
+    config, start_over = _as_begun(config, Path(job.folder))
+    run(config, job.folder, progress=progress, make=make, overwrite=start_over)
+
+
+def in_words(error: Exception) -> str:
+    """What to say about the error of a run. Ours explain themselves; others have their kind and, in a log, their trace.
+
+    >>> in_words(KeyError("weights"))
+    "KeyError: 'weights'"
+    """
+    text = str(error) if isinstance(error, NewtonLossesError) else traceback.format_exception_only(error)[-1].strip()
+    return "\n".join([text, *getattr(error, "__notes__", [])])
 
 
 def tidy(job: Job) -> None:
-    """Remove checkpoints and weights of a finished job, also where a kill had come between.
+    """Remove checkpoints and weights of a finished job, even if a kill came before it could do so itself.
 
-    A folder that is damaged keeps them, to be mended with; one in use is tidied by who uses it.
+    A damaged folder keeps them, as they may help to repair it; a folder in use is tidied by its user.
     """
     folder = Path(job.folder)
     if job.is_finished() and any((folder / name).exists() for name in (CHECKPOINT, WEIGHTS, AVERAGE)):
@@ -84,10 +114,10 @@ def tidy(job: Job) -> None:
 
 
 def _as_begun(config: RunConfig, folder: Path) -> tuple[RunConfig, bool]:
-    """The configuration with which the folder's run was begun, or this one and that it has to start anew.
+    """The configuration that the folder's run was begun with, and whether the run has to start over.
 
-    Compiling and capturing change at most the last digits and averaging nothing, so that a run goes on as it was. The
-    random numbers of another kind of device are others: then what was done so far is of no use.
+    Compiling and capturing change at most the last digits and averaging nothing, so a run keeps what it began with.
+    Another kind of device draws other random numbers: then earlier steps are of no use.
     """
     if not (folder / CONFIG).exists():
         return config, False
@@ -95,16 +125,16 @@ def _as_begun(config: RunConfig, folder: Path) -> tuple[RunConfig, bool]:
     if device_kind(str(begun.get("device"))) != device_kind(config.device):
         return config, True
     kept = {name: begun[name] for name in ("compile", "graph", "kernels") if name in begun}
-    # Before there were averages there was none.
+    # Old configurations have no `average`, and averaged nothing.
     return replace(config, **kept, average=begun.get("average", False)), False
 
 
 def prepare_data(config: RunConfig) -> None:
-    """Draw maps that are not there yet, while others that need them wait. Those that are there are left alone."""
+    """Draw terrain maps that do not exist yet; other jobs that need them wait. Existing maps are left alone."""
     if not isinstance(config, PathsConfig) or config.data != "terrain" or _has_maps(config):
         return
     with _one_at_a_time(data_root(config.data_root) / ".terrain.lock"):
-        if not _has_maps(config):  # else another has drawn them meanwhile
+        if not _has_maps(config):  # else another process has drawn them meanwhile
             counts = (config.train_maps, config.test_maps, config.test_maps)
             terrain.make(config.data_root, config.size, counts, config.data_seed)
 
@@ -124,14 +154,43 @@ def _one_at_a_time(path: Path) -> Iterator[None]:
         file = open(path, "a", encoding="utf-8")  # noqa: SIM115
     except OSError as error:
         raise DataError(
-            f"{path.parent}: could not be written ({error.strerror or error}), and the maps are not there yet. "
-            "Choose a folder that can be, with --data-root or the variable NEWTON_LOSSES_DATA, or have them drawn "
-            "there with `newton-losses data make terrain`."
+            f"{path.parent}: could not be written ({error.strerror or error}), and the maps do not exist yet. "
+            "Choose a writable folder with --data-root or the variable NEWTON_LOSSES_DATA, or draw the maps first "
+            "with `newton-losses data make terrain`."
         ) from error
     with file:
-        # Without locks, as on Windows and on some network file systems, the last writer wins, and all write the same.
+        # Without locks, as on Windows and some network file systems, the last writer wins, and all write the same.
         with contextlib.suppress(ImportError, OSError):
             import fcntl
 
             fcntl.flock(file, fcntl.LOCK_EX)
         yield
+
+
+def train_command(configuration: dict[str, Any]) -> list[str]:
+    """The arguments of `newton-losses` that train this configuration: every setting that is not its default.
+
+    >>> " ".join(train_command({"task": "sorting", "algorithm": "softsort", "curvature": "fisher", "seed": 2}))
+    'train sorting --algorithm softsort --curvature fisher --seed 2'
+    """
+    task = configuration["task"]
+    words = ["train", task]
+    for field in fields(configuration_class(task)):
+        value = configuration.get(field.name)
+        if value is None or field.name in _NO_OPTION or (field.default is not MISSING and value == field.default):
+            continue
+        if isinstance(value, bool):
+            words.append(option(field.name) if value else option(field.name).replace("--", "--no-", 1))
+        else:
+            words += [option(field.name), _number(value) if isinstance(value, float) else str(value)]
+    return words
+
+
+def _number(value: float) -> str:
+    """The shortest text that reads back as exactly this number, so that the command is exactly this run.
+
+    >>> _number(10.0), _number(1e-05), _number(0.0012345678), _number(1234567.0)
+    ('10', '1e-05', '0.0012345678', '1234567')
+    """
+    texts = (f"{value:g}", repr(value).removesuffix(".0"))
+    return min((text for text in texts if float(text) == value), key=len)

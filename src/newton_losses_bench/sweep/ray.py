@@ -1,8 +1,8 @@
-"""Jobs on a Ray cluster, through Ray's public interface: tasks with retries, and nothing of our own beneath them.
+"""Jobs on a Ray cluster, through Ray's public interface: tasks with retries.
 
-Ray brings the code to the machines, starts the tasks and starts them again when a machine dies. Where the store lies
-on a file system that the machines share, a run goes on from its checkpoint on another machine; where it does
-not, the machine works in a folder of its own and sends back the files of the finished run.
+Ray copies the code to the machines, starts the tasks and restarts them when a machine dies. If the store lies on a file
+system that the machines share, a run resumes from its checkpoint on another machine. If not, each machine works in a
+folder of its own and sends back the files of a finished run.
 """
 
 import contextlib
@@ -19,27 +19,28 @@ from pathlib import Path
 from typing import Any
 
 import newton_losses
+import newton_losses_bench
 from newton_losses.errors import ArgumentError
 
 from ..environment import commit
 from ..progress import Silent
 from ..store import AVERAGE, CHECKPOINT, CONFIG, EVALUATIONS, RESULT, WEIGHTS, RunInUse, write_atomically
-from .counters import Tally
-from .jobs import Job, execute
+from .jobs import Job, execute, in_words
+from .run import Counters
 
 ATTEMPTS = 2
-# How often Ray starts a task again whose machine or process has died.
+# How often Ray restarts a task whose machine or process has died.
 _RAY_RETRIES = 5
 _MARKER = ".shared"
 _WAIT_SECONDS = 0.5
-# A machine that is cut off goes on for a while with the run that another one was told to take over.
+# A machine that is cut off keeps working for a while on the run that another one takes over.
 _IN_USE_SECONDS = 600.0
 
 
 class RayPool:
-    """A pool on the cluster at `address` ("auto" for the one that this machine is a part of).
+    """A pool on the cluster at `address` ("auto": the cluster of this machine). `path` is the store.
 
-    A run takes one CPU, and with a CUDA device 1/`per_gpu` of a GPU. `path` is the store.
+    Each run takes one CPU, and with CUDA 1/`per_gpu` of a GPU.
     """
 
     def __init__(self, address: str, path: Path, per_gpu: int = 1, device: str = "auto") -> None:
@@ -48,7 +49,7 @@ class RayPool:
         except ModuleNotFoundError:
             raise ArgumentError("--ray needs the package ray: pip install 'newton-losses[ray]'") from None
         if ":" in device:
-            raise ArgumentError(f"--device {device}: Ray gives each run a GPU. Give --device cuda, or leave it out.")
+            raise ArgumentError(f"--device {device}: Ray assigns each run a GPU. Use --device cuda, or leave it out.")
         self._path = path
         self._token = uuid.uuid4().hex
         self._stopping = threading.Event()
@@ -56,25 +57,27 @@ class RayPool:
         try:
             self._ray.init(address=address, runtime_env=_runtime(), log_to_driver=False)
         except ConnectionError as error:
-            raise ArgumentError(f"--ray {address}: no cluster answers there ({error}). Try ray start --head.") from None
+            raise ArgumentError(
+                f"--ray {address}: no cluster answers at this address ({error}). Start one with: ray start --head"
+            ) from None
         gpus = self._ray.cluster_resources().get("GPU", 0) > 0 and device != "cpu"
         self._task = self._ray.remote(
             num_cpus=1, num_gpus=1 / per_gpu if gpus else 0, max_retries=_RAY_RETRIES, retry_exceptions=False
         )(do_on_node)
 
-    def start(self, jobs: list[Job], tally: Tally) -> None:
+    def start(self, jobs: list[Job], counters: Counters) -> None:
         self._path.mkdir(parents=True, exist_ok=True)
         (self._path / _MARKER).write_text(self._token, encoding="utf-8")
         for job in jobs:
             self._submit(job, 1)
-        self._thread = threading.Thread(target=self._collect, args=(tally,), daemon=True)
+        self._thread = threading.Thread(target=self._collect, args=(counters,), daemon=True)
         self._thread.start()
 
     def is_busy(self) -> bool:
         return self._thread.is_alive()
 
     def stop(self) -> None:
-        """Ask every run once to save and end; those that wait do not begin."""
+        """Ask every run once to save and end; waiting runs do not start."""
         self._stopping.set()
         self._cancel(force=False)
 
@@ -83,7 +86,7 @@ class RayPool:
         self._cancel(force=True)
 
     def close(self) -> None:
-        """Leave the cluster and the store as they were found."""
+        """Leave cluster and store as they were."""
         self._ray.shutdown()
         (self._path / _MARKER).unlink(missing_ok=True)
 
@@ -95,14 +98,14 @@ class RayPool:
         reference = self._task.remote(job.to_dict(), str(self._path.resolve()), self._token)
         self._pending[reference] = (job, attempt)
 
-    def _collect(self, tally: Tally) -> None:
+    def _collect(self, counters: Counters) -> None:
         while self._pending:
             ready, _ = self._ray.wait(list(self._pending), timeout=_WAIT_SECONDS)
             for reference in ready:
                 job, attempt = self._pending.pop(reference)
-                self._settle(job, attempt, reference, tally)
+                self._settle(job, attempt, reference, counters)
 
-    def _settle(self, job: Job, attempt: int, reference: Any, tally: Tally) -> None:
+    def _settle(self, job: Job, attempt: int, reference: Any, counters: Counters) -> None:
         try:
             found: dict[str, Any] = self._ray.get(reference)
         except self._ray.exceptions.RayError as error:
@@ -114,35 +117,36 @@ class RayPool:
                 folder = self._path / job.name
                 folder.mkdir(exist_ok=True)
                 write_atomically(folder / name, content)
-            tally.finish(job, found["result"])
+            counters.finish(job, found["result"])
         elif self._stopping.is_set():
-            tally.put_back(job)
+            counters.put_back(job)
         else:
             again = attempt < ATTEMPTS
-            tally.fail(job, found["error"], again=again)
+            counters.fail(job, found["error"], again=again)
             if again:
                 self._submit(job, attempt + 1)
 
 
 def do_on_node(job: dict[str, Any], store: str, token: str) -> dict[str, Any]:
-    """Do a job on whichever machine this is. What a run raises is returned: Ray retries only what Ray is for."""
+    """Run a job on this machine, whichever it is. Errors are returned: Ray retries only failures of machines."""
     shared = _is_shared(Path(store), token)
     base = Path(store) if shared else Path(tempfile.gettempdir()) / f"newton-losses-{token}"
     wanted = Job(**job)
     here = replace(wanted, folder=str(base / wanted.name))
     try:
         result = _execute_when_free(here)
-    except Exception:
-        return {"error": f"on {socket.gethostname()}:\n{traceback.format_exc()}"}
+    except Exception as error:
+        traceback.print_exc()  # into Ray's logs
+        return {"error": f"on {socket.gethostname()}: {in_words(error)}"}
     return {"result": result, "files": {} if shared else _taken_away(Path(here.folder))}
 
 
 def _taken_away(folder: Path) -> dict[str, bytes]:
-    """The files of a finished run, the result last; the machine keeps nothing, since nobody would tidy up there."""
+    """The files of a finished run, the result last. The machine keeps none: nobody would tidy up there."""
     names = (CONFIG, EVALUATIONS, CHECKPOINT, WEIGHTS, AVERAGE, RESULT)
     files = {name: (folder / name).read_bytes() for name in names if (folder / name).exists()}
     shutil.rmtree(folder, ignore_errors=True)
-    with contextlib.suppress(OSError):  # other runs are there still
+    with contextlib.suppress(OSError):  # other runs are still there
         folder.parent.rmdir()
     return files
 
@@ -159,7 +163,7 @@ def _execute_when_free(job: Job) -> dict[str, Any]:
 
 
 def _is_shared(store: Path, token: str) -> bool:
-    """Whether this machine sees the very folder that the sweep writes into."""
+    """Whether this machine sees the same folder that the sweep writes into."""
     try:
         return (store / _MARKER).read_text(encoding="utf-8") == token
     except OSError:
@@ -167,5 +171,5 @@ def _is_shared(store: Path, token: str) -> bool:
 
 
 def _runtime() -> dict[str, Any]:
-    """This very code on all machines, and the commit that it is of, which a copy of it cannot know."""
-    return {"py_modules": [newton_losses], "env_vars": {"NEWTON_LOSSES_COMMIT": commit() or ""}}
+    """This code on all machines, and its commit, which a copy of the code cannot know."""
+    return {"py_modules": [newton_losses, newton_losses_bench], "env_vars": {"NEWTON_LOSSES_COMMIT": commit() or ""}}

@@ -1,4 +1,4 @@
-"""Run by `test_cluster.py` in a process of its own: a Ray cluster of two nodes, one of which is killed in the middle.
+"""Run by `test_ray.py` in a process of its own: a Ray cluster of two nodes, one of which is killed in the middle.
 
     python ray_worker.py FOLDER
 
@@ -18,7 +18,7 @@ os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 from newton_losses_bench.config import SortingConfig
 from newton_losses_bench.results import Store
 from newton_losses_bench.sweep import Job, Lines, run_sweep
-from newton_losses_bench.sweep import ray as cluster
+from newton_losses_bench.sweep import ray as on_ray
 
 RUNS = 6
 CONFIG = {
@@ -49,8 +49,8 @@ def with_a_dying_node(folder: Path, two_nodes, doomed) -> dict[str, object]:
         two_nodes.remove_node(doomed, allow_graceful=False)
 
     threading.Thread(target=kill_when_busy, daemon=True).start()
-    pool = cluster.RayPool(two_nodes.address, folder, device="cpu")
-    done = run_sweep(jobs(folder, range(RUNS)), Store(folder), Lines(sys.stderr), pool=pool)
+    pool = on_ray.RayPool(two_nodes.address, folder, device="cpu")
+    done = run_sweep(jobs(folder, range(RUNS)), Store(folder), Lines(sys.stderr), pool)
     again = [name for name, written in at_death.items() if results(folder)[name] != written]
     return {
         "finished": done.finished,
@@ -62,9 +62,9 @@ def with_a_dying_node(folder: Path, two_nodes, doomed) -> dict[str, object]:
 
 def without_sharing(folder: Path, address: str) -> dict[str, object]:
     """The nodes look for a file that this process does not write, and so believe in another file system."""
-    cluster._MARKER = ".elsewhere"
-    pool = cluster.RayPool(address, folder, device="cpu")
-    done = run_sweep(jobs(folder, range(1)), Store(folder), Lines(sys.stderr), pool=pool)
+    on_ray._MARKER = ".elsewhere"
+    pool = on_ray.RayPool(address, folder, device="cpu")
+    done = run_sweep(jobs(folder, range(1)), Store(folder), Lines(sys.stderr), pool)
     (record,) = Store(folder).records()
     return {"finished": done.finished, "files": sorted(file.name for file in record.path.iterdir())}
 

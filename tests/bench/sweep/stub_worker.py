@@ -1,4 +1,4 @@
-"""Stands in for the process of runs in `test_local.py`: does what the job's label says, without importing torch.
+"""Stands in for the worker process in the tests: does what the label of a job says, without importing torch.
 
 Every start of a job adds a line to `starts` beside the store and the number of the process to `processes`, so
 that a test can count them.

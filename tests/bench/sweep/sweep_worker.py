@@ -8,7 +8,7 @@ from pathlib import Path
 
 from newton_losses_bench.presets import cells
 from newton_losses_bench.results import Store
-from newton_losses_bench.sweep import Job, Lines, run_sweep
+from newton_losses_bench.sweep import Job, Lines, LocalPool, run_sweep
 
 SMALL = {
     "data": "digits", "digits": 1, "steps": 300, "eval_every": 25, "batch_size": 4, "validation_sets": 10,
@@ -24,5 +24,5 @@ def jobs(store: Path) -> list[Job]:
 
 if __name__ == "__main__":
     store = Store(sys.argv[1])
-    result = run_sweep(jobs(store.path), store, Lines(), slots=2)
+    result = run_sweep(jobs(store.path), store, Lines(), LocalPool(2, store.path / ".logs"))
     sys.exit(result.exit_code)

@@ -71,7 +71,7 @@ def test_five_kills_lose_nothing_and_repeat_nothing(tmp_path):
     wanted = sweep_worker.jobs(tmp_path)
     assert known.items() <= now.items()
     assert {path.name for path in now} == {job.name for job in wanted}
-    assert f"{len(wanted)} runs, of which {len(known)} are done already" in last.stdout or not known
+    assert f"{len(wanted)} runs, {len(known)} already finished" in last.stdout or not known
     for record in store.records():
         assert [line["step"] for line in record.curve] == list(range(25, 301, 25))
         assert sorted(file.name for file in record.path.iterdir() if not file.name.startswith(".")) == [

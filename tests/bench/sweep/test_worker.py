@@ -18,10 +18,8 @@ from newton_losses_bench.config import ConvexConfig, RunConfig
 from newton_losses_bench.progress import Silent
 from newton_losses_bench.results import Store
 from newton_losses_bench.store import read_json
-from newton_losses_bench.sweep import Job, Lines, run_sweep, worker
-from newton_losses_bench.sweep import processes as local
-from newton_losses_bench.sweep.jobs import FAILED, FINISHED, execute
-from newton_losses_bench.sweep.process_reset import FreshProcess
+from newton_losses_bench.sweep import Job, Lines, LocalPool, execute, processes, run_sweep, worker
+from newton_losses_bench.sweep.jobs import FAILED, FINISHED
 from newton_losses_bench.tasks import KeptData
 
 SORTING, PATHS = small_runs(steps=6, eval_every=2, epochs=2).values()
@@ -42,7 +40,7 @@ def jobs(folder: Path, *configs: RunConfig) -> list[Job]:
 def sweep(folder: Path, *configs: RunConfig) -> list[Path]:
     """Do them in one slot; their folders."""
     wanted = jobs(folder, *configs)
-    result = run_sweep(wanted, Store(folder), Lines(), slots=1)
+    result = run_sweep(wanted, Store(folder), Lines(), LocalPool(1, folder / ".logs"))
     assert result.failures == ()
     return [Path(job.folder) for job in wanted]
 
@@ -93,7 +91,7 @@ def test_so_is_every_kind_of_run(tmp_path):
 
 @pytest.mark.slow
 def test_a_killed_process_costs_no_other_run_anything(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(local, "_RETRY_SECONDS", 0.0)
+    monkeypatch.setattr(processes, "_RETRY_SECONDS", 0.0)
     configs = [replace(SORTING, steps=200, eval_every=20, seed=seed) for seed in range(3)]
     first, second, third = (Path(job.folder) for job in jobs(tmp_path / "store", *configs))
 
@@ -105,8 +103,8 @@ def test_a_killed_process_costs_no_other_run_anything(tmp_path, capsys, monkeypa
     threading.Thread(target=kill_in_the_second, daemon=True).start()
     sweep(tmp_path / "store", *configs)
     said = capsys.readouterr().out
-    assert said.count("begins: ") == 4
-    assert said.count("failed, will be tried again: 1: it was ended by signal 9") == 1
+    assert said.count("started: ") == 4
+    assert said.count("failed, will be retried: 1: it was ended by signal 9") == 1
     assert process_of(first) != process_of(third) == process_of(second)
     (undisturbed,) = sweep(tmp_path / "undisturbed", configs[1])
     assert_same(second, undisturbed)
@@ -119,7 +117,7 @@ class Worker:
         self.folder = folder
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
         self.process = subprocess.Popen(
-            local.WORKER, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment,
+            processes.WORKER, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment,
             text=True, start_new_session=True,
         )  # fmt: skip
 
@@ -160,7 +158,9 @@ def test_each_run_has_a_log_of_its_own_and_an_error_is_the_end(real, tmp_path):
     good_log = real.begin(good)
     assert real.until("ended") == {"event": "ended", "code": 0, "stays": True}
     bad_log = real.begin(bad)
-    assert real.until("ended") == {"event": "ended", "code": 1, "stays": False}
+    ended = real.until("ended")
+    assert ended.pop("message").startswith("--algorithm softsrot: did you mean softsort?")
+    assert ended == {"event": "ended", "code": 1, "stays": False}
     assert real.rest() == (1, "", "")
     assert good_log.read_text() == ""
     assert bad_log.read_text().startswith("--algorithm softsrot: did you mean softsort?")
@@ -225,10 +225,10 @@ def test_a_sweep_that_is_gone_lets_its_run_save(real, tmp_path):
 @pytest.mark.parametrize(
     ("error", "config", "wanted"),
     [
-        (None, SORTING, (FINISHED, True)),
-        (None, replace(SORTING, compile=True), (FINISHED, False)),
-        (None, replace(PATHS, compile=True), (FINISHED, True)),
-        (ValueError, SORTING, (FAILED, False)),
+        (None, SORTING, (FINISHED, True, None)),
+        (None, replace(SORTING, compile=True), (FINISHED, False, None)),
+        (None, replace(PATHS, compile=True), (FINISHED, True, None)),
+        (ValueError("no"), SORTING, (FAILED, False, "ValueError: no")),
     ],
 )
 def test_who_stays(error, config, wanted, tmp_path, monkeypatch, capsys):
@@ -247,7 +247,7 @@ def test_who_stays(error, config, wanted, tmp_path, monkeypatch, capsys):
 def test_compiled_code_is_kept_for_networks_of_the_same_shape(monkeypatch):
     resets = []
     monkeypatch.setattr(torch.compiler, "reset", lambda: resets.append(1))
-    fresh, compiled = FreshProcess(), replace(PATHS, compile=True)
+    fresh, compiled = worker.ProcessReset(), replace(PATHS, compile=True)
     same = (compiled, replace(compiled, seed=1, num_samples=5), PATHS, replace(PATHS, batch_size=3), compiled)
     for config in same:
         fresh.make_room(config.resolved().to_dict())
@@ -258,7 +258,7 @@ def test_compiled_code_is_kept_for_networks_of_the_same_shape(monkeypatch):
 
 
 def test_what_a_run_leaves_behind_is_put_back():
-    fresh = FreshProcess()
+    fresh = worker.ProcessReset()
     before = torch.backends.cudnn.benchmark, torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
     drawn = torch.rand(3)
     threads = torch.get_num_threads()
@@ -279,7 +279,7 @@ def test_what_a_run_leaves_behind_is_put_back():
 @pytest.mark.gpu
 def test_captured_runs_give_their_device_memory_back(tmp_path):
     """Graphs, moments and pictures of one run are gone before the next: what stays does not grow."""
-    fresh, left = FreshProcess(), []
+    fresh, left = worker.ProcessReset(), []
     for seed in range(3):
         (job,) = jobs(tmp_path, replace(SORTING, seed=seed))
         execute(replace(job, configuration={**job.configuration, "device": "cuda", "graph": True}), Silent())

@@ -148,7 +148,7 @@ def test_a_worker_reads_once(tmp_path, loads, monkeypatch):
     data, told = KeptData(), io.StringIO()
     for seed in range(3):
         job = Job.of("a run", replace(SORTING, seed=seed), tmp_path, "cpu")
-        assert worker._do(job, "log", worker.Events(told), data) == (0, True)
+        assert worker._do(job, "log", worker.Events(told), data) == (0, True, None)
     assert loads == ["digits"]
     assert [json.loads(line)["event"] for line in told.getvalue().splitlines()].count("finished") == 3
 

@@ -12,8 +12,8 @@ from newton_losses_bench.data import DataError, terrain
 from newton_losses_bench.progress import Silent
 from newton_losses_bench.signals import Interrupted
 from newton_losses_bench.store import checksummed_json, read_json
-from newton_losses_bench.sweep import Job, train_command
-from newton_losses_bench.sweep.jobs import execute, prepare_data
+from newton_losses_bench.sweep import Job, execute, train_command
+from newton_losses_bench.sweep.jobs import prepare_data
 
 CONFIG = SortingConfig(
     algorithm="softsort", data="digits", digits=1, n=3, steps=3, eval_every=1, batch_size=4, validation_sets=5,

@@ -16,9 +16,7 @@ import pytest
 from newton_losses_bench.config import SortingConfig
 from newton_losses_bench.results import Store
 from newton_losses_bench.signals import STOPPING
-from newton_losses_bench.sweep import Bars, Job, Lines, SweepResult, run_sweep
-from newton_losses_bench.sweep import processes as local
-from newton_losses_bench.sweep.counters import Tally
+from newton_losses_bench.sweep import Bars, Counters, Job, Lines, LocalPool, SweepResult, processes, run_sweep
 
 STUB = (sys.executable, str(Path(__file__).with_name("stub_worker.py")))
 CONFIG = SortingConfig(
@@ -42,8 +40,8 @@ class Sweep:
         return [Job.of(label, c, self.store.path, "cpu", True) for label, c in zip(labels, configs, strict=True)]
 
     def run(self, *labels: str, slots: int = 2):
-        pool = local.LocalPool(slots, self.store.path / ".logs", STUB)
-        return run_sweep(self.jobs(*labels), self.store, Lines(self.said), pool=pool)
+        pool = LocalPool(slots, self.store.path / ".logs", STUB)
+        return run_sweep(self.jobs(*labels), self.store, Lines(self.said), pool)
 
     def starts(self) -> list[str]:
         return (self.folder / "starts").read_text().split("\n")[:-1]
@@ -56,8 +54,8 @@ class Sweep:
 
 @pytest.fixture
 def sweep(tmp_path, monkeypatch):
-    monkeypatch.setattr(local, "_IN_USE_SECONDS", 0.1)
-    monkeypatch.setattr(local, "_RETRY_SECONDS", 0.0)
+    monkeypatch.setattr(processes, "_IN_USE_SECONDS", 0.1)
+    monkeypatch.setattr(processes, "_RETRY_SECONDS", 0.0)
     return Sweep(tmp_path)
 
 
@@ -68,7 +66,7 @@ def test_every_run_is_done_once_and_never_again(sweep):
     assert (again.finished, again.finished_before, again.exit_code) == (0, 5, 0)
     assert sorted(sweep.starts()) == labels
     assert len(sweep.store.records()) == 5
-    assert "5 runs, of which 5 are done already" in sweep.said.getvalue()
+    assert "5 runs, 5 already finished" in sweep.said.getvalue()
 
 
 def test_a_record_under_another_name_counts(sweep):
@@ -85,8 +83,8 @@ def test_a_damaged_result_fails_alone(sweep, keep_weights):
     (folder / "result.json").write_text('{"torn')
     (folder / "weights.pt").write_text("what could mend it")
     jobs = [replace(job, keep_weights=keep_weights) for job in sweep.jobs("fine 1", "fine 2", "fine 3")]
-    pool = local.LocalPool(1, sweep.store.path / ".logs", STUB)
-    result = run_sweep(jobs, sweep.store, Lines(sweep.said), pool=pool)
+    pool = LocalPool(1, sweep.store.path / ".logs", STUB)
+    result = run_sweep(jobs, sweep.store, Lines(sweep.said), pool)
     assert (result.finished_before, result.finished, result.exit_code) == (1, 1, 1)
     assert [failure.job.label for failure in result.failures] == ["fine 1"]
     assert "delete its folder" in result.failures[0].message
@@ -105,22 +103,22 @@ def test_a_failed_run_is_tried_again_and_does_not_stop_the_others(sweep):
     assert sweep.starts() == ["fails-once", "fine 1", "fails", "fine 2", "dies", "fails-once", "fails", "dies"]
     assert Path(result.failures[0].log).read_text() == "something broke\n"
     said = sweep.said.getvalue()
-    assert "failed, will be tried again: fails: it ended with code 1: something broke" in said
+    assert "failed, will be retried: fails: it ended with code 1: something broke" in said
     assert "failed: fails: it ended with code 1: something broke" in said
 
 
 def test_what_fails_for_a_moment_is_not_tried_again_within_it(sweep, monkeypatch):
     """As where a device is reset: every run that begins meanwhile fails."""
-    monkeypatch.setattr(local, "_RETRY_SECONDS", 1.0)
+    monkeypatch.setattr(processes, "_RETRY_SECONDS", 1.0)
     begin = time.monotonic()
     assert sweep.run("fails-once", "fine 1", slots=2).finished == 2
     assert sweep.starts().count("fails-once") == 2
     assert time.monotonic() - begin > 1.0
     # Ctrl-C is not kept waiting by it.
-    monkeypatch.setattr(local, "_RETRY_SECONDS", 60.0)
-    pool = local.LocalPool(1, sweep.store.path / ".logs", STUB)
-    pool.start(sweep.jobs("", "", "fails")[2:], Tally(1, 0, Lines(sweep.said)))
-    while "will be tried again: fails:" not in sweep.said.getvalue():
+    monkeypatch.setattr(processes, "_RETRY_SECONDS", 60.0)
+    pool = LocalPool(1, sweep.store.path / ".logs", STUB)
+    pool.start(sweep.jobs("", "", "fails")[2:], Counters(1, 0, Lines(sweep.said)))
+    while "will be retried: fails:" not in sweep.said.getvalue():
         time.sleep(0.01)
     pool.stop()
     begin = time.monotonic()
@@ -204,11 +202,11 @@ def test_a_process_that_cannot_be_started_fails_its_run(sweep, monkeypatch):
 )
 def test_an_error_of_who_listens_ends_no_thread(sweep, error, finished):
     class Deaf(Lines):
-        def job_started(self, job, tally):
+        def job_started(self, job, counters):
             raise error
 
-    pool = local.LocalPool(1, sweep.store.path / ".logs", STUB)
-    result = run_sweep(sweep.jobs("fine 1", "fine 2"), sweep.store, Deaf(sweep.said), pool=pool)
+    pool = LocalPool(1, sweep.store.path / ".logs", STUB)
+    result = run_sweep(sweep.jobs("fine 1", "fine 2"), sweep.store, Deaf(sweep.said), pool)
     assert (result.finished, len(result.failures)) == (finished, 2 - finished)
     assert all("ValueError: oops" in failure.message for failure in result.failures)
 
@@ -233,7 +231,7 @@ def test_a_run_that_another_sweep_is_at_work_on_is_waited_for(sweep):
 
 
 def test_it_does_not_wait_for_one_that_has_to_wait_longer(sweep, monkeypatch):
-    monkeypatch.setattr(local, "_RETRY_SECONDS", 2.0)
+    monkeypatch.setattr(processes, "_RETRY_SECONDS", 2.0)
     folder = Path(sweep.jobs("fails-once", "fine")[1].folder)
     folder.mkdir(parents=True)
     with open(folder / ".lock", "w") as lock:
@@ -279,36 +277,36 @@ def test_a_signal_lets_all_runs_save_and_starts_no_other(sweep, number):
 def test_time_left_counts_parts_of_runs_and_not_what_was_done_before(monkeypatch):
     now = 100.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
-    tally = Tally(4, 1, Lines(io.StringIO()))
+    counters = Counters(4, 1, Lines(io.StringIO()))
     first, second = (Job(name, name, {}) for name in ("first", "second"))
-    assert math.isnan(tally.seconds_left())
-    tally.start(first)
-    tally.advance(first, 0.5)  # goes on where an earlier sweep had left it
-    tally.start(second)
+    assert math.isnan(counters.seconds_left())
+    counters.start(first)
+    counters.advance(first, 0.5)  # goes on where an earlier sweep had left it
+    counters.start(second)
     now = 110.0
-    tally.advance(first, 0.75)
-    tally.advance(second, 0.0)
-    tally.advance(second, 0.25)
+    counters.advance(first, 0.75)
+    counters.advance(second, 0.0)
+    counters.advance(second, 0.25)
     # Half a run in ten seconds, and four less one are left to do.
-    assert tally.seconds_left() == pytest.approx(3 * 20)
-    tally.finish(first, {"test": {}, "seconds": 1})
-    assert (tally.done, tally.total) == (2, 5)
+    assert counters.seconds_left() == pytest.approx(3 * 20)
+    counters.finish(first, {"test": {}, "seconds": 1})
+    assert (counters.done, counters.total) == (2, 5)
 
 
 def test_bars_for_a_person(capsys):
     bars = Bars()
-    tally = Tally(2, 1, bars)
+    counters = Counters(2, 1, bars)
     first, second = (Job(name, name, {}) for name in ("first", "second"))
-    tally.start(first)
-    tally.advance(first, 0.5)
-    tally.start(second)
-    tally.fail(second, "broke\nfor this reason", again=False)
-    tally.stop()
-    tally.finish(first, {"test": {"exact_match": 81.5}, "seconds": 61})
+    counters.start(first)
+    counters.advance(first, 0.5)
+    counters.start(second)
+    counters.fail(second, "broke\nfor this reason", again=False)
+    counters.stop()
+    counters.finish(first, {"test": {"exact_match": 81.5}, "seconds": 61})
     bars.close()
     said = capsys.readouterr().out
-    assert "3 runs, of which 1 are done already" in said
-    assert "first: exact match 81.5 in 1:01" in said
+    assert "3 runs, 1 already finished" in said
+    assert "first: exact match 81.5, 1:01" in said
     assert "failed: second: broke: for this reason" in said
     assert STOPPING in said
 
@@ -317,11 +315,11 @@ def test_bars_keep_what_tells_runs_apart(monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setenv("FORCE_COLOR", "1")
     bars = Bars()
-    tally = Tally(2, 0, bars)
+    counters = Counters(2, 0, bars)
     for seed in (0, 1):
         job = Job(f"sorting n=5, softsort (stable), baseline, data digits, digits 2, seed {seed}", f"{seed}", {})
-        tally.start(job)
-        tally.advance(job, 0.25)
+        counters.start(job)
+        counters.advance(job, 0.25)
     bars.close()
     said = capsys.readouterr().out
     assert "…, seed 0" in said

@@ -14,7 +14,7 @@ from newton_losses import ArgumentError
 from newton_losses_bench.config import SortingConfig
 from newton_losses_bench.results import Store
 from newton_losses_bench.sweep import Job
-from newton_losses_bench.sweep import ray as cluster
+from newton_losses_bench.sweep import ray as on_ray
 
 HAS_RAY = importlib.util.find_spec("ray") is not None
 
@@ -48,7 +48,7 @@ def test_a_node_dies_and_nothing_is_lost_or_repeated(tmp_path):
 def test_without_ray_it_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ArgumentError, match=r"newton-losses\[ray\]"):
-        cluster.RayPool("auto", tmp_path)
+        on_ray.RayPool("auto", tmp_path)
 
 
 SMALL = SortingConfig(
@@ -61,7 +61,7 @@ def test_a_machine_that_does_not_share_the_store_sends_the_files(tmp_path, monke
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "own"))
     (tmp_path / "own").mkdir()
     job = Job.of("one", SMALL.resolved(), tmp_path / "store", "cpu")
-    found = cluster.do_on_node(job.to_dict(), str(tmp_path / "store"), "token")
+    found = on_ray.do_on_node(job.to_dict(), str(tmp_path / "store"), "token")
     assert sorted(found["files"]) == ["config.json", "evaluations.jsonl", "result.json"]
     assert list(found["files"])[-1] == "result.json"  # written last, as everywhere
     assert not (tmp_path / "store").exists()
@@ -72,7 +72,7 @@ def test_a_machine_that_does_not_share_the_store_sends_weights_that_are_to_be_ke
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     (tmp_path / "newton-losses-token" / "another run").mkdir(parents=True)
     job = Job.of("one", SMALL.resolved(), tmp_path / "store", "cpu", keep_weights=True)
-    found = cluster.do_on_node(job.to_dict(), str(tmp_path / "store"), "token")
+    found = on_ray.do_on_node(job.to_dict(), str(tmp_path / "store"), "token")
     assert list(found["files"]) == ["config.json", "evaluations.jsonl", "checkpoint.pt", "weights.pt", "result.json"]
     assert [folder.name for folder in (tmp_path / "newton-losses-token").iterdir()] == ["another run"]
 
@@ -80,10 +80,10 @@ def test_a_machine_that_does_not_share_the_store_sends_weights_that_are_to_be_ke
 def test_what_a_run_raises_comes_back_as_text(tmp_path):
     job = Job.of("one", SMALL.resolved(), tmp_path, "cpu")
     broken = {**job.to_dict(), "configuration": {**job.configuration, "algorithm": "softsrot"}}
-    assert "did you mean softsort" in cluster.do_on_node(broken, str(tmp_path), "token")["error"]
+    assert "did you mean softsort" in on_ray.do_on_node(broken, str(tmp_path), "token")["error"]
 
 
 def test_a_device_with_a_number_is_refused(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", types.ModuleType("ray"))
-    with pytest.raises(ArgumentError, match="--device cuda:1: Ray gives each run a GPU"):
-        cluster.RayPool("auto", tmp_path, device="cuda:1")
+    with pytest.raises(ArgumentError, match="--device cuda:1: Ray assigns each run a GPU"):
+        on_ray.RayPool("auto", tmp_path, device="cuda:1")
