@@ -16,7 +16,7 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from newton_losses_bench.results import Summary, p_value, summarise
+from newton_losses_bench.statistics import Summary, p_value, summarise
 
 Curve = dict[int, float]
 Arms = dict[str, list[Curve]]

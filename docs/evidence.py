@@ -14,7 +14,7 @@ from typing import Any
 
 from evidence_damping import choice, damping, pictures
 from evidence_words import ARMS, NOT_RUN, NOTHING, PATHS_ARMS, commands, probability, table, there, written
-from newton_losses_bench.presets import cells
+from newton_losses_bench.cells import cells
 from newton_losses_bench.report import (
     AVERAGING,
     GOAL,

@@ -4,8 +4,8 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
-from newton_losses_bench.presets import Group
-from newton_losses_bench.results import Summary
+from newton_losses_bench.groups import Group
+from newton_losses_bench.statistics import Summary
 
 T = TypeVar("T")
 NOT_RUN, NOTHING = "not run", "–"

@@ -13,9 +13,8 @@ from newton_losses_bench.average import EVERY, POWER, WeightAverage
 from newton_losses_bench.config import ConvexConfig
 from newton_losses_bench.loop import PlannedRun, run, run_together
 from newton_losses_bench.progress import Silent
-from newton_losses_bench.results import read_record
 from newton_losses_bench.signals import Interrupted
-from newton_losses_bench.store import checksummed_json, read_json
+from newton_losses_bench.store import checksummed_json, read_json, read_record
 from newton_losses_bench.tasks import make_task
 from newton_losses_bench.train_step import Trainer
 

@@ -11,11 +11,11 @@ import pytest
 from typer.main import get_command
 from typer.testing import CliRunner
 
-from newton_losses_bench import presets
+from newton_losses_bench.cells import TABLES, cells
 from newton_losses_bench.cli._app import app
 from newton_losses_bench.cli._sweeping import _say_how_it_ended
 from newton_losses_bench.config import SortingConfig, run_name
-from newton_losses_bench.results import Store
+from newton_losses_bench.store import Store
 from newton_losses_bench.sweep import Failure, Job, SweepResult
 
 SMALL = [
@@ -48,7 +48,7 @@ def pretend(store, config, figures, averaged=None):
 @pytest.fixture
 def measured(tmp_path):
     """A table that is done: no run is left, so that only its figures are printed."""
-    for cell in presets.cells("table1", only="softsort-n5", numerics="reference", controls=False):
+    for cell in cells("table1", only="softsort-n5", numerics="reference", controls=False):
         for seed in range(3):
             better = 0 if cell.variant == "baseline" else 10
             figures = {"exact_match": 70.0 + better + seed, "element_wise": 90.0}
@@ -73,7 +73,7 @@ def test_a_finished_table_is_printed_beside_the_papers(measured, monkeypatch):
 
 def test_lengths_are_kept_apart(measured, monkeypatch):
     monkeypatch.setattr("newton_losses_bench.cli._sweeping._check_needs", lambda configs: None)
-    cell = presets.cells("table1", only="softsort-n5-fisher", numerics="reference")[0]
+    cell = cells("table1", only="softsort-n5-fisher", numerics="reference")[0]
     pretend(measured, cell.make(steps=10_000, device="cpu"), {"exact_match": 12.34, "element_wise": 50.0})
     words = ("--only", "softsort-n5-fisher", "--numerics", "reference", "--results", str(measured), "--seeds")
     _, short = command("reproduce", "table1", *words, "1", "--steps", "10000")
@@ -88,7 +88,7 @@ def test_lengths_are_kept_apart(measured, monkeypatch):
 
 def test_runtimes_are_ratios(tmp_path, monkeypatch):
     monkeypatch.setattr("newton_losses_bench.cli._sweeping._check_needs", lambda configs: None)
-    for cell in presets.cells("runtimes", only="softsort-n10"):
+    for cell in cells("runtimes", only="softsort-n10"):
         time = {"baseline": 2.0, "hessian": 3.0, "fisher": 2.5}[cell.variant]
         pretend(tmp_path, cell.make(device="cpu"), {"time": time})
     _, text = command("reproduce", "runtimes", "--only", "softsort-n10", "--seeds", "1", "--results", str(tmp_path))
@@ -99,7 +99,7 @@ def test_runtimes_are_ratios(tmp_path, monkeypatch):
 
 def test_convex_layers_are_compared_seed_by_seed(tmp_path, monkeypatch):
     monkeypatch.setattr("newton_losses_bench.cli._sweeping._check_needs", lambda configs: None)
-    for cell in presets.cells("cvxpy"):
+    for cell in cells("cvxpy"):
         for seed, loss in ((0, 0.3), (1, 0.2)):
             pretend(tmp_path, cell.make(seed=seed), {"loss": loss if cell.variant == "baseline" else 0.25})
     _, text = command("reproduce", "cvxpy", "--seeds", "2", "--results", str(tmp_path))
@@ -142,8 +142,8 @@ def test_what_would_be_run(tmp_path):
 def test_all_cells_are_listed(tmp_path):
     code, text = command("reproduce", "ls", "--results", str(tmp_path / "nothing"))
     assert code == 0
-    for table in presets.TABLES:
-        found = presets.cells(table)
+    for table in TABLES:
+        found = cells(table)
         assert f"{table}: {len(found)} cells, 0 of them with runs" in text
         assert all(f"  {cell.key} " in text for cell in found)
 

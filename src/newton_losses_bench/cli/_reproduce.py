@@ -9,11 +9,13 @@ import typer
 
 from newton_losses.errors import ArgumentError
 
+from ..cells import TABLES, Cell, cells
 from ..config import RunConfig
 from ..describe import describe_value
-from ..presets import TABLES, Cell, Protocol, cells, comparison, group, paper_protocol
-from ..results import RunRecord, Store
+from ..groups import Protocol, comparison, group
+from ..paper import paper_protocol
 from ..settings import check_choice
+from ..store import RunRecord, Store
 from ._output import spoken_errors
 from ._settings import parse_settings
 from ._sweeping import (

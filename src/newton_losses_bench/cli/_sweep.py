@@ -9,8 +9,9 @@ from newton_losses.errors import ArgumentError
 
 from ..config import NOT_THE_EXPERIMENT, PathsConfig, RunConfig, SortingConfig, identity
 from ..describe import describe_setting, describe_value
-from ..results import Store, Summary, summarise_all
 from ..settings import settings as settings_of
+from ..statistics import Summary, summarise_all
+from ..store import Store
 from ._output import spoken_errors
 from ._settings import applicable, parse_grid, product
 from ._sweeping import Computing, Device, Dry, Jobs, Keep, Ray, Results, Root, list_all, option, run_all, seeds_from

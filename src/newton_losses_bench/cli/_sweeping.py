@@ -16,8 +16,7 @@ from ..config import RunConfig, identity
 from ..data import MNIST, Warcraft
 from ..device import resolve_device
 from ..ranks import started_by_torchrun
-from ..results import Store
-from ..store import check_writable
+from ..store import Store, check_writable
 from ..sweep import Bars, Job, Lines, LocalPool, Pool, SweepResult, run_sweep, split, train_command
 from ._train import parse_seeds
 

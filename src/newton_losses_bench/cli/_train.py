@@ -16,7 +16,7 @@ from ..config import PathsConfig, RunConfig, SortingConfig
 from ..loop import PlannedRun, run_together
 from ..progress import JsonLines, PlainLines, Progress, Together
 from ..ranks import is_first_process, joined_ranks, noted_signals
-from ..results import summarise_all
+from ..statistics import summarise_all
 from ..tasks import KeptData, make_task
 from ._output import choose_progress, emit, spoken_errors
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..results import Summary, summarise
+from ..statistics import Summary, summarise
 from ._goal import SETTINGS, columns
 from ._measured import Runs, main_metric
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import product
 
-from ..results import Summary
+from ..statistics import Summary
 from ._blocks import Status, Verdict
 from ._measured import PaperFigures
 from ._names import LOOP_TITLES, TITLES

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from ..presets import Cell
+from ..cells import Cell
 
 # What tells the cells of a sweep apart, and where it is not the setting's name, its option.
 AXES = ("algorithm", "n", "loop", "norm", "num_samples", "curvature")

@@ -4,7 +4,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..presets import cells
+from ..cells import cells
 from ._blocks import NOTHING, Cell, Table, Text, Verdict
 from ._found import relative
 from ._measured import Measured

@@ -5,8 +5,10 @@ import statistics
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from ..presets import Cell, Group
-from ..results import LEVEL, RunRecord, Summary, p_value, paired_p_value, summarise
+from ..cells import Cell
+from ..groups import Group
+from ..statistics import LEVEL, Summary, p_value, paired_p_value, summarise
+from ..store import RunRecord
 from ._found import finite
 from ._measured import AUTO, GRID, Runs, curved_cells, main_metric
 

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 
-from ..results import Summary
+from ..statistics import Summary
 from ._blocks import NOTHING, Block, Cell, Code, Figure, Heading, Paragraph, Table
 from ._damping import RUINED, Automatic, Chosen, advantage, automatic, chosen, fixed_dampings, how_often_behind
 from ._evidence import Evidence

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..presets import Protocol
-from ..results import RunRecord, Store, UnfinishedRun
+from ..groups import Protocol
+from ..store import RunRecord, Store, UnfinishedRun
 from ._convex import Losses, convex_losses
 from ._found import finite, percentage
 from ._measured import EPOCHS, FULL, SHORT, Measured, Runs

@@ -6,8 +6,10 @@ import statistics
 from collections import defaultdict
 from collections.abc import Sequence
 
-from ..presets import Group, cells
-from ..results import RunRecord, Summary
+from ..cells import cells
+from ..groups import Group
+from ..statistics import Summary
+from ..store import RunRecord
 from ._blocks import Panel
 from ._chart import Line, Point, chart
 from ._damping import Chosen

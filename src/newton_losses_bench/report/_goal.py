@@ -10,8 +10,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ..presets import VARIANTS, cells
-from ..results import Summary, p_value
+from ..cells import VARIANTS, cells
+from ..statistics import Summary, p_value
 from ._measured import AUTO, PaperFigures
 from ._names import METHOD_TITLES, column_title
 from ._rules import LEAST_SEEDS, Part, Setting, better, measured

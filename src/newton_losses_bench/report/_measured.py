@@ -10,8 +10,11 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 
-from ..presets import Cell, Group, Protocol, cells, group, paper_grid
-from ..results import RunRecord, Summary
+from ..cells import Cell, cells
+from ..groups import Group, Protocol, group
+from ..paper import paper_grid
+from ..statistics import Summary
+from ..store import RunRecord
 
 FULL, SHORT = 100_000, 10_000
 EPOCHS = 50

@@ -11,7 +11,8 @@ from newton_losses.errors import NewtonLossesError
 
 from ..config import configuration_class, identity
 from ..describe import changes
-from ..results import RunRecord, summarise_all
+from ..statistics import summarise_all
+from ..store import RunRecord
 from ._blocks import Block, Cell, Heading, Table
 from ._found import brief, relative
 from ._measured import Measured

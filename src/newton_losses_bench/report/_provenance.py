@@ -10,7 +10,7 @@ from typing import Any
 
 from newton_losses import __version__
 
-from ..results import RunRecord, UnfinishedRun
+from ..store import RunRecord, UnfinishedRun
 from ._blocks import Block, Cell, Code, Heading, Paragraph, Table
 from ._found import brief, relative
 from ._measured import SELECTION, Measured

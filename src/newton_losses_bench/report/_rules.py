@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from ..results import Summary, mark
+from ..statistics import Summary, mark
 from ._blocks import Judgement, Status
 
 # Fewer seeds than this decide nothing: with two, a single lucky one is half of the evidence.

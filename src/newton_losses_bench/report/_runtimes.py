@@ -12,9 +12,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..cells import cells
 from ..config import PATHS_ALGORITHMS, SORTING_ALGORITHMS
-from ..presets import cells
-from ..results import RunRecord
+from ..store import RunRecord
 from ._blocks import NOT_RUN, NOTHING, Cell, Judgement, Table, Text, Verdict
 from ._found import relative
 from ._measured import Measured

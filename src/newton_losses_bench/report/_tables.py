@@ -4,9 +4,9 @@ import math
 from dataclasses import replace
 from itertools import groupby
 
-from ..presets import Cell as PaperCell
-from ..presets import cells
-from ..results import Summary, baseline_mark, mark
+from ..cells import Cell as PaperCell
+from ..cells import cells
+from ..statistics import Summary, baseline_mark, mark
 from ._blocks import NOT_RUN, NOTHING, Cell, Mark, Table, Text
 from ._goal import SETTINGS, standings
 from ._measured import SEEDS, Runs, main_metric, paper_cells, paper_figure

@@ -5,8 +5,7 @@ from pathlib import Path
 
 from newton_losses.errors import ArgumentError
 
-from ..results import Store
-from ..store import check_writable, write_atomically
+from ..store import Store, check_writable, write_atomically
 from ._blocks import Figure
 from ._chart import standalone
 from ._compose import compose, silent

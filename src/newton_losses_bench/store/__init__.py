@@ -11,6 +11,12 @@ from .atomic_io import write_error as write_error
 from .checkpoint import BadCheckpoint as BadCheckpoint
 from .checkpoint import read_checkpoint as read_checkpoint
 from .checkpoint import write_checkpoint as write_checkpoint
+from .records import RunRecord as RunRecord
+from .records import Store as Store
+from .records import UnfinishedRun as UnfinishedRun
+from .records import UnreadableRecord as UnreadableRecord
+from .records import compact as compact
+from .records import read_record as read_record
 from .run_folder import AVERAGE as AVERAGE
 from .run_folder import CHECKPOINT as CHECKPOINT
 from .run_folder import CONFIG as CONFIG

@@ -19,9 +19,8 @@ from ..data import DataError, DataNotFoundError, Terrain, data_root, terrain
 from ..device import device_kind
 from ..loop import run
 from ..progress import Progress
-from ..results import compact
 from ..settings import option
-from ..store import AVERAGE, CHECKPOINT, CONFIG, RESULT, WEIGHTS, Record, RunError, read_json
+from ..store import AVERAGE, CHECKPOINT, CONFIG, RESULT, WEIGHTS, Record, RunError, compact, read_json
 from ..tasks import Task, make_task
 
 # Exit codes of a job's process.

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from ..config import identity
-from ..results import Store
 from ..signals import stop_requests
+from ..store import Store
 from .jobs import Job, tidy
 
 _LOOK_SECONDS = 0.1

@@ -5,8 +5,8 @@ import random
 from pathlib import Path
 from typing import Any
 
+from newton_losses_bench.cells import Cell, cells
 from newton_losses_bench.config import RunConfig
-from newton_losses_bench.presets import Cell, cells
 
 ENVIRONMENT = {"torch": "2.11.0", "gpu": "Made-up GPU", "commit": "0123456789abcdef", "command": "train"}
 

@@ -7,8 +7,8 @@ from chromium import Browser, needs_chromium
 from made_up import results_and_site
 from run_folders import write_run
 
+from newton_losses_bench.cells import cells
 from newton_losses_bench.demo import ARMS, DemoConfig, _page, _pictures, _summary, write_page
-from newton_losses_bench.presets import cells
 from newton_losses_bench.report import write_report
 
 HOSTILE = "<script>alert(1)</script>"

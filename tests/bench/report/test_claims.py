@@ -5,7 +5,7 @@ import math
 import pytest
 from run_folders import write_cell, write_run
 
-from newton_losses_bench.presets import cells
+from newton_losses_bench.cells import cells
 from newton_losses_bench.report._averaged import averages, how_often_above
 from newton_losses_bench.report._averaged_section import averaged_section
 from newton_losses_bench.report._blocks import Figure, Status
@@ -14,7 +14,8 @@ from newton_losses_bench.report._goal import SETTINGS, Standing, standings
 from newton_losses_bench.report._measured import Measured, PaperFigures, Runs
 from newton_losses_bench.report._questions import GOAL, GOAL_AVERAGED, QUESTIONS
 from newton_losses_bench.report._rules import Part, alike, best, better, judge, reaches, significant
-from newton_losses_bench.results import Store, Summary
+from newton_losses_bench.statistics import Summary
+from newton_losses_bench.store import Store
 
 TABLE_CLAIMS = (*SORTING_CLAIMS, *PATHS_CLAIMS)
 EVERY_CLAIM = (*TABLE_CLAIMS, *ABLATION_CLAIMS, *QUESTIONS, GOAL, GOAL_AVERAGED)

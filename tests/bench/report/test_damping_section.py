@@ -6,7 +6,7 @@ import re
 import pytest
 from run_folders import write_cell, write_run
 
-from newton_losses_bench.presets import cells
+from newton_losses_bench.cells import cells
 from newton_losses_bench.report import gather
 from newton_losses_bench.report._blocks import Figure, Mark, Paragraph, Table
 from newton_losses_bench.report._damping_section import damping_section

@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 from run_folders import write_run
 
-from newton_losses_bench.presets import cells
+from newton_losses_bench.cells import cells
 from newton_losses_bench.report import write_report
 from newton_losses_bench.report._convex import convex_losses, convex_table, convex_verdict
 from newton_losses_bench.report._evidence import gather
 from newton_losses_bench.report._figures import _curve, path_panels, sorting_panels
 from newton_losses_bench.report._measured import Measured
-from newton_losses_bench.results._record import read_record
+from newton_losses_bench.store import read_record
 
 NONSENSE = (
     None,

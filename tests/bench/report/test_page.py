@@ -10,7 +10,7 @@ import pytest
 from made_up import results_and_site
 from run_folders import write_run
 
-from newton_losses_bench.presets import cells
+from newton_losses_bench.cells import cells
 from newton_losses_bench.report import write_report
 
 HOSTILE = "<script>alert(1)</script>"

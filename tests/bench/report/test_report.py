@@ -11,9 +11,9 @@ from made_up import results_and_site
 from run_folders import write_cell, write_run
 
 from newton_losses.errors import ArgumentError
+from newton_losses_bench.cells import cells
 from newton_losses_bench.config import SortingConfig
 from newton_losses_bench.loop import run
-from newton_losses_bench.presets import cells
 from newton_losses_bench.report import write_report
 from newton_losses_bench.report._blocks import Heading, Mark, Table, Verdict
 from newton_losses_bench.report._compose import compose
@@ -21,7 +21,7 @@ from newton_losses_bench.report._evidence import gather
 from newton_losses_bench.report._measured import Measured, Runs
 from newton_losses_bench.report._runtimes import _source
 from newton_losses_bench.report._tables import control_table, paths_table, sorting_table
-from newton_losses_bench.results import Store
+from newton_losses_bench.store import Store
 
 REPOSITORY = Path(__file__).parents[3]
 

@@ -5,8 +5,8 @@ import json
 from run_folders import write_cell
 from typer.testing import CliRunner
 
+from newton_losses_bench.cells import cells
 from newton_losses_bench.cli._app import app
-from newton_losses_bench.presets import cells
 
 
 def command(*words):

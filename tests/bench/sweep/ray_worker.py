@@ -16,7 +16,7 @@ from pathlib import Path
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 
 from newton_losses_bench.config import SortingConfig
-from newton_losses_bench.results import Store
+from newton_losses_bench.store import Store
 from newton_losses_bench.sweep import Job, Lines, run_sweep
 from newton_losses_bench.sweep import ray as on_ray
 

@@ -6,8 +6,8 @@ python sweep_worker.py STORE
 import sys
 from pathlib import Path
 
-from newton_losses_bench.presets import cells
-from newton_losses_bench.results import Store
+from newton_losses_bench.cells import cells
+from newton_losses_bench.store import Store
 from newton_losses_bench.sweep import Job, Lines, LocalPool, run_sweep
 
 SMALL = {

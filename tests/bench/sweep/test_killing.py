@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import sweep_worker
 
-from newton_losses_bench.results import Store
+from newton_losses_bench.store import Store
 
 pytestmark = pytest.mark.slow
 

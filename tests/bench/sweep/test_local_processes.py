@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from newton_losses_bench.config import SortingConfig
-from newton_losses_bench.results import Store
 from newton_losses_bench.signals import STOPPING
+from newton_losses_bench.store import Store
 from newton_losses_bench.sweep import Bars, Counters, Job, Lines, LocalPool, SweepResult, processes, run_sweep
 
 STUB = (sys.executable, str(Path(__file__).with_name("stub_worker.py")))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from newton_losses_bench.results import Store
+from newton_losses_bench.store import Store
 from newton_losses_bench.sweep import Job, Lines, LocalPool, mps, processes, run_sweep
 from newton_losses_bench.sweep.mps import MultiProcessService
 

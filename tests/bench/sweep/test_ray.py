@@ -12,7 +12,7 @@ import pytest
 
 from newton_losses import ArgumentError
 from newton_losses_bench.config import SortingConfig
-from newton_losses_bench.results import Store
+from newton_losses_bench.store import Store
 from newton_losses_bench.sweep import Job
 from newton_losses_bench.sweep import ray as on_ray
 

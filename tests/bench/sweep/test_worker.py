@@ -16,8 +16,7 @@ import torch
 from bench.small_runs import small_runs
 from newton_losses_bench.config import ConvexConfig, RunConfig
 from newton_losses_bench.progress import Silent
-from newton_losses_bench.results import Store
-from newton_losses_bench.store import read_json
+from newton_losses_bench.store import Store, read_json
 from newton_losses_bench.sweep import Job, Lines, LocalPool, execute, processes, run_sweep, worker
 from newton_losses_bench.sweep.jobs import FAILED, FINISHED
 from newton_losses_bench.tasks import KeptData

@@ -14,10 +14,10 @@ from newton_losses_bench import environment
 from newton_losses_bench.config import ConvexConfig, PathsConfig, SortingConfig, identity, run_name
 from newton_losses_bench.convex_experiment import run_convex
 from newton_losses_bench.loop import run
-from newton_losses_bench.results import Store, compact
 from newton_losses_bench.signals import Interrupted, StopRequests
+from newton_losses_bench.store import Store, compact
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 CONFIG = SortingConfig(
     algorithm="softsort", data="digits", digits=1, n=3, steps=2, eval_every=1, batch_size=4, validation_sets=5,
     test_sets=5, device="cpu",

@@ -6,9 +6,9 @@ import json
 import pytest
 import torch
 
+from newton_losses_bench.cells import cells
 from newton_losses_bench.config import ConvexConfig
 from newton_losses_bench.convex_experiment import run_convex
-from newton_losses_bench.presets import cells
 from newton_losses_bench.tasks import make_task
 from newton_losses_bench.train_step import Trainer
 

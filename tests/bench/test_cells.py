@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from newton_losses import ArgumentError
+from newton_losses_bench.cells import TABLES, cells, matches
 from newton_losses_bench.config import identity, run_name
-from newton_losses_bench.presets import TABLES, Protocol, cells, group, matches
-from newton_losses_bench.results import RunRecord
+from newton_losses_bench.groups import Protocol, group
+from newton_losses_bench.store import RunRecord
 
 
 def record(config, seed=0, figure=50.0, **settings):

@@ -6,8 +6,8 @@ import statistics
 import pytest
 from scipy import stats
 
-from newton_losses_bench.presets import TABLES, cells
-from newton_losses_bench.results import Summary, baseline_mark, mark, p_value, summarise
+from newton_losses_bench.cells import TABLES, cells
+from newton_losses_bench.statistics import Summary, baseline_mark, mark, p_value, summarise
 
 PAPERS = [cell for table in TABLES for cell in cells(table) if cell.paper_bold is not None]
 
