@@ -7,6 +7,7 @@ import warnings
 from pathlib import Path
 
 import pytest
+import torch
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
@@ -28,8 +29,6 @@ NEEDS = {
 
 
 def run(name: str, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> dict[str, object]:
-    import torch
-
     path = EXAMPLES / f"{name}.py"
     monkeypatch.setattr(sys, "argv", [str(path), *arguments])
     dtype = torch.get_default_dtype()
@@ -87,3 +86,25 @@ def test_fisher_leads_on_convex_layers(monkeypatch: pytest.MonkeyPatch, tmp_path
     for found in curves(monkeypatch, tmp_path / "exact.json", "--seeds", "5", "--exact"):
         assert found["fisher"][0] == found["baseline"][0]  # the same weights and data
         assert found["fisher"][-1] < found["baseline"][-1]
+
+
+@pytest.fixture(scope="module")
+def black_box_solver():
+    pytest.importorskip("scipy")
+    return runpy.run_path(str(EXAMPLES / "black_box_solver.py"))
+
+
+def test_the_black_box_returns_permutations_no_dearer_than_any_other(black_box_solver):
+    costs = torch.rand(20, 6, 6, generator=torch.Generator().manual_seed(0))
+    matchings = black_box_solver["cheapest_matching"](costs)
+    assert torch.equal(matchings.sum(1), torch.ones(20, 6))
+    assert torch.equal(matchings.sum(2), torch.ones(20, 6))
+    for shift in range(6):
+        other = torch.eye(6).roll(shift, 0)
+        assert ((costs * matchings).sum((1, 2)) <= (costs * other).sum((1, 2)) + 1e-6).all()
+
+
+@pytest.mark.parametrize("newton", [False, True])
+def test_the_black_box_example_learns(black_box_solver, newton):
+    assert black_box_solver["train"](newton, steps=0) < 0.1
+    assert black_box_solver["train"](newton, steps=30) > 0.6

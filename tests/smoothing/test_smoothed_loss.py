@@ -202,7 +202,7 @@ def test_wrong_arguments_teach():
         SmoothedLoss(3)
     with pytest.raises(ArgumentError, match=r"distribution is 'gaussian'.*sample and derivatives"):
         SmoothedLoss(both_positive, distribution="gaussian")
-    with pytest.raises(ArgumentError, match=r"variance_reduction is 'baseline'.*'leave_one_out'"):
+    with pytest.raises(ArgumentError, match=r"variance_reduction='baseline' is not known.*'leave_one_out'"):
         SmoothedLoss(both_positive, variance_reduction="baseline")
     with pytest.raises(ArgumentError, match="curvature is 'hesian'"):
         SmoothedLoss(both_positive).expand(y, curvature="hesian")

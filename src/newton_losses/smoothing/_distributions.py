@@ -1,4 +1,4 @@
-"""The distributions of the noise, each an object of two methods. Drawing batches is in `_draws.py`."""
+"""The distributions of the noise, each an object of two methods. Batches are drawn in `_draws.py`."""
 
 import math
 from dataclasses import dataclass
@@ -15,17 +15,17 @@ from ..errors import ArgumentError
 class Distribution(Protocol):
     """A distribution over ℝᵐ whose coordinates are independent, each with the density exp(−ν(z)).
 
-    Two methods make one, and a user's own class needs nothing else:
+    Two methods make one, and your own class needs nothing else:
 
-    - `sample` maps uniforms of the open interval (0, 1) to noise, element by element: the inverse of
-      the cumulative distribution function. Because all noise starts as uniforms, antithetic pairs
-      (u and 1−u) and quasi-random draws work for every distribution.
-    - `derivatives` gives ν′ and ν″ at the noise, element by element. `None` for ν″ says that ν is not
-      twice differentiable: gradients and Jacobians can be estimated, Hessians from values cannot.
+    - `sample` maps uniforms of the open interval (0, 1) to noise, element by element: the inverse of the cumulative
+      distribution function. Because all noise starts as uniforms, antithetic pairs (u and 1−u) and quasi-random draws
+      work for every distribution.
+    - `derivatives` gives ν′ and ν″ at the noise, element by element. `None` for ν″ says that ν is not twice
+      differentiable: gradients and Jacobians can be estimated, Hessians from values cannot.
 
-    The density has to be continuous, or even the gradient is wrong: no jumps, so no uniform or
-    exponential noise. A distribution without a closed inverse may ask for k uniforms a value by an
-    attribute `num_uniforms = k`; `sample` then maps `(..., k·m)` to `(..., m)`, as `StudentT` does.
+    The density must be continuous, or even the gradient is wrong: no jumps, so no uniform or exponential noise. A
+    distribution without a closed inverse may ask for k uniforms per value with an attribute `num_uniforms = k`;
+    `sample` then maps `(..., k·m)` to `(..., m)`, as in `StudentT`.
 
     >>> class HyperbolicSecant:
     ...     def sample(self, uniform):
@@ -51,7 +51,7 @@ class Gaussian:
     """
 
     def sample(self, uniform: Tensor, /) -> Tensor:
-        # As exact as torch.special.ndtri on the uniforms that torch.rand gives, in a third of its time.
+        # As exact as torch.special.ndtri on the uniforms of torch.rand, in a third of its time.
         return torch.erfinv(2 * uniform - 1) * math.sqrt(2)
 
     def derivatives(self, noise: Tensor, /) -> tuple[Tensor, Tensor | None]:
@@ -62,9 +62,9 @@ class Gaussian:
 class Laplace:
     """The density exp(−|z|)/2: ν = |z| + const, ν′ = sign z. No Hessian from values.
 
-    ν″ is zero but for a point mass 2δ(z), which no finite sample ever meets: the estimator of the
-    Hessian that leaves it out would be wrong on the whole diagonal, so there is none. (The missing
-    term is E[ℓ | εᵢ = 0]/σ², which takes m further evaluations for every draw.)
+    ν″ is zero except for a point mass 2δ(z), which no finite sample ever meets: a Hessian estimated without it would
+    be wrong on the whole diagonal, so there is none. (The missing term is E[ℓ | εᵢ = 0]/σ², which takes m more
+    evaluations per draw.)
 
     >>> Laplace().derivatives(torch.tensor([-2.0, 0.5]))
     (tensor([-1.,  1.]), None)
@@ -116,14 +116,14 @@ class Gumbel:
 class Cauchy:
     """The density 1/(π(1 + z²)): ν′ = 2z/(1 + z²), ν″ = 2(1 − z²)/(1 + z²)².
 
-    Without a mean: only for functions that grow slower than linearly, such as a 0/1 mask or an accuracy.
+    It has no mean, so it is only for functions that grow slower than linearly, such as a 0/1 mask or an accuracy.
 
     >>> Cauchy().sample(torch.tensor([0.25, 0.75]))
     tensor([-1.,  1.])
     """
 
     def sample(self, uniform: Tensor, /) -> Tensor:
-        # The tangent of an angle near π/2 has no digits left in float32; that of a small one has them all.
+        # Near π/2 the tangent has no correct digit left in float32; near 0 it has all of them.
         tail = torch.minimum(uniform, 1 - uniform)
         return torch.sign(uniform - 0.5) / torch.tan(math.pi * tail)
 
@@ -149,8 +149,7 @@ class StudentT:
         number = positive_number(self.degrees_of_freedom, "degrees_of_freedom", "StudentT")
         if number < 0.5:
             raise ArgumentError(
-                f"StudentT: degrees_of_freedom={number}; there have to be at least 0.5, below which float32 is "
-                "too short for the tails."
+                f"StudentT: degrees_of_freedom={number}. Use at least 0.5; below that the tails overflow float32."
             )
         object.__setattr__(self, "degrees_of_freedom", number)
 

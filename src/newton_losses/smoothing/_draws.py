@@ -1,21 +1,33 @@
-"""Batches of noise: independent, antithetic or quasi-random. What it is used for is in `_estimators.py`."""
+"""Draws of noise, and the derivatives estimated from them.
+
+The smoothing lemma: for a density exp(−ν(ε)) and draws s = 1…S, with weights w_s = ℓ(y+ε_s) − baseline_s,
+
+    ∇ℓ_ε(y)  ≈ (1/S) Σ_s w_s ∇ν(ε_s)
+    ∇²ℓ_ε(y) ≈ (1/S) Σ_s w_s (∇ν(ε_s) ∇ν(ε_s)ᵀ − ∇²ν(ε_s))
+
+Both factors beside w_s have mean zero, so any baseline that is independent of ε_s leaves the estimates unbiased.
+"""
 
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 from torch.quasirandom import SobolEngine
 
-from ..errors import ArgumentError
+from ..errors import ArgumentError, DerivativeError
 from ._distributions import Distribution
+
+VarianceReduction = Literal["leave_one_out", "value", "none"]
+VARIANCE_REDUCTIONS: tuple[str, ...] = get_args(VarianceReduction)
 
 
 @dataclass(frozen=True)
 class Noise:
-    """Draws ε = scale·z, one for each of S draws, N samples and m outputs; z is `standard`, `(S, N, m)`.
+    """Draws ε = scale·z, with z = `standard` of shape `(S, N, m)`: S draws for each of N samples with m outputs.
 
-    A negative scale is allowed and mirrors the distribution: −z for the noise, −ν′ for its score.
+    A negative scale mirrors the distribution: −z for the noise, −ν′ for its score.
     """
 
     standard: Tensor
@@ -26,23 +38,68 @@ class Noise:
         """ε, `(S, N, m)`."""
         return self.scale * self.standard
 
-    def score(self) -> Tensor:
+    def gradient(self, weights: Tensor) -> Tensor:
+        """The gradient of each sample, `(N, m)`, from weights `(S, N)`."""
+        return torch.einsum("sn,snm->nm", weights, self._score()) / len(weights)
+
+    def jacobian(self, weights: Tensor) -> Tensor:
+        """The Jacobian of each sample, `(N, k, m)`, from weights `(S, N, k)`."""
+        return torch.einsum("snk,snm->nkm", weights, self._score()) / len(weights)
+
+    def mean_jacobian(self, weights: Tensor, keep: Tensor) -> Tensor:
+        """The mean Jacobian of the kept samples, `(k, m)`, from weights `(S, N, k)`: one matrix product."""
+        weights = torch.where(keep.unsqueeze(-1), weights, 0.0)
+        product = weights.flatten(0, 1).mT @ self._score().flatten(0, 1)
+        return product / (len(weights) * _count(keep))
+
+    def mean_hessian(self, weights: Tensor, keep: Tensor) -> Tensor:
+        """The mean Hessian of the kept samples, `(m, m)`, from weights `(S, N)`: one matrix product.
+
+        No Hessian of a single sample is formed.
+        """
+        first, second = self.distribution.derivatives(self.standard)
+        if second is None:
+            raise DerivativeError(
+                f"No Hessian can be estimated from values under {self.distribution}: its ν is not twice "
+                f"differentiable, and without the point mass in ν″ the diagonal would be wrong. Use "
+                f"curvature='fisher', or a smooth distribution such as Gaussian() or Logistic()."
+            )
+        weights = torch.where(keep, weights, 0.0)
+        outer = (weights.unsqueeze(-1) * first).flatten(0, 1).mT @ first.flatten(0, 1)
+        hessian = outer - torch.diag(torch.einsum("sn,snm->m", weights, second))
+        return symmetric(hessian) / (self.scale**2 * len(weights) * _count(keep))
+
+    def _score(self) -> Tensor:
         """∇ν(ε) of the scaled noise, `(S, N, m)`."""
         return self.distribution.derivatives(self.standard)[0] / self.scale
 
-    def scores(self) -> tuple[Tensor, Tensor | None]:
-        """∇ν(ε) and the diagonal of ∇²ν(ε), `(S, N, m)` each; the latter `None` where it does not exist."""
-        first, second = self.distribution.derivatives(self.standard)
-        return first / self.scale, None if second is None else second / self.scale**2
+
+def _count(keep: Tensor) -> Tensor:
+    """How many samples are kept, at least 1, as a tensor so that nothing waits for the device."""
+    return keep.sum().clamp(min=1)
+
+
+def symmetric(matrix: Tensor) -> Tensor:
+    return (matrix + matrix.mT) / 2
+
+
+def leave_one_out(values: Tensor, groups: int) -> Tensor:
+    """Values `(S, N, ...)` minus the mean of the draws in all *other* groups.
+
+    Draws of one group (an antithetic pair, a quasi-random set) depend on each other and would bias the estimate.
+    """
+    grouped = values.reshape(groups, len(values) // groups, *values.shape[1:])
+    own = grouped.sum(1, keepdim=True)
+    others = (own.sum(0, keepdim=True) - own) / (len(values) - grouped.shape[1])
+    return (grouped - others).reshape(values.shape)
 
 
 @dataclass(frozen=True)
 class Sampler:
     """How the draws of one sample depend on each other; the samples of a batch are always independent.
 
-    The draws come in `groups` equally large ones: independent between groups, dependent within. An
-    independent draw is a group of its own, an antithetic pair is one, and quasi-random points that
-    share one random shift are one.
+    The draws form `groups` of equal size, independent between groups and dependent within: an independent draw is a
+    group of its own, an antithetic pair is one, and so are quasi-random points that share one random shift.
     """
 
     num_samples: int
@@ -57,9 +114,9 @@ class Sampler:
         least = 2 * mirrored if self.leave_one_out else mirrored
         if self.num_samples < least or self.num_samples % divisor:
             raise ArgumentError(
-                f"num_samples is {self.num_samples}; with antithetic={self.antithetic}, quasi={self.quasi} "
-                f"and {'a' if self.leave_one_out else 'no'} leave-one-out baseline it has to be a "
-                f"multiple of {divisor}, at least {least}."
+                f"num_samples is {self.num_samples}. With antithetic={self.antithetic}, quasi={self.quasi} and "
+                f"{'a' if self.leave_one_out else 'no'} leave-one-out baseline it must be a multiple of {divisor}, at "
+                f"least {least}."
             )
 
     @property
@@ -90,18 +147,18 @@ class Sampler:
 
 
 def _shifted_sobol(shape: tuple[int, int, int, int], y: Tensor, generator: torch.Generator | None) -> Tensor:
-    """Sobol points under one random digital shift for each group, sample and dimension.
+    """Sobol points under one random digital shift per group, sample and dimension.
 
-    The shift makes every point uniform, so that estimates are unbiased, makes samples and groups
-    independent, and keeps the points' even spread, which a shift modulo 1 does not.
+    The shift makes every point uniform, so estimates are unbiased; it makes samples and groups independent; and it
+    keeps the points' even spread, which a shift modulo 1 does not.
     """
     groups, points, batch, size = shape
     if size == 0:  # no outputs, and Sobol points have at least one dimension
         return y.new_zeros(shape)
     if size > SobolEngine.MAXDIM:
         raise ArgumentError(
-            f"quasi=True: Sobol points exist for up to {SobolEngine.MAXDIM} dimensions, and these draws "
-            f"have {size}. Use quasi=False; in so many dimensions quasi-random points gain nothing."
+            f"quasi=True: Sobol points exist for up to {SobolEngine.MAXDIM} dimensions, and these draws have {size}. "
+            f"Use quasi=False; in so many dimensions quasi-random points gain nothing."
         )
     shift = torch.randint(2**SobolEngine.MAXBIT, (groups, 1, batch, size), device=y.device, generator=generator)
     digits = torch.bitwise_xor(_sobol_digits(points, size, y.device)[None, :, None, :], shift)
@@ -112,8 +169,8 @@ def _shifted_sobol(shape: tuple[int, int, int, int], y: Tensor, generator: torch
 def _sobol_digits(points: int, size: int, device: torch.device) -> Tensor:
     """The first points of a Sobol sequence as integers of 30 bits, `(points, size)`.
 
-    Kept from call to call: the engine lives on the CPU, and nothing may be copied from there while a
-    CUDA graph is being captured. The seed only scrambles away the alignments of the raw sequence.
+    Kept from call to call: the engine lives on the CPU, from which nothing may be copied while a CUDA graph is being
+    captured. The seed only scrambles away the alignments of the raw sequence.
     """
     engine = SobolEngine(size, scramble=True, seed=0)  # type: ignore[no-untyped-call]
     points_drawn: Tensor = engine.draw(points, dtype=torch.float64)

@@ -1,165 +1,195 @@
-"""What all smoothed black boxes share: their settings, their noise, and the one call of the user's function.
-
-The estimators are in `_estimators.py`; what is made of them is in the modules of the public classes.
-"""
+"""Smoothed losses and smoothed algorithms: how values and derivatives come from the draws of one call."""
 
 from collections.abc import Callable
-from typing import Any, TypedDict
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from .._arguments import positive_number, whole_number
+from ..curvature import CurvatureKind, Expansion, empirical_fisher, full_precision, widen
 from ..errors import ArgumentError, ShapeError
-from ._distributions import Distribution, Gaussian
-from ._draws import Noise, Sampler
-from ._estimators import VARIANCE_REDUCTIONS, VarianceReduction, subtract_baseline
+from ._black_box import Smoothed, estimated, flatten_from
+from ._draws import Noise
 
-BlackBox = Callable[..., Any]
+_LOSS_ONCE = (
+    "{owner}: its gradient is estimated from samples, and autograd cannot differentiate it again. "
+    "{owner}.expand(y, ..., curvature='hessian') estimates its Hessian from the same samples; "
+    "NewtonLoss({owner}(...), curvature='hessian') uses that."
+)
+_ALGORITHM_ONCE = (
+    "{owner}: its Jacobian is estimated from samples, and cannot be differentiated again: the second derivative of k "
+    "outputs by m inputs has k·m² entries, too many to estimate. Use curvature='fisher' for a loss of its output, or "
+    "smooth the whole loss with SmoothedLoss, which has a Hessian."
+)
 
-_GAUSSIAN = Gaussian()
-
-
-class SmoothingOptions(TypedDict, total=False):
-    """The settings that all smoothed black boxes share; `Smoothed` says what they mean."""
-
-    distribution: Distribution
-    variance_reduction: VarianceReduction
-    antithetic: bool
-    quasi: bool
-    generator: torch.Generator | None
+MeanHessian = Callable[[Tensor], Tensor]
 
 
-class Smoothed(nn.Module):
-    """A black box under noise: y ↦ E[fn(y + ε)] with ε = scale·z, estimated from `num_samples` draws of z.
+class EstimatedLoss(Smoothed):
+    """A smoothed black box that is a loss: a value and a gradient for each sample, a curvature for the batch.
 
-    - `distribution`: of z, independent in all coordinates; one of this package's or any object with the
-      two methods of `Distribution`.
-    - `variance_reduction`: the baseline that is subtracted from fn(y + ε) in all derivatives. "value" is
-      fn(y), the paper's, for one further evaluation; "leave_one_out" is the mean of the other draws;
-      "none" is none. All three are unbiased.
-    - `antithetic`: draws come in pairs of u and 1−u, which for a symmetric distribution is ε and −ε.
-    - `quasi`: the draws of a sample are randomly shifted Sobol points instead of independent.
-    - `generator`: where the noise comes from; of the device of y. The global generator is then never
-      touched. It belongs to the caller: its state is not part of the module's `state_dict`.
-
-    `fn` is called once, under `no_grad`, with all draws in one batch `(B, *shape)`: draws and samples are
-    flattened together, and every tensor among the targets, `(N, ...)`, is repeated to match, so that any
-    function of a batch works as it is. It may return integers or booleans, and NumPy arrays. Its own
-    parameters get no gradient.
+    A subclass says how they are estimated; how they enter a graph and an `Expansion` is the same for all.
     """
 
-    def __init__(
-        self,
-        fn: BlackBox,
-        scale: float = 0.1,
-        num_samples: int = 10,
-        *,
-        distribution: Distribution = _GAUSSIAN,
-        variance_reduction: VarianceReduction = "value",
-        antithetic: bool = False,
-        quasi: bool = False,
-        generator: torch.Generator | None = None,
-    ) -> None:
-        super().__init__()
-        owner = type(self).__name__
-        if not callable(fn):
-            raise ArgumentError(f"{owner}: fn is {fn!r}; it has to be a function of a batch of inputs.")
-        if not isinstance(distribution, Distribution):
+    def forward(self, y: Tensor, *targets: Any) -> Tensor:
+        """The estimated loss of each sample, `(N,)`; its backward gives the estimated gradient."""
+        self._check(y, targets)
+
+        def evaluate(y: Tensor) -> tuple[Tensor, ...]:
+            with full_precision(y):
+                return self._estimate(widen(y.detach()), targets, False)[:2]
+
+        reason = _LOSS_ONCE.format(owner=type(self).__name__)
+        return estimated(y, evaluate, lambda outer, gradient: outer.unsqueeze(-1) * gradient, reason)
+
+    @torch.no_grad()
+    def expand(self, y: Tensor, *targets: Any, curvature: CurvatureKind | None = "hessian") -> Expansion:
+        """The expansion at y: value `(N,)`, gradient `(N, m)` and the batch's curvature, all from the same draws.
+
+        "hessian" is the mean of the samples' estimated Hessians, `(m, m)`, symmetric and in general indefinite;
+        "fisher" is the empirical Fisher of the estimated gradients. Samples whose value or gradient is not finite are
+        left out of the curvature: one bad sample must not spoil the batch.
+        """
+        if curvature not in ("hessian", "fisher", None):
             raise ArgumentError(
-                f"{owner}: distribution is {distribution!r}; it has to be an object with the methods "
-                f"sample and derivatives, for example nl.smoothing.Gaussian()."
+                f"{type(self).__name__}: curvature is {curvature!r}. Choose 'hessian', 'fisher' or None."
             )
-        if not isinstance(variance_reduction, str) or variance_reduction not in VARIANCE_REDUCTIONS:
-            raise ArgumentError(
-                f"{owner}: variance_reduction is {variance_reduction!r}; "
-                f"it is one of {', '.join(map(repr, VARIANCE_REDUCTIONS))}."
-            )
-        self.fn = fn
-        self.scale = positive_number(scale, "scale", owner)
-        self.distribution = distribution
-        self.variance_reduction = variance_reduction
-        self.generator = generator
-        num_samples = whole_number(num_samples, "num_samples", owner, least=1)
-        self.sampler = Sampler(num_samples, antithetic, quasi, variance_reduction == "leave_one_out")
+        self._check(y, targets)
+        with full_precision(y):
+            value, gradient, mean_hessian = self._estimate(widen(y.detach()), targets, curvature == "hessian")
+            keep = value.isfinite() & gradient.isfinite().all(-1)
+            if curvature == "hessian":
+                return Expansion(value, gradient, mean_hessian(keep))
+            return Expansion(value, gradient, empirical_fisher(gradient, keep) if curvature else None)
 
-    def extra_repr(self) -> str:
-        sampler = self.sampler
-        return (
-            f"scale={self.scale}, num_samples={sampler.num_samples}, distribution={self.distribution}, "
-            f"variance_reduction={self.variance_reduction!r}, antithetic={sampler.antithetic}, "
-            f"quasi={sampler.quasi}"
-        )
+    def _estimate(self, y: Tensor, targets: tuple[Any, ...], with_hessian: bool) -> tuple[Tensor, Tensor, MeanHessian]:
+        """Value `(N,)`, gradient `(N, m)`, and the mean Hessian of the samples that it is told to keep, `(N,)`.
 
-    @property
-    def _signed_scale(self) -> float:
-        return self.scale
-
-    @property
-    def _needs_centre(self) -> bool:
-        return self.variance_reduction == "value"
-
-    def _check(self, y: Tensor, targets: tuple[Any, ...] = ()) -> None:
-        owner = type(self).__name__
-        if not isinstance(y, Tensor) or not y.is_floating_point() or y.dim() == 0:
-            shown = f"{tuple(y.shape)} of {y.dtype}" if isinstance(y, Tensor) else repr(y)
-            raise ShapeError(f"{owner}: y is {shown}; it has to be a batch of real outputs, (N, ...).")
-        if self.generator is not None and self.generator.device.type != y.device.type:
-            raise ArgumentError(
-                f"{owner}: the generator is on {self.generator.device} and y on {y.device}; "
-                f"make it with torch.Generator(device={y.device.type!r})."
-            )
-        if torch.is_grad_enabled() and any(isinstance(t, Tensor) and t.requires_grad for t in targets):
-            raise ArgumentError(
-                f"{owner}: a target requires a gradient, and a black box gives one to y alone. "
-                f"Pass target.detach(), or make it a part of y."
-            )
-        for target in targets:
-            if isinstance(target, Tensor) and target.dim() > 0 and target.shape[0] != y.shape[0]:
-                raise ShapeError(
-                    f"{owner}: a target has shape {tuple(target.shape)} for {y.shape[0]} samples. Targets "
-                    f"have one entry a sample; bind what all samples share to fn, as by functools.partial."
-                )
-
-    def _draw(self, y: Tensor) -> Noise:
-        """Noise for the flattened batch y, `(N, m)`."""
-        return self.sampler.draw(y, self._signed_scale, self.distribution, self.generator)
-
-    def _call(self, y: Tensor, noise: Noise, targets: tuple[Any, ...], centre: bool) -> Tensor:
-        """fn at the draws, and before them at y if `centre` says so: `(S or 1+S, N, ...)`, as returned."""
-        flat = flatten_from(y, 1)
-        inputs = flat + noise.perturbation()
-        if centre:
-            inputs = torch.cat([flat.unsqueeze(0), inputs])
-        rows, batch = inputs.shape[:2]
-        repeated = [
-            t.expand(rows, *t.shape).flatten(0, 1) if isinstance(t, Tensor) and t.dim() > 0 else t for t in targets
-        ]
-        inputs = inputs.reshape(rows * batch, *y.shape[1:])
-        shape = tuple(inputs.shape)
-        output = self._as_tensor(self.fn(inputs, *repeated), y)
-        self._check_output(output, shape)
-        return output.reshape(rows, batch, *output.shape[1:])
-
-    def _as_tensor(self, output: Any, y: Tensor) -> Tensor:
-        try:
-            return torch.as_tensor(output, device=y.device)
-        except (TypeError, ValueError, RuntimeError) as error:
-            raise ArgumentError(
-                f"{type(self).__name__}: fn returned {type(output).__name__}; "
-                f"it has to return a tensor (or an array) with one entry for each row of its input."
-            ) from error
-
-    def _check_output(self, output: Tensor, shape: tuple[int, ...]) -> None:
-        """Raise a ShapeError unless fn's output fits its inputs of this shape, `(B, *shape)`."""
+        The last is only called if `with_hessian`.
+        """
         raise NotImplementedError
 
-    def _weights(self, values: Tensor, centred: bool) -> Tensor:
-        """The values at the draws less their baseline; `centred` says that the value at y is before them."""
-        centre, values = (values[0], values[1:]) if centred else (None, values)
-        return subtract_baseline(values, centre, self.variance_reduction, self.sampler.groups)
+
+class SmoothedLoss(EstimatedLoss):
+    """A black-box loss made differentiable, twice, by noise: ℓ_ε(y) = E[fn(y + ε)].
+
+    With S draws ε of density exp(−ν) and weights w_s = fn(y + ε_s) − baseline:
+
+        value     (1/S) Σ_s fn(y + ε_s)                            (N,)
+        gradient  (1/S) Σ_s w_s ∇ν(ε_s)                            (N, m)
+        Hessian   (1/(N·S)) Σ_{i,s} w_s (∇ν ∇νᵀ − ∇²ν)(ε_s)        (m, m), the mean over the batch
+
+    `fn(inputs, *targets)` returns one value for each row of its batch; nothing else is asked of it. Gradient and
+    Hessian share their noise. `Smoothed` explains all settings.
+
+    >>> generator = torch.Generator().manual_seed(0)
+    >>> def errors(outputs, labels):  # no useful derivative anywhere
+    ...     return outputs.argmax(-1) != labels
+    >>> loss = SmoothedLoss(errors, scale=1.0, num_samples=1000, generator=generator)
+    >>> outputs = torch.tensor([[2.0, 0.0, 0.0], [0.0, 1.0, 0.0]], requires_grad=True)
+    >>> labels = torch.tensor([0, 2])
+    >>> loss(outputs, labels).mean().backward()
+    >>> outputs.grad.sign()  # raise the labelled output, lower the others
+    tensor([[-1.,  1.,  1.],
+            [ 1.,  1., -1.]])
+    >>> loss.expand(outputs, labels, curvature="hessian").curvature.shape
+    torch.Size([3, 3])
+    """
+
+    def _estimate(self, y: Tensor, targets: tuple[Any, ...], with_hessian: bool) -> tuple[Tensor, Tensor, MeanHessian]:
+        noise = self._draw(y)
+        values = self._call(y, noise, targets, self._needs_centre).to(y.dtype)
+        value = values[-self.sampler.num_samples :].mean(0)
+        weights = self._weights(values, self._needs_centre)
+        return value, noise.gradient(weights), lambda keep: noise.mean_hessian(weights, keep)
+
+    def _check_output(self, output: Tensor, shape: tuple[int, ...]) -> None:
+        if output.shape == shape[:1]:
+            return
+        hint = (
+            "Did it reduce over the batch dimension?"
+            if output.dim() == 0 or output.shape[0] != shape[0]
+            else f"Did it forget to reduce its last {output.dim() - 1} dimension(s)?"
+        )
+        raise ShapeError(
+            f"SmoothedLoss: fn returned shape {tuple(output.shape)} for inputs of shape {shape}, which hold all draws "
+            f"of all samples as one batch. It must return one value per row, here {shape[:1]}. {hint}"
+        )
 
 
-def flatten_from(tensor: Tensor, dim: int) -> Tensor:
-    """All dimensions from `dim` on as one, which is 1 long where there is none."""
-    return tensor.flatten(dim) if tensor.dim() > dim else tensor.unsqueeze(-1)
+class SmoothedAlgorithm(Smoothed):
+    """A black-box algorithm made differentiable by noise: w_ε(y) = E[fn(y + ε)].
+
+    With S draws ε of density exp(−ν), and w_s = fn(y + ε_s) − baseline:
+
+        output    (1/S) Σ_s fn(y + ε_s)           (N, *outputs)
+        Jacobian  (1/S) Σ_s w_s ∇ν(ε_s)ᵀ          (N, *outputs, *inputs)
+        backward  (1/S) Σ_s ⟨w_s, g⟩ ∇ν(ε_s)      the same Jacobian times g, without forming it
+
+    `fn` maps a batch `(B, *inputs)` to `(B, *outputs)`. `Smoothed` explains all settings. There is no second
+    derivative; asking for one raises a `DerivativeError`.
+
+    >>> def ranks(scores):
+    ...     return scores.argsort(-1).argsort(-1)
+    >>> generator = torch.Generator().manual_seed(0)
+    >>> algorithm = SmoothedAlgorithm(ranks, scale=0.5, num_samples=2000, generator=generator)
+    >>> scores = torch.tensor([[0.3, 0.1, 0.2]], requires_grad=True)
+    >>> loss = (algorithm(scores) - torch.tensor([[0.0, 1.0, 2.0]])).square().sum()
+    >>> loss.backward()
+    >>> scores.grad.sign()  # lower the first, raise the last
+    tensor([[ 1., -1., -1.]])
+    """
+
+    def forward(self, y: Tensor) -> Tensor:
+        """The estimated E[fn(y + ε)], `(N, *outputs)`, in float32 at least."""
+        self._check(y)
+        scale = self._signed_scale  # that of this forward, even if it is changed before the backward
+
+        def evaluate(y: Tensor) -> tuple[Tensor, ...]:
+            with full_precision(y):
+                y = widen(y.detach())
+                noise = self._draw(y)
+                outputs = self._call(y, noise, (), self._needs_centre)
+                mean = outputs[-self.sampler.num_samples :].to(y.dtype).mean(0)
+            return mean, outputs, noise.standard
+
+        def pull_back(outer: Tensor, outputs: Tensor, standard: Tensor) -> Tensor:
+            return self._pull_back(outer, outputs, Noise(standard, scale, self.distribution))
+
+        return estimated(y, evaluate, pull_back, _ALGORITHM_ONCE.format(owner=type(self).__name__))
+
+    def _pull_back(self, outer: Tensor, outputs: Tensor, noise: Noise) -> Tensor:
+        with full_precision(outer):
+            # Project first: then every draw is one number, and the Jacobian is never formed.
+            projected = torch.einsum(
+                "snk,nk->sn",
+                flatten_from(outputs, 2).to(noise.standard.dtype),
+                flatten_from(outer, 1).to(noise.standard.dtype),
+            )
+            return noise.gradient(self._weights(projected, self._needs_centre))
+
+    @torch.no_grad()
+    def jacobian(self, y: Tensor) -> Tensor:
+        """The estimated Jacobian of each sample, `(N, *outputs, *inputs)`, from fresh draws.
+
+        >>> generator = torch.Generator().manual_seed(0)
+        >>> double = SmoothedAlgorithm(lambda y: 2 * y, num_samples=4096, quasi=True, generator=generator)
+        >>> bool((double.jacobian(torch.zeros(1, 2)) - 2 * torch.eye(2)).abs().max() < 0.02)
+        True
+        """
+        self._check(y)
+        with full_precision(y):
+            work = widen(y.detach())
+            noise = self._draw(work)
+            outputs = self._call(work, noise, (), self._needs_centre)
+            weights = self._weights(flatten_from(outputs, 2).to(work.dtype), self._needs_centre)
+            matrix = noise.jacobian(weights)
+        return matrix.reshape(y.shape[0], *outputs.shape[2:], *y.shape[1:])
+
+    def _check_output(self, output: Tensor, shape: tuple[int, ...]) -> None:
+        if output.dim() == 0 or output.shape[0] != shape[0]:
+            raise ShapeError(
+                f"{type(self).__name__}: fn returned shape {tuple(output.shape)} for inputs of shape {shape}, which "
+                f"hold all draws of all samples as one batch. It must return one result per row, ({shape[0]}, ...). "
+                f"Did it drop or reduce the batch dimension?"
+            )

@@ -1,4 +1,4 @@
-"""How draws depend on each other, and on the generator."""
+"""How draws depend on each other and on the generator."""
 
 import pytest
 import torch

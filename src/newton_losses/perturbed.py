@@ -1,0 +1,175 @@
+"""Layer 3: perturbed optimizers and their Fenchel-Young losses, with gradient and Hessian.
+
+A solver of min_w ⟨y, w⟩ (or max_w) is a black box; under noise on its costs its solution is differentiable, and so is
+the loss that compares it with a wanted solution. Draws and estimators are those of `smoothing`.
+"""
+
+from collections.abc import Callable
+from typing import Any, Literal, Unpack, get_args
+
+import torch
+from torch import Tensor
+
+from ._arguments import one_of
+from .errors import ArgumentError, ShapeError
+from .smoothing import BlackBox, EstimatedLoss, SmoothedAlgorithm, SmoothingOptions
+
+HessianEstimator = Literal["jacobian", "optimal_value"]
+
+
+class _Optimizing:
+    """What the direction of a perturbed solver decides: the sign of its loss, and of the noise on its costs."""
+
+    scale: float
+    minimize: bool
+
+    @property
+    def _sign(self) -> float:
+        return -1.0 if self.minimize else 1.0
+
+    @property
+    def _signed_scale(self) -> float:
+        return self._sign * self.scale
+
+    def _check_output(self, output: Tensor, shape: tuple[int, ...]) -> None:
+        if output.shape != shape:
+            raise ShapeError(
+                f"{type(self).__name__}: the solver returned shape {tuple(output.shape)} for costs of shape {shape}, "
+                f"which hold all draws of all samples as one batch. A solution w has the shape of its costs, since it "
+                f"optimises ⟨costs, w⟩: return the one-hot vector or the 0/1 mask, not an index or a value."
+            )
+
+
+class Perturbed(_Optimizing, SmoothedAlgorithm):
+    """A solver of min_w ⟨y, w⟩ (or max_w with `minimize=False`), made differentiable by noise on its costs.
+
+        minimising   w_σ(y) = E[argmin_w ⟨y − σz, w⟩]
+        maximising   w_σ(y) = E[argmax_w ⟨y + σz, w⟩]
+
+    estimated from `num_samples` draws of z, with the Jacobian of `SmoothedAlgorithm`. The minus comes from
+    argmax_w ⟨θ + σz, w⟩ at θ = −y, so that Gumbel noise gives the softmin of y; for a symmetric distribution it makes
+    no difference. `solver` maps a batch of costs `(B, *shape)` to solutions of the same shape: one-hot for an argmax,
+    a 0/1 mask for a path. `nl.smoothing.Smoothed` explains all other settings.
+
+    >>> from newton_losses.smoothing import Gumbel
+    >>> def cheapest(costs):
+    ...     return torch.nn.functional.one_hot(costs.argmin(-1), costs.shape[-1])
+    >>> generator = torch.Generator().manual_seed(0)
+    >>> layer = Perturbed(cheapest, scale=1.0, num_samples=20_000, distribution=Gumbel(), generator=generator)
+    >>> costs = torch.tensor([[0.0, 1.0, 2.0]])
+    >>> bool((layer(costs) - (-costs).softmax(-1)).abs().max() < 0.01)
+    True
+    """
+
+    def __init__(
+        self,
+        solver: BlackBox,
+        scale: float = 0.1,
+        num_samples: int = 10,
+        *,
+        minimize: bool = True,
+        **options: Unpack[SmoothingOptions],
+    ) -> None:
+        super().__init__(solver, scale, num_samples, **options)
+        self.minimize = minimize
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, minimize={self.minimize}"
+
+
+class FenchelYoungLoss(_Optimizing, EstimatedLoss):
+    """The convex loss of costs y against a wanted solution w*, for any solver of min_w ⟨y, w⟩ (or max_w).
+
+    With w_s the solution under draw s, costs c_s = y − σz_s when minimising and c_s = y + σz_s when maximising (see
+    `Perturbed`; for a symmetric distribution there is no difference):
+
+                  minimising (the default)            maximising
+        value     (1/S) Σ_s ⟨c_s, w* − w_s⟩           (1/S) Σ_s ⟨c_s, w_s − w*⟩        (N,)
+        gradient  w* − (1/S) Σ_s w_s                  (1/S) Σ_s w_s − w*               (N, m)
+
+    The value is the expected excess cost of w* under the noise: never negative, and zero where w* solves every draw.
+    Up to the constant Ω(w*) + E⟨σz, w*⟩, which does not depend on y, it is the Fenchel-Young loss
+    F_σ(θ) + Ω(w*) − ⟨θ, w*⟩ at θ = ∓y. If w* is the only solution for some costs, as a path or a permutation is, that
+    constant is 0 and the value is the loss itself.
+
+    The Hessian, that of F_σ, does not depend on w*; its batch mean is positive semi-definite in expectation, not in
+    every estimate. Two estimators, from the noise of the gradient:
+
+    - `hessian="jacobian"`: the Jacobian of the mean solution, symmetrised: H = ∓(1/S) Σ_s (w_s − baseline) ∇ν(ε_s)ᵀ,
+      minus for minimising. It needs one derivative of ν, so it works for any distribution.
+    - `hessian="optimal_value"`: the second derivative of the smoothed optimum v = ⟨c_s, w_s⟩ by the lemma of
+      `SmoothedLoss`. The noisier of the two.
+
+    `variance_reduction` only concerns the Hessian; "value" also solves for the unperturbed costs, if a Hessian is
+    wanted. The value and "optimal_value" assume that the solver optimises ⟨c, w⟩; a solver that first clamps its
+    costs, say, makes them approximate. Cauchy noise has no finite value; its gradient and its "jacobian" are fine.
+
+    >>> def cheapest(costs):
+    ...     return torch.nn.functional.one_hot(costs.argmin(-1), costs.shape[-1])
+    >>> generator = torch.Generator().manual_seed(0)
+    >>> loss = FenchelYoungLoss(cheapest, scale=0.5, num_samples=1000, generator=generator)
+    >>> costs = torch.tensor([[1.0, 2.0, 3.0]], requires_grad=True)
+    >>> loss(costs, torch.tensor([[0, 0, 1]])).sum().backward()
+    >>> costs.grad.round()  # the third must get cheaper, the first more expensive
+    tensor([[-1., -0., 1.]])
+    >>> loss.expand(costs, torch.tensor([[0, 0, 1]])).curvature.shape
+    torch.Size([3, 3])
+    """
+
+    def __init__(
+        self,
+        solver: BlackBox,
+        scale: float = 0.1,
+        num_samples: int = 10,
+        *,
+        minimize: bool = True,
+        hessian: HessianEstimator = "jacobian",
+        **options: Unpack[SmoothingOptions],
+    ) -> None:
+        super().__init__(solver, scale, num_samples, **options)
+        self.minimize = minimize
+        self.hessian = one_of(hessian, get_args(HessianEstimator), "hessian", "FenchelYoungLoss")
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, minimize={self.minimize}, hessian={self.hessian!r}"
+
+    def _estimate(
+        self, y: Tensor, targets: tuple[Any, ...], with_hessian: bool
+    ) -> tuple[Tensor, Tensor, Callable[[Tensor], Tensor]]:
+        target, sign = self._target(y, targets), self._sign
+        noise = self._draw(y)
+        centred = self._needs_centre and with_hessian
+        solutions = self._call(y, noise, (), centred).to(y.dtype)
+        shape = noise.standard.shape[1:]  # (N, m)
+        flat, target, solutions = y.reshape(shape), target.reshape(shape), solutions.reshape(len(solutions), *shape)
+        costs = flat + noise.perturbation()
+        drawn = solutions[-len(costs) :]
+        value = sign * torch.einsum("snm,snm->n", costs, drawn - target) / len(costs)
+        gradient = sign * (drawn.mean(0) - target)
+
+        def mean_hessian(keep: Tensor) -> Tensor:
+            """Of the smoothed optimum E⟨c, w(c)⟩."""
+            if self.hessian == "jacobian":
+                jacobian = noise.mean_jacobian(self._weights(solutions, centred), keep)
+                return sign * (jacobian + jacobian.mT) / 2
+            all_costs = torch.cat([flat.unsqueeze(0), costs]) if centred else costs
+            optima = torch.einsum("snm,snm->sn", all_costs, solutions)
+            return sign * noise.mean_hessian(self._weights(optima, centred), keep)
+
+        return value, gradient, mean_hessian
+
+    def _target(self, y: Tensor, targets: tuple[Any, ...]) -> Tensor:
+        if len(targets) != 1:
+            raise ArgumentError(f"FenchelYoungLoss: got {len(targets)} targets. Pass one, the wanted solutions.")
+        try:
+            target = torch.as_tensor(targets[0], device=y.device)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise ArgumentError(
+                f"FenchelYoungLoss: the target is {type(targets[0]).__name__}. Pass a tensor of wanted solutions."
+            ) from error
+        if target.shape != y.shape:
+            raise ShapeError(
+                f"FenchelYoungLoss: the target has shape {tuple(target.shape)} and the costs {tuple(y.shape)}. The "
+                f"target is the wanted solution itself, in the form in which the solver returns it."
+            )
+        return target.to(y.dtype)

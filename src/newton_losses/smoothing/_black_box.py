@@ -1,0 +1,210 @@
+"""What all smoothed black boxes share: settings, checks, the one call of the user's function, and the autograd node.
+
+Noise and estimators are in `_draws.py`; the public classes made of them are in `_smoothed.py`.
+"""
+
+from collections.abc import Callable
+from typing import Any, TypedDict
+
+import torch
+from torch import Tensor, nn
+
+from .._arguments import one_of, positive_number, whole_number
+from .._no_second_derivative import NoSecondDerivative
+from ..errors import ArgumentError, DerivativeError, ShapeError
+from ._distributions import Distribution, Gaussian
+from ._draws import VARIANCE_REDUCTIONS, Noise, Sampler, VarianceReduction, leave_one_out
+
+BlackBox = Callable[..., Any]
+
+_GAUSSIAN = Gaussian()
+
+
+class SmoothingOptions(TypedDict, total=False):
+    """The settings that all smoothed black boxes share; `Smoothed` says what they mean."""
+
+    distribution: Distribution
+    variance_reduction: VarianceReduction
+    antithetic: bool
+    quasi: bool
+    generator: torch.Generator | None
+
+
+class Smoothed(nn.Module):
+    """A black box under noise: y ↦ E[fn(y + ε)] with ε = scale·z, estimated from `num_samples` draws of z.
+
+    - `distribution` of z, independent in all coordinates: one of this package's, or any object with the two methods
+      of `Distribution`.
+    - `variance_reduction`: the baseline that is subtracted from fn(y + ε) in all derivatives. "value" is fn(y),
+      the paper's, at the cost of one more evaluation per sample; "leave_one_out" is the mean of the other draws;
+      "none" is none. All are unbiased.
+    - `antithetic`: draws come in pairs of u and 1−u, which for a symmetric distribution is ε and −ε.
+    - `quasi`: the draws of a sample are randomly shifted Sobol points instead of independent.
+    - `generator` of the noise, on the device of y. With it the global generator is never touched. It belongs to the
+      caller: its state is not part of the module's `state_dict`.
+
+    `fn` is called once, under `no_grad`, with all draws in one batch `(B, *shape)`: draws and samples are flattened
+    together, and every tensor among the targets, `(N, ...)`, is repeated to match, so any function of a batch works
+    unchanged. It may return integers, booleans or NumPy arrays. Its own parameters get no gradient.
+    """
+
+    def __init__(
+        self,
+        fn: BlackBox,
+        scale: float = 0.1,
+        num_samples: int = 10,
+        *,
+        distribution: Distribution = _GAUSSIAN,
+        variance_reduction: VarianceReduction = "value",
+        antithetic: bool = False,
+        quasi: bool = False,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        super().__init__()
+        owner = type(self).__name__
+        if not callable(fn):
+            raise ArgumentError(f"{owner}: fn is {fn!r}. Pass a function of a batch of inputs.")
+        if not isinstance(distribution, Distribution):
+            raise ArgumentError(
+                f"{owner}: distribution is {distribution!r}. Pass an object with the methods sample and derivatives, "
+                f"for example nl.smoothing.Gaussian()."
+            )
+        one_of(variance_reduction, VARIANCE_REDUCTIONS, "variance_reduction", owner)
+        self.fn = fn
+        self.scale = positive_number(scale, "scale", owner)
+        self.distribution = distribution
+        self.generator = generator
+        num_samples = whole_number(num_samples, "num_samples", owner, least=1)
+        self.variance_reduction = variance_reduction
+        self.sampler = Sampler(num_samples, antithetic, quasi, variance_reduction == "leave_one_out")
+
+    def extra_repr(self) -> str:
+        sampler = self.sampler
+        return (
+            f"scale={self.scale}, num_samples={sampler.num_samples}, distribution={self.distribution}, "
+            f"variance_reduction={self.variance_reduction!r}, antithetic={sampler.antithetic}, "
+            f"quasi={sampler.quasi}"
+        )
+
+    @property
+    def _signed_scale(self) -> float:
+        return self.scale
+
+    @property
+    def _needs_centre(self) -> bool:
+        return self.variance_reduction == "value"
+
+    def _check(self, y: Tensor, targets: tuple[Any, ...] = ()) -> None:
+        owner = type(self).__name__
+        if not isinstance(y, Tensor) or not y.is_floating_point() or y.dim() == 0:
+            shown = f"{tuple(y.shape)} of {y.dtype}" if isinstance(y, Tensor) else repr(y)
+            raise ShapeError(f"{owner}: y is {shown}. Pass a batch of real outputs, (N, ...).")
+        if self.generator is not None and self.generator.device.type != y.device.type:
+            raise ArgumentError(
+                f"{owner}: the generator is on {self.generator.device} and y on {y.device}. "
+                f"Make it with torch.Generator(device={y.device.type!r})."
+            )
+        if torch.is_grad_enabled() and any(isinstance(t, Tensor) and t.requires_grad for t in targets):
+            raise ArgumentError(
+                f"{owner}: a target requires a gradient, but a black box gives one only to y. "
+                f"Pass target.detach(), or make it a part of y."
+            )
+        for target in targets:
+            if isinstance(target, Tensor) and target.dim() > 0 and target.shape[0] != y.shape[0]:
+                raise ShapeError(
+                    f"{owner}: a target has shape {tuple(target.shape)} for {y.shape[0]} samples. Targets have one "
+                    f"entry per sample; bind what all samples share to fn, for example with functools.partial."
+                )
+
+    def _draw(self, y: Tensor) -> Noise:
+        """Noise for the batch y, `(N, ...)`."""
+        return self.sampler.draw(flatten_from(y, 1), self._signed_scale, self.distribution, self.generator)
+
+    def _call(self, y: Tensor, noise: Noise, targets: tuple[Any, ...], centre: bool) -> Tensor:
+        """fn at the draws, preceded by fn at y if `centre`: `(S or 1+S, N, ...)`, in the dtype it returned."""
+        flat = flatten_from(y, 1)
+        inputs = flat + noise.perturbation()
+        if centre:
+            inputs = torch.cat([flat.unsqueeze(0), inputs])
+        rows, batch = inputs.shape[:2]
+        repeated = [
+            t.expand(rows, *t.shape).flatten(0, 1) if isinstance(t, Tensor) and t.dim() > 0 else t for t in targets
+        ]
+        inputs = inputs.reshape(rows * batch, *y.shape[1:])
+        shape = tuple(inputs.shape)
+        output = self._as_tensor(self.fn(inputs, *repeated), y)
+        self._check_output(output, shape)
+        return output.reshape(rows, batch, *output.shape[1:])
+
+    def _as_tensor(self, output: Any, y: Tensor) -> Tensor:
+        try:
+            return torch.as_tensor(output, device=y.device)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise ArgumentError(
+                f"{type(self).__name__}: fn returned {type(output).__name__}. "
+                f"It must return a tensor (or an array) with one entry for each row of its input."
+            ) from error
+
+    def _check_output(self, output: Tensor, shape: tuple[int, ...]) -> None:
+        """Raise a ShapeError unless fn's output fits its inputs of this shape, `(B, *shape)`."""
+        raise NotImplementedError
+
+    def _weights(self, values: Tensor, centred: bool) -> Tensor:
+        """The values at the draws minus their baseline. `centred` says that the value at y comes before them."""
+        if centred:
+            return values[1:] - values[0]
+        return leave_one_out(values, self.sampler.groups) if self.variance_reduction == "leave_one_out" else values
+
+
+def flatten_from(tensor: Tensor, dim: int) -> Tensor:
+    """All dimensions from `dim` on as one, of length 1 if there are none."""
+    return tensor.flatten(dim) if tensor.dim() > dim else tensor.unsqueeze(-1)
+
+
+# --- autograd ---
+
+Evaluate = Callable[[Tensor], tuple[Tensor, ...]]
+PullBack = Callable[..., Tensor]
+
+
+def estimated(y: Tensor, evaluate: Evaluate, pull_back: PullBack, reason: str) -> Tensor:
+    """The first tensor of `evaluate(y)`, with `pull_back(gradient, *the others)` as its backward.
+
+    Estimated derivatives have no derivatives of their own in the graph. A second derivative through them would be
+    silently wrong, so it raises a `DerivativeError` with this `reason`, in reverse and in forward mode.
+    """
+    outputs: tuple[Tensor, ...] = _Estimated.apply(y, evaluate, pull_back, reason)  # type: ignore[no-untyped-call]
+    return outputs[0]
+
+
+class _Estimated(torch.autograd.Function):
+    @staticmethod
+    def forward(y: Tensor, evaluate: Evaluate, pull_back: PullBack, reason: str) -> tuple[Tensor, ...]:
+        return evaluate(y)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        y, _, ctx.pull_back, ctx.reason = inputs
+        ctx.mark_non_differentiable(*output[1:])
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(y, *output[1:])
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> Any:
+        if gradients[0] is None:
+            return None, None, None, None
+        y, *saved = ctx.saved_tensors
+        pulled = ctx.pull_back(gradients[0], *saved).reshape(y.shape).to(y.dtype)
+        once = NoSecondDerivative.apply(pulled, y, ctx.reason)  # type: ignore[no-untyped-call]
+        return once, None, None, None
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Any:
+        raise DerivativeError(ctx.reason)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, y: Tensor, evaluate: Evaluate, pull_back: PullBack, reason: str) -> Any:
+        raise DerivativeError(
+            f"torch.vmap cannot map a black box: call it with the whole batch. If this came from a second derivative "
+            f"(torch.func.hessian maps), there is none. {reason}"
+        )
