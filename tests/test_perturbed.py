@@ -37,6 +37,11 @@ def dearest_two(costs):
     return cheapest_two(-costs)
 
 
+def two_or_no_answer(costs):
+    """The two cheapest, and NaN for a map that holds one, as a careful solver says that it has no answer."""
+    return torch.where(costs.isnan().any(-1, keepdim=True), torch.nan, cheapest_two(costs).to(costs.dtype))
+
+
 @pytest.mark.parametrize("reduction", ["none", "value", "leave_one_out"])
 @pytest.mark.parametrize(
     ("minimize", "antithetic", "quasi"),
@@ -77,7 +82,7 @@ def test_backward_through_a_perturbed_argmax():
 
 
 def test_an_index_is_not_a_solution():
-    with pytest.raises(ShapeError, match=r"returned shape \(22,\) for costs of shape \(22, 3\).*one-hot"):
+    with pytest.raises(ShapeError, match=r"returned shape \(20,\) for costs of shape \(20, 3\).*one-hot"):
         Perturbed(lambda scores: scores.argmax(-1))(torch.zeros(2, 3))
 
 
@@ -191,7 +196,9 @@ def test_both_hessians_are_the_lemma_written_out(minimize):
     y = torch.randn(5, 4, dtype=torch.float64, generator=generator(6))
     solver, sign = (cheapest_two, -1) if minimize else (dearest_two, 1)
     for name in ESTIMATORS:
-        loss = FenchelYoungLoss(solver, 0.4, 6, minimize=minimize, hessian=name, generator=generator(7))
+        loss = FenchelYoungLoss(
+            solver, 0.4, 6, minimize=minimize, hessian=name, variance_reduction="value", generator=generator(7)
+        )
         found = loss.expand(y, solver(y)).curvature
         noise = loss.sampler.draw(y, sign * 0.4, Gaussian(), generator(7)).perturbation()
         expected = torch.zeros(4, 4, dtype=torch.float64)
@@ -216,12 +223,13 @@ def test_backward_gives_the_gradient_and_solves_only_the_draws():
         return cheapest_two(costs.flatten(1)).reshape(costs.shape)
 
     target = solver(y.detach())
-    loss = FenchelYoungLoss(solver, 0.5, 6, generator=generator(9))
+    loss = FenchelYoungLoss(solver, 0.5, 6, variance_reduction="value", generator=generator(9))
     loss(y, target).sum().backward()
     loss.generator.manual_seed(9)
     expansion = loss.expand(y, target, curvature="fisher")
     torch.testing.assert_close(y.grad.flatten(1), expansion.gradient)
-    assert rows[1:] == [30, 30]  # the solution at y itself is only needed for a Hessian
+    loss.expand(y, target, curvature="hessian")
+    assert rows[1:] == [30, 30, 35]  # the solution at y itself is only needed for a Hessian
     wide = expansion.gradient.double()
     torch.testing.assert_close(expansion.curvature.dense(), wide.mT @ wide / 5)
     assert isinstance(loss.expand(y[:2], target[:2], curvature="fisher").curvature, LowRank)
@@ -229,12 +237,20 @@ def test_backward_gives_the_gradient_and_solves_only_the_draws():
 
 
 def test_a_bad_sample_is_left_out_of_the_curvature():
+    """The mean over the three good samples, from the same draws: the bad one neither spoils it nor counts."""
     y = torch.randn(4, 4, dtype=torch.float64, generator=generator(10))
-    y[1] = torch.nan
-    loss = FenchelYoungLoss(cheapest_two, 0.5, 6, generator=generator(11))
+    bad = y.clone()
+    bad[1] = torch.nan
+    noise = torch.randn(6, 4, 4, dtype=torch.float64, generator=generator(11))
+
+    class Fixed(Gaussian):
+        def sample(self, uniform):
+            return noise if uniform.shape[1] == 4 else noise[:, [0, 2, 3]]
+
     for hessian in ESTIMATORS:
-        loss.hessian = hessian
-        assert loss.expand(y, torch.zeros(4, 4)).curvature.isfinite().all()
+        loss = FenchelYoungLoss(two_or_no_answer, 0.5, 6, hessian=hessian, distribution=Fixed())
+        found = loss.expand(bad, torch.zeros(4, 4)).curvature
+        torch.testing.assert_close(found, loss.expand(y[[0, 2, 3]], torch.zeros(3, 4)).curvature)
 
 
 def test_laplace_noise_has_the_jacobian_but_not_the_optimal_values_hessian():

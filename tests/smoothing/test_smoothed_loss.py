@@ -18,7 +18,8 @@ def both_positive(y):
     return (y > 0).all(-1)
 
 
-def test_the_hessian_is_the_mean_of_the_samples_hessians():
+@pytest.mark.parametrize("baseline", ["value", "leave_one_out", "none"])
+def test_the_hessian_is_the_mean_of_the_samples_hessians(baseline):
     """One matrix product against the lemma written out for every sample and draw."""
     y = torch.randn(6, 2, 2, dtype=torch.float64, generator=generator(5))
     target = torch.randn(6, 4, dtype=torch.float64, generator=generator(6))
@@ -26,15 +27,25 @@ def test_the_hessian_is_the_mean_of_the_samples_hessians():
     def cost(inputs, target):
         return ((inputs.flatten(1) > 0) * target).sum(-1) ** 2
 
-    loss = SmoothedLoss(cost, 0.7, 5, distribution=Logistic(), generator=generator(7))
+    loss = SmoothedLoss(cost, 0.7, 5, distribution=Logistic(), variance_reduction=baseline, generator=generator(7))
     expansion = loss.expand(y, target)
     noise = loss.sampler.draw(y.flatten(1), 0.7, Logistic(), generator(7))
     gradient, hessian = torch.zeros(6, 4, dtype=torch.float64), torch.zeros(4, 4, dtype=torch.float64)
+
+    def value(i, s):
+        return cost((y[i] + 0.7 * noise.standard[s, i].reshape(2, 2))[None], target[i, None]).squeeze()
+
     for i, s in itertools.product(range(6), range(5)):
         z = noise.standard[s, i]
         first, second = torch.tanh(z / 2) / 0.7, (1 - torch.tanh(z / 2) ** 2) / 2 / 0.49
-        perturbed = y[i] + 0.7 * z.reshape(2, 2)
-        weight = (cost(perturbed[None], target[i, None]) - cost(y[i, None], target[i, None])).squeeze()
+        weight = (
+            value(i, s)
+            - {
+                "value": cost(y[i, None], target[i, None]).squeeze(),
+                "leave_one_out": sum(value(i, other) for other in range(5) if other != s) / 4,
+                "none": 0.0,
+            }[baseline]
+        )
         gradient[i] += weight * first / 5
         hessian += weight * (torch.outer(first, first) - torch.diag(second)) / 30
     torch.testing.assert_close(expansion.gradient, gradient)
@@ -115,7 +126,9 @@ def test_targets_arrays_and_integers():
 
     loss = SmoothedLoss(numpy_loss, 0.5, 4, generator=generator(16))
     value = loss(y, labels, 0.25)
-    assert seen == [((15, 3), (15,), 0.25)]  # one call for y and four draws of three samples
+    assert seen == [((12, 3), (12,), 0.25)]  # one call for four draws of three samples
+    SmoothedLoss(numpy_loss, 0.5, 4, variance_reduction="value")(y, labels, 0.25)
+    assert seen[1] == ((15, 3), (15,), 0.25)  # and for y itself
     assert value.dtype == torch.float64
 
 
@@ -184,9 +197,9 @@ def test_no_hessian_from_values_under_laplace_noise():
 @pytest.mark.parametrize(
     ("fn", "says"),
     [
-        (lambda y: y.sum(), r"returned shape \(\) for inputs of shape \(15, 3\).*reduce over the batch"),
-        (lambda y: y.sum(-1)[:3], r"returned shape \(3,\).*here \(15,\)"),
-        (lambda y: y, r"returned shape \(15, 3\).*reduce its last 1 dimension"),
+        (lambda y: y.sum(), r"returned shape \(\) for inputs of shape \(12, 3\).*reduce over the batch"),
+        (lambda y: y.sum(-1)[:3], r"returned shape \(3,\).*here \(12,\)"),
+        (lambda y: y, r"returned shape \(12, 3\).*reduce its last 1 dimension"),
     ],
 )
 def test_a_wrong_shape_teaches(fn, says):
@@ -204,6 +217,8 @@ def test_wrong_arguments_teach():
         SmoothedLoss(both_positive, distribution="gaussian")
     with pytest.raises(ArgumentError, match=r"variance_reduction='baseline' is not known.*'leave_one_out'"):
         SmoothedLoss(both_positive, variance_reduction="baseline")
+    with pytest.raises(ArgumentError, match=r"generator is 3\. Pass a torch\.Generator"):
+        SmoothedLoss(both_positive, generator=3)
     with pytest.raises(ArgumentError, match="curvature is 'hesian'"):
         SmoothedLoss(both_positive).expand(y, curvature="hesian")
     with pytest.raises(ArgumentError, match="fn returned NoneType"):

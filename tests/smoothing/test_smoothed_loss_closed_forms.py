@@ -6,7 +6,16 @@ import pytest
 import scipy.stats
 import torch
 
-from newton_losses.smoothing import Cauchy, Gaussian, Gumbel, Laplace, Logistic, SmoothedLoss, StudentT
+from newton_losses.smoothing import (
+    Cauchy,
+    Gaussian,
+    Gumbel,
+    Laplace,
+    Logistic,
+    SmoothedAlgorithm,
+    SmoothedLoss,
+    StudentT,
+)
 from smoothing.standard_errors import assert_unbiased
 
 DISTRIBUTIONS = {
@@ -119,6 +128,88 @@ def test_variance_reduction_reduces_variance():
     for reduction in ("value", "leave_one_out"):
         for before, after in zip(none, variances(reduction), strict=True):
             assert after < before / 5, reduction
+
+
+# At y = 0 under standard Gaussian noise, f(y) = y² and f(y) = y have estimates whose variances are known. With S draws
+# and x = ε², leave-one-out makes the Hessian of y² the sample variance of x, and the gradient of y that of ε.
+MOMENTS = {
+    "leave_one_out": {
+        "gradient of y²": lambda s: (10 + 2 / (s - 1)) / s,
+        "gradient of y": lambda s: 2 / (s - 1),
+        "hessian of y²": lambda s: 60 / s - 4 * (s - 3) / (s * (s - 1)),
+    },
+    "value": {
+        "gradient of y²": lambda s: 15 / s,
+        "gradient of y": lambda s: 2 / s,
+        "hessian of y²": lambda s: 74 / s,
+    },
+}
+
+
+@pytest.mark.parametrize("draws", [3, 10, 30])
+@pytest.mark.parametrize("reduction", ["auto", "value"])
+def test_variances_are_those_of_the_closed_forms(reduction, draws):
+    """Below the paper's baseline wherever f(y) is not the mean of f(y + ε); a little above it for a linear function."""
+    moments = MOMENTS["value" if reduction == "value" else "leave_one_out"]
+    settings = {"scale": 1.0, "num_samples": draws, "variance_reduction": reduction, "generator": generator(5)}
+    y = torch.zeros(200_000, 1, dtype=torch.float64)
+
+    square = SmoothedLoss(lambda y: y.square().sum(-1), **settings)
+    gradient = square.expand(y, curvature=None).gradient
+    assert_unbiased(gradient, torch.zeros(1), 0.1, "gradient of y²")
+    wanted = torch.tensor(moments["gradient of y²"](draws))
+    assert_unbiased(gradient.square(), wanted, 0.2 * wanted, "variance of the gradient of y²")
+
+    jacobian = SmoothedAlgorithm(lambda y: torch.cat([y.square(), y], -1), **settings).jacobian(y).squeeze(-1)
+    true = torch.tensor([0.0, 1.0])
+    assert_unbiased(jacobian, true, 0.1, "Jacobian of (y², y)")
+    wanted = torch.tensor([moments["gradient of y²"](draws), moments["gradient of y"](draws)])
+    assert_unbiased((jacobian - true).square(), wanted, 0.2 * float(wanted.max()), "variance of the Jacobian")
+
+    # The curvature is the mean over the batch, so its variance is that of one sample over their number.
+    hessian = torch.stack([square.expand(y[:50]).curvature.squeeze() for _ in range(2000)])
+    assert_unbiased(hessian, torch.tensor(2.0), 0.2, "Hessian of y²")
+    wanted = torch.tensor(moments["hessian of y²"](draws) / 50)
+    assert_unbiased((hessian - 2).square(), wanted, float(0.3 * wanted), "variance of the Hessian of y²")
+
+
+@pytest.mark.parametrize("draws", [3, 10, 30])
+def test_the_default_is_unbiased_and_better_than_the_value_on_a_hard_loss(draws):
+    """Misses of a small target that y hits: no miss without noise, some with it."""
+
+    def misses(y):
+        return (y.abs() > 0.3).sum(-1)
+
+    def estimates(reduction):
+        settings = {"variance_reduction": reduction, "generator": generator(6)}
+        y = torch.full((20_000, 4), 0.1, dtype=torch.float64)
+        gradient = SmoothedLoss(misses, 0.5, draws, **settings).expand(y, curvature=None).gradient
+        jacobian = SmoothedAlgorithm(lambda y: y.abs() > 0.3, 0.5, draws, **settings).jacobian(y)
+        return gradient, jacobian.diagonal(dim1=1, dim2=2)
+
+    normal = scipy.stats.norm
+    slope = (normal.pdf(0.2 / 0.5) - normal.pdf(0.4 / 0.5)) / 0.5
+    for default, paper in zip(estimates("auto"), estimates("value"), strict=True):
+        assert_unbiased(default, torch.full((4,), slope), 0.15, "auto")
+        assert default.var(0).sum() < 0.7 * paper.var(0).sum()
+
+
+@pytest.mark.parametrize(
+    ("settings", "baseline"),
+    [
+        ({"num_samples": 1}, "value"),
+        ({"num_samples": 2}, "value"),
+        ({"num_samples": 3}, "leave_one_out"),
+        ({"num_samples": 2, "antithetic": True}, "value"),
+        ({"num_samples": 4, "antithetic": True}, "leave_one_out"),
+        ({"num_samples": 4, "quasi": True}, "leave_one_out"),
+        ({"num_samples": 5, "quasi": True}, "value"),
+        ({"num_samples": 6, "antithetic": True, "quasi": True}, "value"),
+        ({"num_samples": 5, "variance_reduction": "value"}, "value"),
+    ],
+)
+def test_the_default_baseline_needs_three_draws_in_two_groups(settings, baseline):
+    assert SmoothedLoss(both_positive, **settings).variance_reduction == baseline
 
 
 def test_quasi_random_draws_reduce_the_variance_further():

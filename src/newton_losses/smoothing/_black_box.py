@@ -13,7 +13,7 @@ from .._arguments import one_of, positive_number, whole_number
 from .._no_second_derivative import NoSecondDerivative
 from ..errors import ArgumentError, DerivativeError, ShapeError
 from ._distributions import Distribution, Gaussian
-from ._draws import VARIANCE_REDUCTIONS, Noise, Sampler, VarianceReduction, leave_one_out
+from ._draws import VARIANCE_REDUCTIONS, Noise, VarianceReduction, leave_one_out, make_sampler
 
 BlackBox = Callable[..., Any]
 
@@ -35,9 +35,10 @@ class Smoothed(nn.Module):
 
     - `distribution` of z, independent in all coordinates: one of this package's, or any object with the two methods
       of `Distribution`.
-    - `variance_reduction`: the baseline that is subtracted from fn(y + ε) in all derivatives. "value" is fn(y),
-      the paper's, at the cost of one more evaluation per sample; "leave_one_out" is the mean of the other draws;
-      "none" is none. All are unbiased.
+    - `variance_reduction`: the baseline that is subtracted from fn(y + ε) in all derivatives. "leave_one_out" is the
+      mean of the other draws; "value" is fn(y), the paper's, at the cost of one more evaluation per sample; "none" is
+      none. All are unbiased. The default "auto" is "leave_one_out" with 3 draws or more and "value" below that (and
+      for draws that do not form two independent groups: 2 antithetic ones, an odd number of quasi-random ones).
     - `antithetic`: draws come in pairs of u and 1−u, which for a symmetric distribution is ε and −ε.
     - `quasi`: the draws of a sample are randomly shifted Sobol points instead of independent.
     - `generator` of the noise, on the device of y. With it the global generator is never touched. It belongs to the
@@ -55,7 +56,7 @@ class Smoothed(nn.Module):
         num_samples: int = 10,
         *,
         distribution: Distribution = _GAUSSIAN,
-        variance_reduction: VarianceReduction = "value",
+        variance_reduction: VarianceReduction = "auto",
         antithetic: bool = False,
         quasi: bool = False,
         generator: torch.Generator | None = None,
@@ -69,14 +70,15 @@ class Smoothed(nn.Module):
                 f"{owner}: distribution is {distribution!r}. Pass an object with the methods sample and derivatives, "
                 f"for example nl.smoothing.Gaussian()."
             )
+        if generator is not None and not isinstance(generator, torch.Generator):
+            raise ArgumentError(f"{owner}: generator is {generator!r}. Pass a torch.Generator, or None.")
         one_of(variance_reduction, VARIANCE_REDUCTIONS, "variance_reduction", owner)
         self.fn = fn
         self.scale = positive_number(scale, "scale", owner)
         self.distribution = distribution
         self.generator = generator
         num_samples = whole_number(num_samples, "num_samples", owner, least=1)
-        self.variance_reduction = variance_reduction
-        self.sampler = Sampler(num_samples, antithetic, quasi, variance_reduction == "leave_one_out")
+        self.sampler, self.variance_reduction = make_sampler(num_samples, antithetic, quasi, variance_reduction)
 
     def extra_repr(self) -> str:
         sampler = self.sampler

@@ -19,7 +19,7 @@ from torch.quasirandom import SobolEngine
 from ..errors import ArgumentError, DerivativeError
 from ._distributions import Distribution
 
-VarianceReduction = Literal["leave_one_out", "value", "none"]
+VarianceReduction = Literal["auto", "leave_one_out", "value", "none"]
 VARIANCE_REDUCTIONS: tuple[str, ...] = get_args(VarianceReduction)
 
 
@@ -144,6 +144,22 @@ class Sampler:
         """Noise for a batch y of shape `(N, m)`, in its dtype and on its device."""
         size = y.shape[1] * getattr(distribution, "num_uniforms", 1)
         return Noise(distribution.sample(self.uniform(y, size, generator)), scale, distribution)
+
+
+def make_sampler(num_samples: int, antithetic: bool, quasi: bool, reduction: VarianceReduction) -> tuple[Sampler, str]:
+    """The sampler for these settings, and the baseline that "auto" stands for.
+
+    Leave-one-out has the smaller variance wherever fn(y) is far from the mean of fn(y + ε), as for most black boxes;
+    but with one or two draws the mean of the others is no estimate of it, and fn(y) is the better baseline.
+    """
+    if reduction != "auto":
+        return Sampler(num_samples, antithetic, quasi, reduction == "leave_one_out"), reduction
+    if num_samples >= 3:
+        try:
+            return Sampler(num_samples, antithetic, quasi, leave_one_out=True), "leave_one_out"
+        except ArgumentError:  # the draws do not form two groups: an odd number of quasi-random points, say
+            pass
+    return Sampler(num_samples, antithetic, quasi, leave_one_out=False), "value"
 
 
 def _shifted_sobol(shape: tuple[int, int, int, int], y: Tensor, generator: torch.Generator | None) -> Tensor:

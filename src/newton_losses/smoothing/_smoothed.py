@@ -80,7 +80,8 @@ class SmoothedLoss(EstimatedLoss):
         Hessian   (1/(N·S)) Σ_{i,s} w_s (∇ν ∇νᵀ − ∇²ν)(ε_s)        (m, m), the mean over the batch
 
     `fn(inputs, *targets)` returns one value for each row of its batch; nothing else is asked of it. Gradient and
-    Hessian share their noise. `Smoothed` explains all settings.
+    Hessian share their noise. `Smoothed` explains all settings. With the default baseline and Gaussian noise of scale
+    σ the gradient is Σ_s (fn(y + ε_s) − mean of all)·ε_s / ((S−1)σ²).
 
     >>> generator = torch.Generator().manual_seed(0)
     >>> def errors(outputs, labels):  # no useful derivative anywhere
