@@ -51,9 +51,9 @@ def two_outputs() -> None:
     axis = torch.linspace(-2.2, 2.2, 200)
     grid = torch.cartesian_prod(axis, axis)
     heights = valley(grid).reshape(200, 200).T
-    points = torch.cartesian_prod(torch.linspace(-2, 2, 7), torch.linspace(-2, 2, 7))
+    points = torch.cartesian_prod(torch.linspace(-2, 2, 8), torch.linspace(-2, 2, 8))  # even: none at the minimum
     gradients = nl.expand(valley, points).gradient
-    # One point a batch, so that each has its own curvature.
+    # One point per batch, so that each has its own curvature.
     newton = torch.cat(
         [nl.newton_target(valley, point[None], damping=nl.RelativeDamping(0.01)).step
          for point in points]
