@@ -10,6 +10,7 @@ from ._data import data_app
 from ._demo import demo
 from ._diagnose import diagnose
 from ._info import info
+from ._pack import pack
 from ._report import report
 from ._reproduce import reproduce
 from ._sweep import sweep_app
@@ -28,6 +29,7 @@ app.command()(reproduce)
 app.command()(diagnose)
 app.command()(demo)
 app.command()(report)
+app.command()(pack)
 app.command()(info)
 
 

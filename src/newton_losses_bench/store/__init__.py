@@ -11,6 +11,8 @@ from .atomic_io import write_error as write_error
 from .checkpoint import BadCheckpoint as BadCheckpoint
 from .checkpoint import read_checkpoint as read_checkpoint
 from .checkpoint import write_checkpoint as write_checkpoint
+from .packed import Packed as Packed
+from .packed import pack as pack
 from .records import RunRecord as RunRecord
 from .records import Store as Store
 from .records import UnfinishedRun as UnfinishedRun

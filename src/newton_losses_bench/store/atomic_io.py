@@ -104,7 +104,7 @@ def checksummed_json(content: Record) -> bytes:
     >>> json.loads(checksummed_json({"step": 1}))["sha256"][:8]
     '66acd07f'
     """
-    whole = {**content, _CHECKSUM: _checksum(content)}
+    whole = {**content, _CHECKSUM: checksum(content)}
     return (json.dumps(whole, indent=2, ensure_ascii=False) + "\n").encode()
 
 
@@ -117,7 +117,7 @@ def read_json(path: Path) -> Record:
     if not isinstance(found, dict):
         raise RunError(f"{path}: holds {type(found).__name__} instead of an object. {_advice(path)}")
     expected = found.pop(_CHECKSUM, None)
-    if expected is not None and expected != _checksum(found):
+    if expected is not None and expected != checksum(found):
         raise RunError(f"{path}: damaged or edited by hand, its checksum does not match. {_advice(path)}")
     return found
 
@@ -130,7 +130,7 @@ def file_checksum(path: Path) -> str | None:
         return None
 
 
-def _checksum(content: Record) -> str:
+def checksum(content: Record) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 

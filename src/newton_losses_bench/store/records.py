@@ -1,8 +1,8 @@
-"""The store of results: a folder with run folders in it, at any depth, and nothing else to keep in order.
+"""The store of results: a folder with run folders and packed files in it, at any depth, and no index to keep in order.
 
-A record is a folder with a `result.json`. That file is written last and at once, and a folder is locked while
-its run goes on, so that any number of processes can write into one store and any of them can be killed. Runs
-of another machine are added by copying their folders.
+A run is finished when its folder has a `result.json`. That file is written last and in one go, and a folder is locked
+while its run lasts, so any number of processes can write into one store and any of them can be killed. To add the runs
+of another machine, copy their folders, or the file that they were packed into.
 """
 
 import json
@@ -16,9 +16,13 @@ from newton_losses.errors import NewtonLossesError
 
 from ..config import configuration_class, identity, run_name
 from .atomic_io import read_json
+from .packed import SUFFIX, read_packed
 from .run_folder import AVERAGE, CHECKPOINT, CONFIG, EVALUATIONS, PREVIOUS, RESULT, WEIGHTS, RunFolder
 
 Figures = dict[str, float]
+
+
+_UNREADABLE = (NewtonLossesError, LookupError, TypeError, ValueError, AttributeError, OverflowError, OSError)
 
 
 class UnreadableRecord(NewtonLossesError, ValueError):
@@ -29,6 +33,7 @@ class UnreadableRecord(NewtonLossesError, ValueError):
 class RunRecord:
     """What a finished run leaves behind. Accuracies are in per cent.
 
+    - `path`: its folder; of a packed run, the file with the run's name behind it.
     - `configuration`: every setting, resolved; `environment`: versions, commit, device, command.
     - `test`: the figures of the result; `reported`: the evaluation that they are of; `final`: the last one.
     - `averaged`: the test figures of the averaged weights, where the run had them evaluated.
@@ -77,26 +82,39 @@ def read_record(folder: Path) -> RunRecord:
     try:
         result = read_json(folder / RESULT)
         stored = read_json(folder / CONFIG) if (folder / CONFIG).exists() else {}
-        configuration = _object(result["configuration"])
-        return RunRecord(
-            path=folder,
-            configuration=configuration,
-            environment=_object(stored.get("environment", {})),
-            test={name: float(value) for name, value in result["test"].items()},
-            reported=_object(result["reported"]),
-            final=_object(result["final"]),
-            steps=int(result["steps"]),
-            seconds=float(result["seconds"]),
-            milliseconds_per_step=float(result["milliseconds_per_step"]),
-            at_once=int(result.get("at_once", 1)),
-            averaged={name: float(value) for name, value in result.get("averaged", {}).get("test", {}).items()},
-            curve=read_curve(folder),
-            identity=identity(configuration),
-        )
+        return _record(folder, result, stored.get("environment", {}), read_curve(folder))
     except KeyError as error:
         raise UnreadableRecord(f"{folder / RESULT}: it has no {error}, and is left out.") from error
-    except (NewtonLossesError, TypeError, ValueError, AttributeError, OverflowError, OSError) as error:
+    except _UNREADABLE as error:
         raise UnreadableRecord(f"{folder}: left out, {error}") from error
+
+
+def unpack_record(path: Path, line: dict[str, Any]) -> RunRecord:
+    """The run of a line of a packed file, with the place that it is named by."""
+    try:
+        result = {"configuration": line["configuration"], **_object(line["result"])}
+        return _record(path, result, line["environment"], line["evaluations"])
+    except _UNREADABLE as error:
+        raise UnreadableRecord(f"{path}: left out, {error!r}") from error
+
+
+def _record(path: Path, result: dict[str, Any], environment: Any, curve: list[dict[str, Any]]) -> RunRecord:
+    configuration = _object(result["configuration"])
+    return RunRecord(
+        path=path,
+        configuration=configuration,
+        environment=_object(environment),
+        test={name: float(value) for name, value in result["test"].items()},
+        reported=_object(result["reported"]),
+        final=_object(result["final"]),
+        steps=int(result["steps"]),
+        seconds=float(result["seconds"]),
+        milliseconds_per_step=float(result["milliseconds_per_step"]),
+        at_once=int(result.get("at_once", 1)),
+        averaged={name: float(value) for name, value in result.get("averaged", {}).get("test", {}).items()},
+        curve=curve,
+        identity=identity(configuration),
+    )
 
 
 def read_curve(folder: Path) -> list[dict[str, Any]]:
@@ -151,12 +169,7 @@ class Store:
         """
         self.notes = []
         found: dict[str, RunRecord] = {}
-        for folder in self._folders(RESULT):
-            try:
-                record = read_record(folder)
-            except UnreadableRecord as error:
-                self.notes.append(str(error))
-                continue
+        for record in self._all_records():
             other = found.setdefault(record.identity, record)
             if other is record:
                 continue
@@ -165,18 +178,43 @@ class Store:
             self.notes.append(f"{left.path}: the same run as {counts.path}, which counts. This one is left out.")
         return sorted(found.values(), key=lambda record: record.path)
 
+    def _all_records(self) -> Iterator[RunRecord]:
+        """Of every folder with a result and every line of a packed file; what cannot be read is noted."""
+        for folder, files in self._walk():
+            try:
+                if RESULT in files:
+                    yield read_record(folder)
+            except UnreadableRecord as error:
+                self.notes.append(str(error))
+            for name in sorted(files):
+                if name.endswith(SUFFIX) and name != EVALUATIONS:
+                    yield from self._packed_records(folder / name)
+
+    def _packed_records(self, file: Path) -> Iterator[RunRecord]:
+        try:
+            for name, line in read_packed(file):
+                if isinstance(line, str):
+                    self.notes.append(line)
+                    continue
+                try:
+                    yield unpack_record(file / name, line)
+                except UnreadableRecord as error:
+                    self.notes.append(str(error))
+        except OSError as error:
+            self.notes.append(f"{file}: left out, {error.strerror or error}.")
+
     def unfinished(self) -> list[UnfinishedRun]:
         """The runs that were begun and have no result, in the order of their paths."""
         self.notes = []
         found = []
-        for folder in self._folders(CONFIG):
-            if (folder / RESULT).exists():
+        for folder, files in self._walk():
+            if CONFIG not in files or RESULT in files:
                 continue
             try:
                 configuration = read_json(folder / CONFIG)["configuration"]
                 identity(configuration)
                 curve = read_curve(folder)
-            except (NewtonLossesError, KeyError, TypeError, ValueError, AttributeError, OverflowError, OSError) as why:
+            except _UNREADABLE as why:
                 self.notes.append(f"{folder}: left out, {why!r}")
                 continue
             step = curve[-1].get("step") if curve else 0
@@ -188,12 +226,11 @@ class Store:
         """Where a run with this (resolved) configuration goes, if no record of it is here under another name."""
         return self.path / run_name(configuration)
 
-    def _folders(self, name: str) -> Iterator[Path]:
-        """The folders that hold a file of this name. Hidden folders are no part of the store."""
+    def _walk(self) -> Iterator[tuple[Path, list[str]]]:
+        """All folders with the names of their files, in order. Hidden folders are no part of the store."""
         for parent, folders, files in os.walk(self.path):
             folders[:] = sorted(folder for folder in folders if not folder.startswith("."))
-            if name in files:
-                yield Path(parent)
+            yield Path(parent), files
 
 
 def compact(folder: Path) -> None:
