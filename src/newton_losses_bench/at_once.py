@@ -16,7 +16,7 @@ from .settings import option
 from .store import RunError
 
 # On CUDA with a captured graph, where nobody says how many. Steps a second of all of them together over those of one
-# run alone, on an H200 in bf16 (benchmarks/seeds_at_once.py; results/h200-2026-11-15/seeds_at_once.txt):
+# run alone, on an H200 in bf16 (benchmarks/seeds_at_once.py; results/h200/benchmarks.txt):
 #   sorting, SoftSort n=5:   2 at once 1.32,   4 at once 1.48
 #   paths, Fenchel-Young:    2 at once 1.34,   4 at once 1.31
 BY_ITSELF = {"sorting": 4, "paths": 2}
