@@ -1,6 +1,7 @@
 """Differentiable sorting and ranking: relaxations, soft operations, losses and metrics, stable at any spread."""
 
 from ._hard_ranks import target_matrix as target_matrix
+from ._lists import pad_lists as pad_lists
 from ._metrics import element_wise_match as element_wise_match
 from ._metrics import exact_match as exact_match
 from ._network import SortingNetwork as SortingNetwork

@@ -13,11 +13,11 @@ from .._arguments import positive_number, whole_number
 from ..errors import ArgumentError, ShapeError
 from ._arguments import as_wide
 from ._log_space import log_sum
-from ._network_derivatives import compiled_values, impossible_but_diagonal, network_derivatives
+from ._network_derivatives import compiled_values, impossible_but_diagonal, kept_where_idle, network_derivatives
 from ._network_dispatch import Backend, check_backend, chosen_kernel
 from ._network_distributions import DISTRIBUTIONS, Distribution, DistributionName
 from ._network_wiring import NetworkName, exchanged, strides, wiring
-from ._relaxation import Relaxation
+from ._relaxation import Relaxation, first_places, to_items, to_ranks
 
 
 class SortingNetwork(Relaxation):
@@ -81,56 +81,100 @@ class SortingNetwork(Relaxation):
             )
         return self.partners, self.signs
 
-    def log_weights(self, scores: Tensor) -> Tensor:
+    def log_weights(self, scores: Tensor, mask: Tensor | None = None) -> Tensor:
+        if mask is not None:
+            order, active = self._compaction(mask)
+            return to_items(order, self._log_weights(scores.gather(-1, order), active))
+        return self._log_weights(scores, None)
+
+    def _compaction(self, mask: Tensor) -> tuple[Tensor, Tensor]:
+        """The items that exist before all others, `(..., n)`, and which comparators they need, `(layers, n, N)`.
+
+        A list of m items is sorted by the network for m items: the first m layers on the first m wires.
+        """
+        if self.network != "odd_even":
+            raise ArgumentError(
+                f"SortingNetwork: a {self.network} network cannot sort lists of different lengths. "
+                "Use network='odd_even' with a mask."
+            )
+        order = (~mask).to(torch.int8).argsort(dim=-1, stable=True)
+        partners, _ = self._wiring(mask)
+        layer = torch.arange(len(partners), device=mask.device).unsqueeze(-1)
+        wire = torch.arange(mask.shape[-1], device=mask.device)
+        needed = torch.maximum(torch.maximum(partners, wire), layer)
+        return order, needed.unsqueeze(-1) < mask.sum(-1).flatten()
+
+    def _log_weights(self, scores: Tensor, active: Tensor | None) -> Tensor:
         partners, signs = self._wiring(scores)
         values = as_wide(batch_last(scores))
         state = impossible_but_diagonal(values)
         size = len(values)
         keep_swap = torch.stack((signs, -signs), 1).unsqueeze(-1).to(values.dtype)
-        for partner, sign, stride in zip(
-            partners.unbind(0), keep_swap.unbind(0), strides(self.network, size), strict=True
+        for layer, (partner, sign, stride) in enumerate(
+            zip(partners.unbind(0), keep_swap.unbind(0), strides(self.network, size), strict=True)
         ):
             difference = exchanged(values, partner, stride) - values
             chances = self._law.log_cdf(self._law.argument(difference * sign, self.steepness))
+            if active is not None:
+                chances = kept_where_idle(chances, active[layer])
             values = torch.addcmul(values, chances[1].exp(), difference)
             # A wire's new row comes along two paths, from itself and from its partner.
             paths = torch.stack((state, exchanged(state, partner, stride)))
             state = log_sum(paths + chances.unsqueeze(2))
         return state.movedim(-1, 0).reshape(*scores.shape, scores.shape[-1])
 
-    def probabilities(self, scores: Tensor) -> Tensor:
+    def probabilities(self, scores: Tensor, mask: Tensor | None = None) -> Tensor:
+        if mask is not None:
+            order, active = self._compaction(mask)
+            return to_items(order, self._probabilities(scores.gather(-1, order), active))
+        return self._probabilities(scores, None)
+
+    def _probabilities(self, scores: Tensor, active: Tensor | None) -> Tensor:
         partners, signs = self._wiring(scores)
         values = batch_last(scores)
         state = torch.eye(len(values), dtype=scores.dtype, device=scores.device).unsqueeze(-1)
         layers = zip(partners.unbind(0), signs.unsqueeze(-1).unbind(0), strides(self.network, len(values)), strict=True)
-        for partner, sign, stride in layers:
+        for layer, (partner, sign, stride) in enumerate(layers):
             other = exchanged(values, partner, stride)
             keep = self._law.log_cdf(self._law.argument((other - values) * sign, self.steepness)).exp()
+            if active is not None:
+                keep = torch.where(active[layer], keep, 1.0)
             values = keep * values + (1 - keep) * other
             keep = keep.unsqueeze(1)
             state = keep * state + (1 - keep) * exchanged(state, partner, stride)
         return state.movedim(-1, 0).reshape(*scores.shape, scores.shape[-1])
 
-    def cross_entropies(self, scores: Tensor, target: Tensor, cells: Tensor) -> Tensor:
+    def cross_entropies(self, scores: Tensor, target: Tensor, cells: Tensor, mask: Tensor | None = None) -> Tensor:
         kernel = chosen_kernel(self.backend, scores)
         if kernel is None or is_differentiated(scores):
-            return super().cross_entropies(scores, target, cells)
+            return super().cross_entropies(scores, target, cells, mask)
         partners, signs = self._wiring(scores)
+        active = None
+        if mask is not None:
+            order, active = self._compaction(mask)
+            scores, target, cells = compacted(order, mask, scores, target, cells)
         values = as_wide(batch_last(scores))
         wide = target.to(values.dtype), cells.to(values.dtype)
-        return compiled_values(values, *wide, partners, signs, self._law, self.steepness, kernel).to(target.dtype)
+        found = compiled_values(values, *wide, partners, signs, active, self._law, self.steepness, kernel)
+        return found.to(target.dtype)
 
     def derivatives(
-        self, scores: Tensor, target: Tensor, cells: Tensor, hessian: bool
+        self, scores: Tensor, target: Tensor, cells: Tensor, hessian: bool, mask: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         partners, signs = self._wiring(scores)
+        active = None
+        if mask is not None:
+            order, active = self._compaction(mask)
+            scores, target, cells = compacted(order, mask, scores, target, cells)
         values = as_wide(batch_last(scores))
         kernel = chosen_kernel(self.backend, scores)
         dtype = values.dtype if kernel is not None or self._law.cancels else target.dtype
         wide, apart = (target.to(dtype), cells.to(dtype)), strides(self.network, len(values))
         value, gradient, total = network_derivatives(
-            values, *wide, partners, apart, signs, self._law, self.steepness, hessian, kernel
+            values, *wide, partners, apart, signs, active, self._law, self.steepness, hessian, kernel
         )
+        if mask is not None:
+            gradient = gradient.gather(-1, order.argsort(-1))
         narrow = target.dtype
         return value.to(narrow), gradient.to(narrow), None if total is None else total.to(narrow)
 
@@ -142,6 +186,17 @@ def is_differentiated(scores: Tensor) -> bool:
     """Whether operators on them are recorded, for backward or in forward mode."""
     backward = torch.is_grad_enabled() and scores.requires_grad
     return backward or unpack_dual(scores).tangent is not None  # type: ignore[no-untyped-call]
+
+
+def compacted(
+    order: Tensor, mask: Tensor, scores: Tensor, target: Tensor, cells: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """All three with the items that exist first. The other wires stay where they are, and so does their target."""
+    target, cells = to_ranks(order, target), to_ranks(order, cells)
+    exists = first_places(mask)
+    assert exists is not None
+    identity = torch.eye(mask.shape[-1], dtype=target.dtype, device=target.device)
+    return scores.gather(-1, order), torch.where(exists.unsqueeze(-1), target, identity), cells
 
 
 def batch_last(scores: Tensor) -> Tensor:

@@ -86,6 +86,7 @@ def network_derivatives(
     partners: Tensor,
     apart: Sequence[int],
     signs: Tensor,
+    active: Tensor | None,
     law: Distribution,
     steepness: float,
     hessian: bool,
@@ -93,13 +94,14 @@ def network_derivatives(
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Losses `(N,)`, gradients `(N, n)` and, if wanted, the sum of their Hessians `(n, n)`.
 
-    `apart` is how far the `partners` of each layer are from each other.
+    `apart` is how far the `partners` of each layer are from each other. Comparators that are not `active`
+    `(layers, n, N)` keep their wires as they are.
     Values `(n, N)` and log-matrix are carried in the dtype of the values, all else in that of `target`, which is
     float64 where a `kernel` computes.
     """
     signs = signs.unsqueeze(-1).to(values.dtype)
-    differences = _differences(values, partners, signs, law, steepness, kernel)
-    comparators = _comparators(differences, signs, law, steepness)
+    differences = _differences(values, partners, signs, active, law, steepness, kernel)
+    comparators = _comparators(differences, signs, active, law, steepness)
     if kernel is not None:
         logs, firsts = comparators.logs, comparators.firsts
         seconds = _seconds(comparators, law) if hessian else logs.new_empty(0, 0, 0, 0)
@@ -115,15 +117,18 @@ def compiled_values(
     cells: Tensor,
     partners: Tensor,
     signs: Tensor,
+    active: Tensor | None,
     law: Distribution,
     steepness: float,
     kernel: Kernel,
 ) -> Tensor:
     """The losses `(N,)` alone, by a compiled kernel; all in float64."""
     signs = signs.unsqueeze(-1).to(values.dtype)
-    u = law.argument(_differences(values, partners, signs, law, steepness, kernel) * signs, steepness)
+    u = law.argument(_differences(values, partners, signs, active, law, steepness, kernel) * signs, steepness)
     nothing = u.new_empty(0, 0, 0, 0)
     logs = law.log_cdf(torch.stack((u, -u)))
+    if active is not None:
+        logs = kept_where_idle(logs, active)
     value: Tensor = network_operator(partners, logs, nothing, nothing, target, cells, kernel)[0]
     return value + _nothing_if_finite(values)
 
@@ -170,23 +175,38 @@ def impossible_but_diagonal(values: Tensor) -> Tensor:
     return ((identity - 1) * FAR).unsqueeze(-1).expand(-1, -1, values.shape[-1])
 
 
+def kept_where_idle(logs: Tensor, active: Tensor) -> Tensor:
+    """The log-probabilities to keep and to swap, `(2, ..., n, N)`, with 1 and 0 for comparators that are not needed."""
+    return torch.stack((torch.where(active, logs[0], 0.0), torch.where(active, logs[1], -FAR)))
+
+
 def _differences(
-    values: Tensor, partners: Tensor, signs: Tensor, law: Distribution, steepness: float, kernel: Kernel | None
+    values: Tensor,
+    partners: Tensor,
+    signs: Tensor,
+    active: Tensor | None,
+    law: Distribution,
+    steepness: float,
+    kernel: Kernel | None,
 ) -> Tensor:
     """Sweep 1, forward: the differences that the comparators see, `(layers, n, N)`."""
-    if kernel == "triton":
+    if kernel == "triton" and active is None:
         by_triton: Tensor = differences_operator(values, partners, signs.squeeze(-1) * -steepness, law.name)
         return by_triton
     differences, against = [], -signs
     for layer, partner in enumerate(partners.unbind(0)):
         difference = values.index_select(0, partner) - values
         move = law.cdf(law.argument(difference * against[layer], steepness))
+        if active is not None:
+            move = torch.where(active[layer], move, 0.0)
         values = torch.addcmul(values, move, difference)
         differences.append(difference)
     return torch.stack(differences)
 
 
-def _comparators(difference: Tensor, sign: Tensor, law: Distribution, steepness: float) -> Comparators:
+def _comparators(
+    difference: Tensor, sign: Tensor, active: Tensor | None, law: Distribution, steepness: float
+) -> Comparators:
     """All comparators of all layers at once. With u = a(±d) and F symmetric, d/dd F(−u) = −F'(u) u'."""
     u = law.argument(difference * sign, steepness)
     slope, bend = law.argument_derivatives(difference * sign, steepness)
@@ -194,12 +214,16 @@ def _comparators(difference: Tensor, sign: Tensor, law: Distribution, steepness:
     both = torch.stack((u, -u))
     cdf, first = law.cdf(both), law.log_slope(both) * slope
     density = cdf[0] * first[0]
+    if active is not None:
+        # Without a slope, all derivatives of a comparator are 0.
+        slope, density = slope * active, density * active
+        first, cdf = first * active, cdf * active
     return Comparators(
         difference=difference,
         both=both,
         slope=slope,
-        relative_bend=bend / slope,
-        logs=law.log_cdf(both),
+        relative_bend=bend / slope if active is None else torch.where(active, bend / slope, 0.0),
+        logs=law.log_cdf(both) if active is None else kept_where_idle(law.log_cdf(both), active),
         firsts=torch.stack((first[0], -first[1], cdf[1] - density * difference)),
         density=density,
     )

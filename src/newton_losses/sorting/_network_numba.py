@@ -214,7 +214,8 @@ def row_loss(
             if wanted != 0.0:
                 far = math.log(mantissa[item] / mantissa[top]) - LOG_HUGE * (chunk[item] - chunk[top])
                 entropy += wanted * (log_whole - far)
-            below[item] /= among
+            # Beside an item that is alone in its list, all others have no weight at all.
+            below[item] = below[item] / among if among > 0.0 else 0.0
         loss += cell * entropy
         first[item] = cell * ((1.0 - wanted) * likely - wanted * unlikely)
         second[item] = cell * likely * unlikely

@@ -12,7 +12,7 @@ from .._arguments import positive_number
 from ._arguments import as_wide
 from ._cross_entropy import row_derivatives, row_hessian
 from ._hard_ranks import average_ties, sort_evenly
-from ._relaxation import Relaxation, places, sort_jacobian, to_items, to_ranks
+from ._relaxation import Relaxation, first_places, only_existing, places, sort_jacobian, to_items, to_ranks
 
 
 def gap_weights(ascending: Tensor) -> Tensor:
@@ -45,17 +45,17 @@ class NeuralSort(Relaxation):
         super().__init__()
         self.temperature = positive_number(temperature, "temperature", "NeuralSort")
 
-    def log_weights(self, scores: Tensor) -> Tensor:
-        ascending, order = sort_evenly(as_wide(scores))
+    def log_weights(self, scores: Tensor, mask: Tensor | None = None) -> Tensor:
+        ascending, order = sort_evenly(as_wide(scores), mask)
         return to_items(order, gap_weights(ascending) / self.temperature)
 
     def derivatives(
-        self, scores: Tensor, target: Tensor, cells: Tensor, hessian: bool
+        self, scores: Tensor, target: Tensor, cells: Tensor, hessian: bool, mask: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        ascending, order = sort_evenly(as_wide(scores))
-        weights = gap_weights(ascending) / self.temperature
+        ascending, order = sort_evenly(as_wide(scores), mask)
+        weights = only_existing(gap_weights(ascending) / self.temperature, first_places(mask), mask)
         rows = row_derivatives(weights, to_ranks(order, target), to_ranks(order, cells))
-        tangents, jacobian = self._tangents(scores), sort_jacobian(order, average_ties(scores))
+        tangents, jacobian = self._tangents(scores), sort_jacobian(order, average_ties(scores, mask))
         by_sorted = (rows.gradient.unsqueeze(-1) * tangents).sum((-3, -2))
         gradient = (jacobian * by_sorted.unsqueeze(-1)).sum(-2)
         if not hessian:
@@ -80,13 +80,15 @@ def neuralsort(
     dim: int = -1,
     descending: bool = False,
     log: bool = False,
+    *,
+    mask: Tensor | None = None,
 ) -> Tensor:
     """The matrix P of NeuralSort, or log P with `log=True`; see `NeuralSort` for the formula.
 
-    The shape is that of `scores` without `dim`, then `(n, n)`.
+    The shape is that of `scores` without `dim`, then `(n, n)`. `mask`, shaped like `scores`, says which items exist.
 
     >>> neuralsort(torch.tensor([2.0, 0.0, 1.0])).argmax(-1)
     tensor([1, 2, 0])
     """
     relaxation = NeuralSort(temperature)
-    return (relaxation.log_matrix if log else relaxation.matrix)(scores, dim, descending)
+    return (relaxation.log_matrix if log else relaxation.matrix)(scores, dim, descending, mask)

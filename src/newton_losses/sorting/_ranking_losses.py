@@ -7,19 +7,21 @@ import torch
 from torch import Tensor, nn
 
 from .._arguments import real_tensor, whole_number
+from ..curvature import full_precision
 from ..errors import ArgumentError, ShapeError
-from ._arguments import as_working, check_count, check_same_shape, sorted_last
+from ._arguments import check_count
 from ._hard_ranks import rank_span
+from ._lists import as_lists, paired_lists
 from ._registry import AlgorithmName, choose
 from ._relaxation import Relaxation
-from ._soft_ops import log_column_weights, soft_rank
 
 
 class TopKLoss(nn.Module):
     """Cross-entropy of "the label is among the k largest": `loss(scores, labels)`, `(..., n)` → `(...)`.
 
     ℓ = −log Σ_{i<k} P_ij with j the label, P the relaxed permutation matrix in descending order with its
-    columns normalised, computed in log space. `labels` are item numbers of shape `(...)`.
+    columns normalised, computed in log space. `labels` are item numbers of shape `(...)`. A `mask` `(..., n)` says
+    which items exist; a list whose label does not has the loss 0.
 
     >>> loss = TopKLoss(2, "logistic", steepness=10.0)
     >>> loss(torch.tensor([[5.0, 4.0, 0.0]]), torch.tensor([1]))
@@ -38,20 +40,24 @@ class TopKLoss(nn.Module):
         self.k = whole_number(k, "k", "TopKLoss", least=1)
         self.relaxation = choose(algorithm, temperature, steepness, "TopKLoss")
 
-    def forward(self, scores: Tensor, labels: Tensor) -> Tensor:
-        scores = as_working(sorted_last(scores, -1, "TopKLoss"), "TopKLoss")
+    def forward(self, scores: Tensor, labels: Tensor, mask: Tensor | None = None) -> Tensor:
+        lists = as_lists(scores, mask, "TopKLoss")
+        scores, mask = lists.scores, lists.mask
         if real_tensor(labels, "labels", "TopKLoss").shape != scores.shape[:-1]:
             raise ShapeError(
                 f"TopKLoss: labels have shape {tuple(labels.shape)} for scores of shape "
-                f"{tuple(scores.shape)}. One label for each row of scores: {tuple(scores.shape[:-1])}."
+                f"{tuple(scores.shape)}. Pass one label for each row of scores: {tuple(scores.shape[:-1])}."
             )
         check_count(self.k, scores.shape[-1], "k", "TopKLoss")
         _check_labels(labels, scores.shape[-1])
-        weights = log_column_weights(self.relaxation, scores, descending=True)
-        index = labels[..., None, None].expand(*weights.shape[:-1], 1)
-        column = weights.gather(-1, index).squeeze(-1)
-        # −log of a sum that rounds to above 1 would be just below 0.
-        return -column[..., : self.k].logsumexp(-1).clamp(max=0) + 0.0
+        with full_precision(scores):
+            weights = self.relaxation.log_rank_weights(scores, True, mask)
+            index = labels[..., None, None].expand(*weights.shape[:-1], 1)
+            column = weights.gather(-1, index).squeeze(-1)
+            # −log of a sum that rounds to above 1 would be just below 0.
+            loss = -column[..., : self.k].logsumexp(-1).clamp(max=0) + 0.0
+        # A label that does not exist, as in an empty list, is no reason to learn anything.
+        return loss if mask is None else torch.where(mask.gather(-1, labels.unsqueeze(-1)).squeeze(-1), loss, 0.0)
 
     def extra_repr(self) -> str:
         return f"k={self.k}"
@@ -73,7 +79,8 @@ class SpearmanLoss(nn.Module):
 
     ℓ = 6 Σ_j (r_j − q_j)² / (n (n²−1)), r the soft ranks of the scores and q the ranks of the values, tied
     values sharing their mean rank. It ranges from 0 (same order) to 2 (reversed). Nothing is divided by a
-    variance, so equal scores need no special case.
+    variance, so equal scores need no special case. With a `mask` `(..., n)`, True where an item exists, n is the
+    length of each list itself.
 
     >>> loss = SpearmanLoss("logistic", steepness=1000.0)
     >>> loss(torch.tensor([[1.0, 2.0, 3.0]]), torch.tensor([[30.0, 20.0, 10.0]]))
@@ -90,12 +97,15 @@ class SpearmanLoss(nn.Module):
         super().__init__()
         self.relaxation = choose(algorithm, temperature, steepness, "SpearmanLoss")
 
-    def forward(self, scores: Tensor, values: Tensor) -> Tensor:
-        check_same_shape(scores, values, "SpearmanLoss")
-        scores = as_working(sorted_last(scores, -1, "SpearmanLoss"), "SpearmanLoss")
-        first, count = rank_span(values)
+    def forward(self, scores: Tensor, values: Tensor, mask: Tensor | None = None) -> Tensor:
+        lists, values = paired_lists(scores, values, mask, "SpearmanLoss")
+        first, count = rank_span(values, lists.mask)
         wanted = first + (count - 1) / 2
-        n = scores.shape[-1]
-        error = (soft_rank(scores, self.relaxation) - wanted).square().sum(-1)
-        # One item has one rank, and nothing to be wrong about.
-        return error * (6 / max(n * (n * n - 1), 1))
+        with full_precision(lists.scores):
+            error = (self.relaxation.expected_ranks(lists.scores, False, lists.mask) - wanted).square()
+            if lists.mask is None:
+                n = error.shape[-1]
+                # One item has one rank, and nothing to be wrong about.
+                return error.sum(-1) * (6 / max(n * (n * n - 1), 1))
+            size = lists.mask.sum(-1).to(error.dtype)
+            return torch.where(lists.mask, error, 0.0).sum(-1) * 6 / (size * (size * size - 1)).clamp(min=1)

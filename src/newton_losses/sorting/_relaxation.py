@@ -9,8 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from ..curvature import full_precision
-from ._arguments import as_working, sorted_last
 from ._cross_entropy import cross_entropy
+from ._hard_ranks import existing_cells
+from ._lists import as_lists
+from ._log_space import FAR
 
 
 class Relaxation(nn.Module):
@@ -19,47 +21,107 @@ class Relaxation(nn.Module):
     P[..., i, j] is the weight of item j at rank i: rows sum to 1, `sorted = P @ x`, ascending unless
     `descending=True`. A subclass gives `log_weights`, and `derivatives` for the gradients of
     `SortingLoss`.
+
+    Lists may be padded: with a `mask` `(..., n)`, True where an item exists, the m items of a list take its first m
+    ranks, and all other cells of P are exactly 0.
     """
 
     @abstractmethod
-    def log_weights(self, scores: Tensor) -> Tensor:
+    def log_weights(self, scores: Tensor, mask: Tensor | None = None) -> Tensor:
         """log P up to a constant of each row, ascending, `(..., n)` → `(..., n, n)`, in float64.
+
+        With a mask, the first m rows hold what the list alone would give; all other cells may be any finite number.
 
         Two log-weights may both be −10⁹ and differ by 1: float32 would lose that difference, and with it
         every derivative.
         """
 
-    def probabilities(self, scores: Tensor) -> Tensor:
-        """P as prior work computes it, ascending: plain probabilities in the precision of the scores."""
-        return self.log_weights(scores).to(scores.dtype).softmax(-1)
+    def existing_weights(self, scores: Tensor, mask: Tensor | None) -> Tensor:
+        """`log_weights` with −10³⁰ for items that do not exist, and zeros in the rows of ranks that do not."""
+        if mask is None:
+            return self.log_weights(scores)
+        return only_existing(self.log_weights(scores, mask), mask, mask)
 
-    def cross_entropies(self, scores: Tensor, target: Tensor, cells: Tensor) -> Tensor:
+    def probabilities(self, scores: Tensor, mask: Tensor | None = None) -> Tensor:
+        """P as prior work computes it, ascending: plain probabilities in the precision of the scores."""
+        return self.existing_weights(scores, mask).to(scores.dtype).softmax(-1)
+
+    def cross_entropies(self, scores: Tensor, target: Tensor, cells: Tensor, mask: Tensor | None = None) -> Tensor:
         """Cross-entropies `(N,)` of `(N, n)` scores, recorded for automatic differentiation."""
-        return cross_entropy(self.log_weights(scores), target, cells)
+        return cross_entropy(self.existing_weights(scores, mask), target, cells)
 
     @abstractmethod
     def derivatives(
-        self, scores: Tensor, target: Tensor, cells: Tensor, hessian: bool
+        self, scores: Tensor, target: Tensor, cells: Tensor, hessian: bool, mask: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Cross-entropies `(N,)`, their gradients `(N, n)` and, if wanted, the sum of their Hessians."""
+        """Cross-entropies `(N,)`, their gradients `(N, n)` and, if wanted, the sum of their Hessians.
 
-    def matrix(self, scores: Tensor, dim: int = -1, descending: bool = False) -> Tensor:
+        With a mask each list's items may be renumbered in that sum, so that only its trace is meaningful.
+        """
+
+    def matrix(self, scores: Tensor, dim: int = -1, descending: bool = False, mask: Tensor | None = None) -> Tensor:
         """P, of the shape of `scores` without `dim`, then `(n, n)`."""
-        return self._distribution(scores, dim, descending).exp()
+        return self.log_matrix(scores, dim, descending, mask).exp()
 
-    def log_matrix(self, scores: Tensor, dim: int = -1, descending: bool = False) -> Tensor:
-        """log P, finite where P itself has long underflowed to 0."""
-        return self._distribution(scores, dim, descending)
+    def log_matrix(self, scores: Tensor, dim: int = -1, descending: bool = False, mask: Tensor | None = None) -> Tensor:
+        """log P, finite where P itself has long underflowed to 0; −∞ for what a mask excludes."""
+        lists = as_lists(scores, mask, type(self).__name__, dim)
+        logs = self.log_cells(lists.scores, descending, lists.mask)
+        return logs if lists.mask is None else torch.where(existing_cells(lists.mask), logs, -torch.inf)
 
-    def forward(self, scores: Tensor) -> Tensor:
-        return self.matrix(scores)
+    def forward(self, scores: Tensor, mask: Tensor | None = None) -> Tensor:
+        return self.matrix(scores, mask=mask)
 
-    def _distribution(self, scores: Tensor, dim: int, descending: bool) -> Tensor:
-        where = type(self).__name__
-        scores = as_working(sorted_last(scores, dim, where), where)
+    def log_cells(self, scores: Tensor, descending: bool, mask: Tensor | None) -> Tensor:
+        """`log_matrix` of lists that were checked before, finite in all cells: −10³⁰ in excluded columns."""
         with full_precision(scores):
-            logs = self.log_weights(scores).log_softmax(-1).to(scores.dtype)
-        return logs.flip(-2) if descending else logs
+            logs = self.existing_weights(scores, mask).log_softmax(-1).to(scores.dtype)
+        if not descending:
+            return logs
+        if mask is None:
+            return logs.flip(-2)
+        # The first m rows in reverse; the others stay among themselves.
+        rank = torch.arange(mask.shape[-1], device=mask.device)
+        back = (mask.sum(-1, keepdim=True) - 1 - rank) % mask.shape[-1]
+        return logs.gather(-2, back.unsqueeze(-1).expand_as(logs))
+
+    def sorted_scores(self, scores: Tensor, descending: bool, mask: Tensor | None) -> Tensor:
+        """P @ scores, `(..., n)`; what stands at ranks that do not exist has no meaning."""
+        matrix = self.log_cells(scores, descending, mask).exp()
+        # Differences to one score, so that large scores close to each other keep their digits.
+        anchor = scores[..., :1].detach()
+        return (matrix * (scores - anchor).unsqueeze(-2)).sum(-1) + anchor
+
+    def expected_ranks(self, scores: Tensor, descending: bool, mask: Tensor | None) -> Tensor:
+        """Σ_i i · P_ij / Σ_i P_ij, `(..., n)`; what items get that do not exist has no meaning."""
+        weights = self.log_rank_weights(scores, descending, mask).exp()
+        return (weights * places(scores.shape[-1], weights).unsqueeze(-1)).sum(-2)
+
+    def top_weights(self, scores: Tensor, k: int, largest: bool, mask: Tensor | None) -> Tensor:
+        """Σ_{i<k} P_ij, `(..., n)`; what items get that do not exist has no meaning."""
+        rows = self.log_cells(scores, largest, mask).exp()[..., :k, :]
+        exists = first_places(mask)
+        return (rows if exists is None else torch.where(exists[..., :k, None], rows, 0.0)).sum(-2)
+
+    def log_rank_weights(self, scores: Tensor, descending: bool, mask: Tensor | None) -> Tensor:
+        """log of the distribution of each item over ranks, `(..., n, n)`: columns of P, normalised."""
+        logs, exists = self.log_cells(scores, descending, mask), first_places(mask)
+        return torch.log_softmax(logs if exists is None else torch.where(exists.unsqueeze(-1), logs, -FAR), -2)
+
+
+def first_places(mask: Tensor | None) -> Tensor | None:
+    """The mask in sorted order, `(..., n)`: the m items that exist come first."""
+    if mask is None:
+        return None
+    return torch.arange(mask.shape[-1], device=mask.device) < mask.sum(-1, keepdim=True)
+
+
+def only_existing(weights: Tensor, columns: Tensor | None, mask: Tensor | None) -> Tensor:
+    """Log-weights `(..., n, n)` that are −10³⁰ outside of `columns` `(..., n)`, and 0 in rows beyond the m items."""
+    rows = first_places(mask)
+    if columns is None or rows is None:
+        return weights
+    return torch.where(rows.unsqueeze(-1), torch.where(columns.unsqueeze(-2), weights, -FAR), 0.0)
 
 
 def to_items(order: Tensor, by_rank: Tensor) -> Tensor:

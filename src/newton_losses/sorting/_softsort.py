@@ -8,7 +8,7 @@ from ..errors import ArgumentError
 from ._arguments import as_wide
 from ._cross_entropy import row_derivatives, row_hessian
 from ._hard_ranks import average_ties, sort_evenly
-from ._relaxation import Relaxation, sort_jacobian, to_items, to_ranks
+from ._relaxation import Relaxation, first_places, only_existing, sort_jacobian, to_items, to_ranks
 
 
 class SoftSort(Relaxation):
@@ -30,8 +30,8 @@ class SoftSort(Relaxation):
         if self.p > 2:
             raise ArgumentError(f"SoftSort: p={p!r} is not known. Choose 1 or 2.")
 
-    def log_weights(self, scores: Tensor) -> Tensor:
-        ascending, order = sort_evenly(as_wide(scores))
+    def log_weights(self, scores: Tensor, mask: Tensor | None = None) -> Tensor:
+        ascending, order = sort_evenly(as_wide(scores), mask)
         return to_items(order, self._by_distance(ascending.unsqueeze(-2) - ascending.unsqueeze(-1)))
 
     def _by_distance(self, difference: Tensor) -> Tensor:
@@ -39,15 +39,16 @@ class SoftSort(Relaxation):
         return -distance / self.temperature
 
     def derivatives(
-        self, scores: Tensor, target: Tensor, cells: Tensor, hessian: bool
+        self, scores: Tensor, target: Tensor, cells: Tensor, hessian: bool, mask: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        ascending, order = sort_evenly(as_wide(scores))
+        ascending, order = sort_evenly(as_wide(scores), mask)
         difference = ascending.unsqueeze(-2) - ascending.unsqueeze(-1)
-        rows = row_derivatives(self._by_distance(difference), to_ranks(order, target), to_ranks(order, cells))
+        weights = only_existing(self._by_distance(difference), first_places(mask), mask)
+        rows = row_derivatives(weights, to_ranks(order, target), to_ranks(order, cells))
         slope = ((difference.sign() if self.p == 1 else 2 * difference) / -self.temperature).to(scores.dtype)
         pulled = rows.gradient * slope
         by_sorted = pulled.sum(-2) - pulled.sum(-1)
-        jacobian = sort_jacobian(order, average_ties(scores))
+        jacobian = sort_jacobian(order, average_ties(scores, mask))
         gradient = (jacobian * by_sorted.unsqueeze(-1)).sum(-2)
         if not hessian:
             return rows.value, gradient, None
@@ -76,6 +77,7 @@ def softsort(
     log: bool = False,
     *,
     p: int = 1,
+    mask: Tensor | None = None,
 ) -> Tensor:
     """The matrix P of SoftSort, or log P with `log=True`; see `SoftSort` for the formula.
 
@@ -85,4 +87,4 @@ def softsort(
     tensor([1, 2, 0])
     """
     relaxation = SoftSort(temperature, p)
-    return (relaxation.log_matrix if log else relaxation.matrix)(scores, dim, descending)
+    return (relaxation.log_matrix if log else relaxation.matrix)(scores, dim, descending, mask)

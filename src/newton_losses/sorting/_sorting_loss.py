@@ -10,10 +10,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy
 
-from ..curvature import CurvatureKind, Expansion, empirical_fisher, expand, full_precision
+from ..curvature import (
+    CurvatureKind,
+    Expansion,
+    empirical_fisher,
+    expand,
+    full_precision,
+)
 from ..errors import ArgumentError, ShapeError
-from ._arguments import as_working, check_same_shape, sorted_last
 from ._hard_ranks import Ties, cell_weights, check_ties, target_matrix
+from ._lists import paired_lists
 from ._registry import AlgorithmName, choose
 from ._relaxation import Relaxation
 
@@ -39,6 +45,9 @@ class SortingLoss(nn.Module):
     - `ties` among the values: "share" gives tied items equal parts of their ranks, "mask" leaves the
       cells that the tie makes ambiguous out of the mean.
 
+    Lists of different lengths are padded, with a `mask` `(..., n)` that is True where an item exists, or come as
+    nested tensors. n is then the length of the list itself; an empty list has the loss 0.
+
     >>> loss = SortingLoss("logistic", steepness=10.0)
     >>> loss(torch.tensor([[0.1, 0.2, 0.3]]), torch.tensor([[1.0, 5.0, 9.0]]))
     tensor([0.3...])
@@ -60,21 +69,36 @@ class SortingLoss(nn.Module):
         self.numerics = numerics
         self.ties = check_ties(ties, "SortingLoss")
 
-    def forward(self, scores: Tensor, values: Tensor | None = None, *, ranks: Tensor | None = None) -> Tensor:
-        scores, target, cells = self._prepare(scores, values, ranks)
+    def forward(
+        self,
+        scores: Tensor,
+        values: Tensor | None = None,
+        mask: Tensor | None = None,
+        *,
+        ranks: Tensor | None = None,
+    ) -> Tensor:
+        scores, target, cells, mask = self._prepare(scores, values, mask, ranks)
         with full_precision(scores):
             if self.numerics == "stable":
                 n = scores.shape[-1]
                 count = scores.shape[:-1].numel()
                 flat = scores.reshape(count, n), target.reshape(count, n, n), cells.reshape(count, n, n)
-                return sorting_cross_entropy(self.relaxation, *flat).reshape(scores.shape[:-1])
-            return reference_cross_entropy(self.relaxation, scores, target, cells)
+                rows = None if mask is None else mask.reshape(count, n)
+                return sorting_cross_entropy(self.relaxation, *flat, rows).reshape(scores.shape[:-1])
+            return reference_cross_entropy(self.relaxation, scores, target, cells, mask)
 
-    def expand(self, y: Tensor, *targets: Any, curvature: CurvatureKind | None = "hessian") -> Expansion:
+    def expand(
+        self,
+        y: Tensor,
+        *targets: Any,
+        curvature: CurvatureKind | None = "hessian",
+        **named: Tensor,
+    ) -> Expansion:
         """Values, per-sample gradients and the batch's curvature at y `(N, n)`, without a graph.
 
-        The curvature has the factor 1/N: (1/N) Σ ∇²ℓᵢ, or the empirical Fisher (1/N) Σ ∇ℓᵢ∇ℓᵢᵀ. Samples
-        with non-finite derivatives, such as those with a NaN score, count neither in it nor in N.
+        The curvature has the factor 1/N: (1/N) Σ ∇²ℓᵢ, or the empirical Fisher (1/N) Σ ∇ℓᵢ∇ℓᵢᵀ. Samples with
+        non-finite derivatives, such as those with a NaN score, count neither in it nor in N. After `y` come the values
+        and the mask, by position or by name.
 
         >>> loss = SortingLoss("softsort", temperature=1.0)
         >>> loss.expand(torch.zeros(4, 3), torch.rand(4, 3)).curvature.shape
@@ -87,22 +111,34 @@ class SortingLoss(nn.Module):
                 f"SortingLoss.expand: curvature={curvature!r} is unknown. Choose 'hessian', 'fisher' or None."
             )
         with torch.no_grad():
-            scores, target, cells = self._prepare(y.detach(), *targets)
+            scores, target, cells, mask = self._prepare(y.detach(), *targets, **named)
             with full_precision(scores):
-                expand = expand_stable if self.numerics == "stable" else expand_reference
-                return expand(self.relaxation, scores, target, cells, curvature)
+                if mask is not None and curvature is not None:
+                    raise ArgumentError("SortingLoss.expand: with a mask only values and gradients are known yet.")
+                if self.numerics == "stable":
+                    return expand_stable(self.relaxation, scores, target, cells, mask, curvature)
+                return expand(self._value, scores, target, cells, mask, curvature=curvature)
+
+    def _value(self, scores: Tensor, target: Tensor, cells: Tensor, mask: Tensor | None) -> Tensor:
+        """The loss of prepared lists `(N, n)`, recorded for automatic differentiation."""
+        if self.numerics == "stable":
+            return self.relaxation.cross_entropies(scores, target, cells, *given(mask))
+        return reference_cross_entropy(self.relaxation, scores, target, cells, mask)
 
     def _prepare(
-        self, scores: Tensor, values: Tensor | None = None, ranks: Tensor | None = None
-    ) -> tuple[Tensor, Tensor, Tensor]:
+        self,
+        scores: Tensor,
+        values: Tensor | None = None,
+        mask: Tensor | None = None,
+        ranks: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         if (values is None) == (ranks is None):
             raise ArgumentError("SortingLoss: pass the wanted order either as values or as ranks.")
         order = values if values is not None else ranks
         assert order is not None
-        check_same_shape(scores, order, "SortingLoss", "values" if ranks is None else "ranks")
-        scores = as_working(sorted_last(scores, -1, "SortingLoss"), "SortingLoss")
-        target = target_matrix(order.detach(), scores.dtype)
-        return scores, target, cell_weights(target, self.ties)
+        lists, order = paired_lists(scores, order, mask, "SortingLoss", "values" if ranks is None else "ranks")
+        target = target_matrix(order.detach(), lists.scores.dtype, lists.mask)
+        return lists.scores, target, cell_weights(target, self.ties, lists.mask), lists.mask
 
     def extra_repr(self) -> str:
         return f"numerics={self.numerics!r}, ties={self.ties!r}"
@@ -119,48 +155,62 @@ class _CrossEntropy(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(scores: Tensor, target: Tensor, cells: Tensor, relaxation: Relaxation) -> Any:
-        return relaxation.derivatives(scores, target, cells, False)[:2]
+    def forward(scores: Tensor, target: Tensor, cells: Tensor, mask: Tensor | None, relaxation: Relaxation) -> Any:
+        return relaxation.derivatives(scores, target, cells, False, *given(mask))[:2]
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        scores, target, cells, ctx.relaxation = inputs
+        scores, target, cells, mask, ctx.relaxation = inputs
         ctx.mark_non_differentiable(output[1])
-        ctx.save_for_backward(scores, target, cells, output[1])
-        ctx.save_for_forward(scores, target, cells)
+        ctx.save_for_backward(scores, target, cells, mask, output[1])
+        ctx.save_for_forward(scores, target, cells, mask)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        scores, target, cells, gradient = ctx.saved_tensors
+        scores, target, cells, mask, gradient = ctx.saved_tensors
         if torch.is_grad_enabled():
-            gradient = _recorded_gradient(ctx.relaxation, scores, target, cells)
-        return grads[0].unsqueeze(-1) * gradient, None, None, None
+            gradient = _recorded_gradient(ctx.relaxation, scores, target, cells, mask)
+        return grads[0].unsqueeze(-1) * gradient, None, None, None, None
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> Any:
-        scores, target, cells = ctx.saved_tensors
-        gradient = _recorded_gradient(ctx.relaxation, scores, target, cells)
+        scores, target, cells, mask = ctx.saved_tensors
+        gradient = _recorded_gradient(ctx.relaxation, scores, target, cells, mask)
         return (gradient * tangents[0]).sum(-1), None
 
 
-def _recorded_gradient(relaxation: Relaxation, scores: Tensor, target: Tensor, cells: Tensor) -> Tensor:
+def given(mask: Tensor | None) -> tuple[Tensor, ...]:
+    """A mask as the last arguments of a call. Relaxations of users that know none still work without one."""
+    return () if mask is None else (mask,)
+
+
+def _recorded_gradient(
+    relaxation: Relaxation, scores: Tensor, target: Tensor, cells: Tensor, mask: Tensor | None
+) -> Tensor:
     def total(scores: Tensor) -> Tensor:
-        return relaxation.cross_entropies(scores, target, cells).sum()
+        return relaxation.cross_entropies(scores, target, cells, *given(mask)).sum()
 
     gradient: Tensor = torch.func.grad(total)(scores)
     return gradient
 
 
-def sorting_cross_entropy(relaxation: Relaxation, scores: Tensor, target: Tensor, cells: Tensor) -> Tensor:
+def sorting_cross_entropy(
+    relaxation: Relaxation, scores: Tensor, target: Tensor, cells: Tensor, mask: Tensor | None
+) -> Tensor:
     """The cross-entropy `(N,)` of the relaxed order of `(N, n)` scores."""
     if torch.compiler.is_compiling() or not (torch.is_grad_enabled() and scores.requires_grad):
-        return relaxation.cross_entropies(scores, target, cells)
-    value: Tensor = _CrossEntropy.apply(scores, target, cells, relaxation)[0]  # type: ignore[no-untyped-call]
+        return relaxation.cross_entropies(scores, target, cells, *given(mask))
+    value: Tensor = _CrossEntropy.apply(scores, target, cells, mask, relaxation)[0]  # type: ignore[no-untyped-call]
     return value
 
 
 def expand_stable(
-    relaxation: Relaxation, scores: Tensor, target: Tensor, cells: Tensor, curvature: CurvatureKind | None
+    relaxation: Relaxation,
+    scores: Tensor,
+    target: Tensor,
+    cells: Tensor,
+    mask: Tensor | None,
+    curvature: CurvatureKind | None,
 ) -> Expansion:
     """The expansion in log space. Samples with non-finite scores or targets are left out of the curvature."""
     usable = (scores.abs() <= LARGEST).all(-1) & target.isfinite().all(-1).all(-1)
@@ -171,29 +221,25 @@ def expand_stable(
         # A sample without weight has no loss and no derivative.
         torch.where(matrix, cells, 0.0),
         curvature == "hessian",
+        *given(mask),
     )
     value, gradient = torch.where(usable, value, torch.nan), torch.where(row, gradient, torch.nan)
+    if mask is not None:
+        gradient = torch.where(mask, gradient, 0.0)
     if curvature == "fisher":
         return Expansion(value, gradient, empirical_fisher(gradient, usable))
     return Expansion(value, gradient, None if total is None else total / usable.sum().clamp(min=1))
 
 
-def reference_cross_entropy(relaxation: Relaxation, scores: Tensor, target: Tensor, cells: Tensor) -> Tensor:
+def reference_cross_entropy(
+    relaxation: Relaxation, scores: Tensor, target: Tensor, cells: Tensor, mask: Tensor | None
+) -> Tensor:
     """torch's binary cross-entropy on probabilities, `(..., n)` → `(...)`."""
     # A softmax may round to just above 1, which torch's function refuses.
-    matrix = relaxation.probabilities(scores).clamp(max=1)
+    matrix = relaxation.probabilities(scores, *given(mask)).clamp(max=1)
     # It also refuses NaN, and on CUDA that ends the process: here the sample's loss becomes NaN instead.
+    if mask is not None:
+        matrix = torch.where(cells > 0, matrix, 0.5)
     is_number = matrix == matrix
     entropy = binary_cross_entropy(torch.where(is_number, matrix, 0.5), target, reduction="none")
     return (cells * torch.where(is_number, entropy, torch.nan)).sum((-2, -1))
-
-
-def expand_reference(
-    relaxation: Relaxation, scores: Tensor, target: Tensor, cells: Tensor, curvature: CurvatureKind | None
-) -> Expansion:
-    """The expansion on probabilities, by automatic differentiation as for any other loss."""
-
-    def loss(scores: Tensor) -> Tensor:
-        return reference_cross_entropy(relaxation, scores, target, cells)
-
-    return expand(loss, scores, curvature=curvature)

@@ -1,0 +1,156 @@
+"""Ragged lists: padded tensors with a mask of the items that exist, and nested tensors.
+
+Everything public in this package passes through here first: nested tensors become padded ones, masks are checked, and
+scores of items that do not exist are replaced by a harmless number. The replacement is a constant, so whatever is
+computed later, the gradient of a masked score is exactly zero, even where it holds NaN.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from .._arguments import real_tensor
+from ..errors import ArgumentError, ShapeError
+from ._arguments import as_working, check_same_shape, sorted_last
+
+
+class Lists(NamedTuple):
+    """Scores `(..., n)` in working precision, finite where `mask` `(..., n)` is False; `mask` is `None` if all exist.
+
+    `offsets` are those of the nested tensor that the scores came in, if they did.
+    """
+
+    scores: Tensor
+    mask: Tensor | None
+    offsets: Tensor | None = None
+
+
+def pad_lists(lists: Tensor | Sequence[Tensor], fill: float = 0.0) -> tuple[Tensor, Tensor]:
+    """Lists of different lengths as one padded tensor `(N, n)` and its mask, True where an item exists.
+
+    `lists` is a sequence of tensors `(nᵢ,)`, or a nested tensor in jagged layout; gradients flow back to it. The
+    padding is `fill`.
+
+    >>> scores, mask = pad_lists([torch.tensor([3.0, 1.0, 2.0]), torch.tensor([5.0])])
+    >>> scores
+    tensor([[3., 1., 2.],
+            [5., 0., 0.]])
+    >>> mask
+    tensor([[ True,  True,  True],
+            [ True, False, False]])
+    """
+    if isinstance(lists, Tensor):
+        padded, mask, _ = _pad_nested(lists, "lists", "pad_lists", fill)
+        return padded, mask
+    if not lists or not all(isinstance(one, Tensor) and one.ndim == 1 for one in lists):
+        raise ArgumentError("pad_lists: pass a nested tensor, or at least one list, each a tensor of shape (n,).")
+    offsets = torch.tensor([0, *(len(one) for one in lists)], device=lists[0].device).cumsum(0)
+    return _padded(torch.cat(list(lists)), offsets, fill)
+
+
+def as_lists(scores: Tensor, mask: Tensor | None, where: str, dim: int = -1) -> Lists:
+    """Scores with the dimension to sort last, and the mask that goes with them."""
+    offsets = None
+    if is_nested(scores):
+        if mask is not None:
+            raise ArgumentError(f"{where}: a nested tensor says itself which items exist. Pass no mask with it.")
+        if dim not in (-1, 1):
+            raise ShapeError(f"{where}: dim={dim} of nested scores. Their items are in the last dimension.")
+        scores, mask, offsets = _pad_nested(scores, "scores", where)
+    check_mask(mask, scores, where)
+    moved = as_working(sorted_last(scores, dim, where), where)
+    if mask is None:
+        return Lists(moved, None)
+    mask = mask.movedim(dim, -1)
+    return Lists(filled(moved, mask), mask, offsets)
+
+
+def paired_lists(
+    scores: Tensor, values: Tensor, mask: Tensor | None, where: str, name: str = "values"
+) -> tuple[Lists, Tensor]:
+    """Scores and what they are compared with, one for each item: both padded, `(..., n)`."""
+    lists = as_lists(scores, mask, where)
+    if is_nested(values):
+        values, exists, _ = _pad_nested(values, name, where)
+        if lists.offsets is None or exists.shape != lists.scores.shape or bool((exists != lists.mask).any()):
+            raise ShapeError(f"{where}: the nested {name} and the scores have lists of different lengths.")
+    check_same_shape(lists.scores, values, where, name)
+    return lists, values
+
+
+def metric_lists(
+    scores: Tensor, values: Tensor, mask: Tensor | None, where: str
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Scores, values and mask of a metric, padded: scores may be integers too, and are left as they are."""
+    for tensor, name in ((scores, "scores"), (values, "values")):
+        if not is_nested(real_tensor(tensor, name, where)) and (tensor.ndim == 0 or tensor.shape[-1] == 0):
+            raise ShapeError(f"{where}: {name} have shape {tuple(tensor.shape)}, without any items.")
+    if is_nested(scores):
+        lists, values = paired_lists(scores.to(torch.float64), values, mask, where)
+        return lists.scores, values, lists.mask
+    check_mask(mask, scores, where)
+    check_same_shape(scores, values, where)
+    return scores, values, mask
+
+
+def check_mask(mask: Tensor | None, scores: Tensor, where: str) -> None:
+    """Raise unless the mask is boolean and has the shape of the scores."""
+    if mask is None:
+        return
+    if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
+        kind = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
+        raise ArgumentError(f"{where}: the mask is {kind}. Pass a boolean tensor, True where an item exists.")
+    if mask.shape != real_tensor(scores, "scores", where).shape:
+        raise ShapeError(
+            f"{where}: the mask has shape {tuple(mask.shape)} for scores of shape {tuple(scores.shape)}. "
+            "They need the same shape: one truth for each item."
+        )
+
+
+def filled(scores: Tensor, mask: Tensor) -> Tensor:
+    """Scores whose masked entries are the list's largest one, a constant."""
+    largest = torch.where(mask, scores.detach(), -torch.inf).amax(-1, keepdim=True)
+    return torch.where(mask, scores, torch.where(largest.isfinite(), largest, 0.0))
+
+
+def counts(mask: Tensor | None, like: Tensor) -> Tensor | int:
+    """How many items each list has, `(...)`, or n where no mask says otherwise."""
+    return like.shape[-1] if mask is None else mask.sum(-1)
+
+
+def as_they_came(result: Tensor, lists: Lists, dim: int = -1) -> Tensor:
+    """One number per item, `(..., n)`, zero for items that do not exist, in the layout in which the scores came."""
+    if lists.mask is not None:
+        result = torch.where(lists.mask, result, 0.0)
+    if lists.offsets is None:
+        return result.movedim(-1, dim)
+    return torch.nested.nested_tensor_from_jagged(result[lists.mask], lists.offsets)
+
+
+def is_nested(tensor: object) -> bool:
+    return isinstance(tensor, Tensor) and tensor.is_nested
+
+
+def _pad_nested(nested: Tensor, name: str, where: str, fill: float = 0.0) -> tuple[Tensor, Tensor, Tensor]:
+    if not nested.is_nested or nested.layout is not torch.jagged:
+        raise ArgumentError(
+            f"{where}: {name} are {'a nested tensor in strided layout' if nested.is_nested else 'not nested'}. "
+            "Use layout=torch.jagged, or pad the lists and pass a mask."
+        )
+    offsets = nested.offsets()
+    if nested.ndim != 2:
+        raise ShapeError(f"{where}: nested {name} have {nested.ndim} dimensions. Pass lists of numbers, shape (N, j).")
+    return *_padded(nested.values(), offsets, fill), offsets
+
+
+def _padded(values: Tensor, offsets: Tensor, fill: float) -> tuple[Tensor, Tensor]:
+    lengths = offsets.diff()
+    width = max(1, int(lengths.max())) if len(lengths) else 1
+    place = torch.arange(width, device=values.device)
+    mask = place < lengths.unsqueeze(-1)
+    if values.shape[0] == 0:
+        return values.new_full(mask.shape, fill), mask
+    index = (offsets[:-1].unsqueeze(-1) + place).clamp(max=values.shape[0] - 1)
+    return torch.where(mask, values[index], torch.as_tensor(fill, dtype=values.dtype, device=values.device)), mask

@@ -1,0 +1,225 @@
+"""Lists of different lengths: a padded batch is the lists one by one, and padding is worth nothing."""
+
+import pytest
+import torch
+from sorting_cases import BY_TORCH, NAMES, make
+
+from newton_losses import ArgumentError, ShapeError
+from newton_losses.sorting import (
+    SortingLoss,
+    SortingNetwork,
+    SpearmanLoss,
+    TopKLoss,
+    element_wise_match,
+    exact_match,
+    neuralsort,
+    pad_lists,
+    soft_rank,
+    soft_sort,
+    soft_topk,
+    target_matrix,
+)
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:.*torch.jit:DeprecationWarning", "ignore:The PyTorch API of nested tensors:UserWarning"
+)
+
+CLOSE = {"rtol": 1e-10, "atol": 1e-10}
+
+
+def ragged(seed=0, count=7, n=6, dtype=torch.float64):
+    """Scores with NaN where nothing exists, values with ties, and a mask with an empty, a single and a full list."""
+    generator = torch.Generator().manual_seed(seed)
+    scores = torch.randn(count, n, generator=generator, dtype=torch.float64).to(dtype)
+    values = torch.randint(0, 4, (count, n), generator=generator)
+    mask = torch.rand(count, n, generator=generator) < 0.6
+    mask[0], mask[1], mask[2] = False, torch.arange(n) == 3, True
+    scores[3, mask[3]] = 0.25
+    return torch.where(mask, scores, torch.nan), values, mask
+
+
+def one_by_one(function, scores, values, mask):
+    """What the function gives for each list alone."""
+    return [function(s[m], v[m]) for s, v, m in zip(scores, values, mask, strict=True) if m.any()]
+
+
+@pytest.mark.parametrize("ties", ["share", "mask"])
+@pytest.mark.parametrize("numerics", ["stable", "reference"])
+@pytest.mark.parametrize("name", NAMES + BY_TORCH[:1])
+def test_a_masked_batch_is_its_lists_one_by_one(name, numerics, ties):
+    scores, values, mask = ragged()
+    loss = SortingLoss(make(name, 2.0), numerics=numerics, ties=ties)
+    leaf = scores.clone().requires_grad_()
+    found = loss(leaf, values, mask)
+    (gradient,) = torch.autograd.grad(found.sum(), leaf)
+    assert found[0] == 0
+    assert (gradient[~mask] == 0).all()
+    alone = [s[m].clone().requires_grad_() for s, m in zip(scores, mask, strict=True) if m.any()]
+    wanted = [loss(s, v[m]) for s, v, m in zip(alone, values[1:], mask[1:], strict=True)]
+    torch.testing.assert_close(found[1:], torch.stack(wanted), **CLOSE)
+    pieces = torch.autograd.grad(torch.stack(wanted).sum(), alone)
+    torch.testing.assert_close(gradient[mask], torch.cat(pieces), **CLOSE)
+    # Without a graph other code computes the value, and closed forms compute the gradient.
+    torch.testing.assert_close(loss(scores, values, mask), found.detach(), **CLOSE)
+    expansion = loss.expand(scores, values, mask, curvature=None)
+    torch.testing.assert_close(expansion.gradient, gradient, **CLOSE)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_soft_operations_of_a_masked_batch(name):
+    scores, _, mask = ragged()
+    relaxation = make(name, 2.0)
+    lengths = mask.sum(-1)
+    for descending in (False, True):
+        ordered = soft_sort(scores, relaxation, descending=descending, mask=mask)
+        ranks = soft_rank(scores, relaxation, descending=descending, mask=mask)
+        top = soft_topk(scores, 2, relaxation, largest=descending, mask=mask)
+        matrix = relaxation.matrix(scores, descending=descending, mask=mask)
+        for row, length in enumerate(lengths.tolist()):
+            if length == 0:
+                continue
+            alone = scores[row, mask[row]]
+            inside = torch.arange(6) < length
+            torch.testing.assert_close(
+                ordered[row, :length], soft_sort(alone, relaxation, descending=descending), **CLOSE
+            )
+            torch.testing.assert_close(
+                ranks[row, mask[row]], soft_rank(alone, relaxation, descending=descending), **CLOSE
+            )
+            torch.testing.assert_close(
+                top[row, mask[row]], soft_topk(alone, min(2, length), relaxation, largest=descending), **CLOSE
+            )
+            torch.testing.assert_close(
+                matrix[row][inside][:, mask[row]], relaxation.matrix(alone, descending=descending), **CLOSE
+            )
+            assert (matrix[row, ~inside] == 0).all()
+            assert (matrix[row][:, ~mask[row]] == 0).all()
+        assert (ordered[torch.arange(6) >= lengths[:, None]] == 0).all()
+        for items in (ranks, top):
+            assert (items[~mask] == 0).all()
+    moved = soft_rank(scores.mT, relaxation, dim=0, mask=mask.mT)
+    torch.testing.assert_close(moved.mT, soft_rank(scores, relaxation, mask=mask))
+    if name in ("softsort", "neuralsort"):
+        logs = relaxation.log_matrix(scores, mask=mask)
+        torch.testing.assert_close(logs.exp(), relaxation.matrix(scores, mask=mask))
+
+
+@pytest.mark.parametrize("name", ["neuralsort", "softsort-2", "logistic", "cauchy"])
+def test_ranking_losses_and_metrics_of_a_masked_batch(name):
+    scores, values, mask = ragged()
+    spearman = SpearmanLoss(make(name))
+    torch.testing.assert_close(
+        spearman(scores, values, mask)[1:], torch.stack(one_by_one(spearman, scores, values, mask)), **CLOSE
+    )
+    labels = torch.tensor([0, 3, 1, *(int(m.nonzero()[0]) for m in mask[3:])])
+    found = TopKLoss(2, make(name))(scores, labels, mask)
+    for row in range(1, 7):
+        alone, place = scores[row, mask[row]], mask[row, : labels[row]].sum()
+        wanted = TopKLoss(min(2, len(alone)), make(name))(alone, place)
+        torch.testing.assert_close(found[row], wanted, **CLOSE)
+    assert found[0] == spearman(scores, values, mask)[0] == 0
+    clean = scores.nan_to_num()
+    for metric in (exact_match, element_wise_match):
+        torch.testing.assert_close(
+            metric(clean, values, mask=mask)[1:], torch.stack(one_by_one(metric, scores, values, mask))
+        )
+        assert metric(clean, values, mask=mask)[0] == 1
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("name", ["neuralsort", "softsort", "softsort-2", "logistic"])
+def test_gradients_and_second_gradients_with_random_masks(name, seed):
+    scores, values, mask = ragged(seed, count=5, n=4)
+    scores = scores + 0.01 * torch.arange(4)  # no ties: a kink is no place to difference at
+    leaf = scores.nan_to_num().requires_grad_()
+    for function in (
+        lambda s: SortingLoss(make(name, 1.5))(s, values, mask),
+        lambda s: SpearmanLoss(make(name, 1.5))(s, values, mask),
+        lambda s: soft_sort(s, make(name, 1.5), mask=mask),
+    ):
+        assert torch.autograd.gradcheck(function, leaf, fast_mode=True)
+        assert torch.autograd.gradgradcheck(function, leaf, fast_mode=True)
+
+
+def nested(scores, mask):
+    return torch.nested.nested_tensor_from_jagged(
+        scores[mask], torch.cat([torch.zeros(1, dtype=torch.int64), mask.sum(-1).cumsum(0)])
+    )
+
+
+def test_nested_tensors_are_masked_ones():
+    scores, values, mask = ragged()
+    leaf = scores[mask].requires_grad_()
+    offsets = torch.cat([torch.zeros(1, dtype=torch.int64), mask.sum(-1).cumsum(0)])
+    lists = torch.nested.nested_tensor_from_jagged(leaf, offsets)
+    loss = SortingLoss("neuralsort")
+    found = loss(lists, nested(values, mask))
+    torch.testing.assert_close(found, loss(scores, values, mask))
+    (gradient,) = torch.autograd.grad(found.sum(), leaf)
+    masked = scores.clone().requires_grad_()
+    torch.testing.assert_close(gradient, torch.autograd.grad(loss(masked, values, mask).sum(), masked)[0][mask])
+    ranks = soft_rank(lists, "softsort")
+    assert ranks.is_nested
+    torch.testing.assert_close(ranks.values(), soft_rank(scores, "softsort", mask=mask)[mask])
+    ordered = soft_sort(lists, "softsort")
+    torch.testing.assert_close(ordered.values()[:1], scores[1, 3:4])
+    torch.testing.assert_close(
+        exact_match(lists, nested(values, mask)), exact_match(scores.nan_to_num(), values, mask=mask)
+    )
+    padded, exists = pad_lists(lists)
+    assert exists.sum(-1).tolist() == mask.sum(-1).tolist()
+    assert torch.equal(padded[exists], leaf)
+
+
+def test_hard_values_with_soft_gradients():
+    scores = torch.tensor([[3.0, 1.0, 2.0, 2.0], [5.0, 9.0, 7.0, 7.0]], requires_grad=True)
+    mask = torch.tensor([[True, True, True, True], [True, True, False, False]])
+    for function, expected in (
+        (lambda **options: soft_sort(scores, "softsort", **options), [[1, 2, 2, 3], [5, 9, 0, 0]]),
+        (lambda **options: soft_sort(scores, descending=True, **options), [[3, 2, 2, 1], [9, 5, 0, 0]]),
+        (lambda **options: soft_rank(scores, **options), [[3, 0, 1.5, 1.5], [0, 1, 0, 0]]),
+        (lambda **options: soft_topk(scores, 2, **options), [[1, 0, 0.5, 0.5], [1, 1, 0, 0]]),
+    ):
+        hard, soft = function(mask=mask, hard=True), function(mask=mask)
+        assert hard.tolist() == torch.tensor(expected).tolist()
+        weights = torch.rand(2, 4, generator=torch.Generator().manual_seed(0))
+        torch.testing.assert_close(
+            *(torch.autograd.grad((result * weights).sum(), scores)[0] for result in (hard, soft))
+        )
+
+
+def test_long_lists_are_ranked_without_all_pairs():
+    generator = torch.Generator().manual_seed(0)
+    values = torch.randint(0, 300, (3, 600), generator=generator)
+    mask = torch.rand(3, 600, generator=generator) < 0.7
+    for kind in (torch.int64, torch.float32):
+        ours = target_matrix(values.to(kind), torch.float64, mask)
+        for row in range(3):
+            alone = values[row, mask[row]]
+            wanted = target_matrix(alone, torch.float64)
+            torch.testing.assert_close(ours[row, : len(alone)][:, mask[row]], wanted)
+        assert (ours.sum((-1, -2)).round() == mask.sum(-1)).all()
+    bad = values.float().clone()
+    bad[0, 5] = torch.nan
+    assert exact_match(bad, bad).tolist() == [0, 1, 1]
+
+
+def test_errors_teach():
+    scores, values, mask = ragged()
+    loss = SortingLoss("softsort")
+    with pytest.raises(ArgumentError, match=r"the mask is torch.float32\. Pass a boolean"):
+        loss(scores, values, mask.float())
+    with pytest.raises(ShapeError, match=r"mask has shape \(7, 5\) for scores of shape \(7, 6\)"):
+        loss(scores, values, mask[:, :5])
+    with pytest.raises(ShapeError, match=r"mask has shape"):
+        neuralsort(scores, mask=mask[0])
+    with pytest.raises(ArgumentError, match="bitonic network cannot sort lists of different lengths"):
+        SortingNetwork(4, "bitonic").matrix(scores[:, :4], mask=mask[:, :4])
+    with pytest.raises(ArgumentError, match="Pass no mask with it"):
+        soft_rank(nested(scores, mask), mask=mask)
+    with pytest.raises(ShapeError, match="lists of different lengths"):
+        loss(nested(scores, mask), nested(values, mask.flip(0)))
+    with pytest.raises(ArgumentError, match=r"layout=torch\.jagged"):
+        soft_rank(torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)]))
+    with pytest.raises(ArgumentError, match="at least one list"):
+        pad_lists([])
