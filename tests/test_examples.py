@@ -1,6 +1,5 @@
 """The examples run, in less than 100 lines each. Here with a few steps; what they reach is printed when run in full."""
 
-import json
 import runpy
 import sys
 import warnings
@@ -17,7 +16,7 @@ SHORT = {
     "third_party_loss": ("--steps", "2"),
     "learning_to_rank": ("--steps", "2", "--seeds", "1"),
     "lightning_module": ("--epochs", "1", "--sets", "100"),
-    "convex_layers": ("--steps", "1", "--seeds", "1", "--samples", "10"),
+    "convex_layers": ("--steps", "1", "--samples", "5"),
 }
 NEEDS = {
     "black_box_solver": "scipy",
@@ -63,29 +62,6 @@ def test_the_third_party_loss_is_found_out(monkeypatch: pytest.MonkeyPatch, caps
     assert "The numerics are broken" in printed
     assert printed.count("first derivative     wrong") == printed.count("second derivative    wrong") == 1
     assert printed.count("first derivative     right") == printed.count("second derivative    right") == 1
-
-
-def curves(monkeypatch: pytest.MonkeyPatch, path: Path, *arguments: str) -> list[dict[str, list[float]]]:
-    run("convex_layers", monkeypatch, *arguments, "--out", str(path))
-    runs: list[dict[str, list[float]]] = json.loads(path.read_text())["runs"]
-    return runs
-
-
-@pytest.mark.slow
-def test_convex_layers_are_relu_layers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    arguments = ("--seeds", "1", "--steps", "0", "--samples", "50")
-    (solved,) = curves(monkeypatch, tmp_path / "solved.json", *arguments)
-    (exact,) = curves(monkeypatch, tmp_path / "exact.json", *arguments, "--exact")
-    for name in ("baseline", "fisher"):
-        # Outputs only: activations start at 1e-3 and the solver stops at 1e-4, so its gradients are rougher.
-        assert solved[name] == pytest.approx(exact[name], rel=1e-3)
-
-
-@pytest.mark.slow
-def test_fisher_leads_on_convex_layers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for found in curves(monkeypatch, tmp_path / "exact.json", "--seeds", "5", "--exact"):
-        assert found["fisher"][0] == found["baseline"][0]  # the same weights and data
-        assert found["fisher"][-1] < found["baseline"][-1]
 
 
 @pytest.fixture(scope="module")

@@ -1,14 +1,11 @@
 """Every preset takes its first steps on a CPU: with the paper's settings, on small data, to finite weights."""
 
 import itertools
-import json
 
 import pytest
 import torch
 
 from newton_losses_bench.cells import cells
-from newton_losses_bench.config import ConvexConfig
-from newton_losses_bench.convex_experiment import run_convex
 from newton_losses_bench.tasks import make_task
 from newton_losses_bench.train_step import Trainer
 
@@ -17,7 +14,6 @@ SMALL = {
         "data": "digits", "digits": 1, "batch_size": 3, "steps": 2, "validation_sets": 2, "test_sets": 2,
     },
     "paths": {"data": "terrain", "size": 3, "train_maps": 4, "test_maps": 2, "batch_size": 2, "epochs": 1},
-    "convex": {"steps": 2, "batch_size": 10, "algorithm": "relu-exact"},
 }  # fmt: skip
 # The runtimes are of the same cells, only shorter: below.
 TRAINED = [
@@ -66,31 +62,3 @@ def test_runtimes_are_of_the_same_cells():
     for cell in cells("runtimes"):
         assert cell.config == trained[cell.key].config
         assert cell.make(device="cpu").eval_every == cell.protocol["eval_every"]
-
-
-@pytest.mark.parametrize("cell", cells("cvxpy"), ids=lambda cell: cell.key)
-def test_convex_layers_take_their_first_steps(cell, tmp_path):
-    result = run_convex(cell.make(**SMALL["convex"]), str(tmp_path))
-    assert 0 < result["test"]["loss"] < 10
-
-
-@pytest.mark.filterwarnings("ignore")  # the solver's packages warn about each other
-def test_the_solver_is_near_the_known_solution(tmp_path):
-    """Before the first step. Then they part: at a kink the derivative of an inexact solution is that of both sides."""
-    cell = cells("cvxpy", only="relu-fisher")[0]
-    losses = []
-    for algorithm in ("relu", "relu-exact"):
-        folder = tmp_path / algorithm
-        run_convex(cell.make(steps=1, batch_size=4, algorithm=algorithm), str(folder))
-        first = (folder / "evaluations.jsonl").read_text().splitlines()[0]
-        losses.append(json.loads(first)["test"]["loss"])
-    # The solver's own tolerance is 1e-4.
-    assert losses[0] == pytest.approx(losses[1], rel=3e-4)
-
-
-@pytest.mark.parametrize("settings", [{"damping": "auto:3"}, {"relative_damping": 3.0}])
-def test_convex_layers_take_every_kind_of_damping(settings, tmp_path):
-    small = {"algorithm": "relu-exact", "steps": 3, "batch_size": 8}
-    plain = run_convex(ConvexConfig(**small), str(tmp_path / "plain"))
-    damped = run_convex(ConvexConfig(**small, curvature="fisher", **settings), str(tmp_path / "damped"))
-    assert damped["test"]["loss"] != plain["test"]["loss"]

