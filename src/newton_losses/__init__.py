@@ -1,5 +1,8 @@
 """Newton losses for PyTorch: train networks on losses that are hard to optimise."""
 
+from . import _startup as _startup  # first: `python -m newton_losses` imports torch below
+
+# isort: split
 from . import convex as convex
 from . import paths as paths
 from . import perturbed as perturbed

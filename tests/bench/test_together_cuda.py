@@ -8,7 +8,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from newton_losses_bench.cli._app import app
+from newton_losses_bench.cli.app import app
 from newton_losses_bench.config import PathsConfig, SortingConfig
 from newton_losses_bench.data import LabeledImages, PathMaps, Splits
 from newton_losses_bench.loop import PlannedRun, run, run_together

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from typer.testing import CliRunner
 
-from newton_losses_bench.cli._app import app
+from newton_losses_bench.cli.app import app
 from newton_losses_bench.store import read_checkpoint
 
 LONG = [

@@ -9,7 +9,7 @@ from newton_losses_bench import loop
 from newton_losses_bench.cli import _train
 
 if __name__ == "__main__":
-    from newton_losses_bench.cli._app import app
+    from newton_losses_bench.cli.app import app
 
     # The command itself has no use for this on a CPU.
     _train.choose_at_once = lambda asked, config, seeds: (seeds, None)  # type: ignore[assignment]

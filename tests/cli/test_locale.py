@@ -11,20 +11,20 @@ import newton_losses
 SOURCES = sorted(Path(newton_losses.__file__).parent.rglob("*.py"))
 PROGRAM = """
 import sys
-from newton_losses_bench.cli import load
+from newton_losses_bench.cli import main
 
 folder = sys.argv[1]
 run = "--algorithm softsort --curvature fisher --data digits --digits 1 --n 3 --steps 2 --device cpu"
 for command in (
     "reproduce --help",
-    "reproduce ls table1",
+    "reproduce list table1",
     "train sorting --help",
     f"train sorting {run} --validation-sets 5 --test-sets 5 --out {folder}/run",
     f"report -r {folder} --out {folder}/site",
 ):
     sys.argv[1:] = command.split()
     try:
-        load()()
+        main()
     except SystemExit as end:
         assert not end.code, command
     print("done:", command, flush=True)

@@ -1,40 +1,47 @@
-"""Layer 5: the command `newton-losses`. What it does is in `newton_losses_bench`; here it is only asked for."""
+"""The command `newton-losses`: it asks `newton_losses_bench` for work and reports the outcome.
+
+This module imports nothing slow. `app.py` lists the commands; the module of a command is imported when it is called.
+"""
 
 import codecs
+import contextlib
 import importlib.util
 import io
+import signal
 import sys
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Iterator
 
 
 def main() -> None:
-    """Run the command."""
-    load()()
-
-
-def load() -> Callable[[], object]:
-    """Import the command. Without the packages of the extra it says how to get them, and nothing breaks."""
-    _let_write_anything()
+    """Run the command. Without the packages of the extra "bench", say how to get them."""
+    _accept_any_character()
     missing = [name for name in ("typer", "rich") if importlib.util.find_spec(name) is None]
     if missing:
-        print(
-            f"newton-losses: the command needs {' and '.join(missing)}, which the extra 'bench' brings:\n"
-            "  pip install 'newton-losses[bench]'",
-            file=sys.stderr,
-        )
+        needs = f"newton-losses: the command needs {' and '.join(missing)}. Install the extra 'bench':"
+        print(needs, "  pip install 'newton-losses[bench]'", sep="\n", file=sys.stderr)
         sys.exit(2)
-    from ._app import app
+    with quiet_interrupts():
+        from .app import app
+    app(prog_name="newton-losses")
 
-    return partial(app, prog_name="newton-losses")
+
+@contextlib.contextmanager
+def quiet_interrupts() -> Iterator[None]:
+    """For slow imports: Ctrl-C ends the process at once and silently, as nothing has been done that could be lost."""
+    # Where Ctrl-C is ignored, as in the background of a script, it stays so.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        yield
+        return
+    # No exception: a package may take that for a failed import, and continue.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def _let_write_anything() -> None:
-    """A λ ends no command where the locale has none.
-
-    What is said to be ASCII gets UTF-8, as typer does for its own words; a narrower terminal, as one of Windows may
-    be, a question mark.
-    """
+def _accept_any_character() -> None:
+    """Let no λ end a command: ASCII streams become UTF-8, and terminals with few characters show a question mark."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             is_ascii = codecs.lookup(stream.encoding).name == "ascii"

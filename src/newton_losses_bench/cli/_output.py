@@ -1,10 +1,13 @@
-"""How commands speak: errors as one clear paragraph, results as text or JSON, progress as fits the reader."""
+"""How commands report: errors as one clear paragraph, results as text or JSON, progress as fits the reader."""
 
 import contextlib
 import json
 import os
 import shlex
+import signal
 import sys
+import tempfile
+import traceback
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,68 +16,81 @@ import typer
 from newton_losses.errors import ArgumentError, NewtonLossesError
 
 from ..progress import PlainLines, Progress
-from ..ranks import EndedElsewhere, is_first_process, started_by_torchrun
-from ..signals import Interrupted, others_of
-from ..whose import seed_of
+from ..signals import Interrupted
 
 FAILED = 2
-_OPTIONAL = ("sklearn", "matplotlib", "pooch", "tensorboard")
+# For each extra: the modules it brings, and what they are for.
+EXTRAS: dict[str, tuple[tuple[str, ...], str]] = {
+    "bench": (
+        ("typer", "rich", "matplotlib", "scipy", "sklearn", "pooch", "tensorboard", "jinja2"),
+        "the command, data sets, figures, reports",
+    ),
+    "numba": (("numba",), "faster sorting losses and shortest paths on the CPU"),
+    "cvxpy": (("cvxpylayers",), "the convex layers of `reproduce cvxpy`"),
+    "ray": (("ray",), "sweeps on a cluster (--ray)"),
+}
 
 
 @contextlib.contextmanager
-def spoken_errors(as_json: bool = False) -> Iterator[None]:
-    """Turn the library's errors into a message and an exit code; a bug keeps its traceback."""
-    try:
-        with _told_ends_of_others(as_json):
-            yield
-    except NewtonLossesError as error:
-        # Of several ranks, one says what is wrong with the settings that all have, or what it alone has met.
-        if is_first_process() or not isinstance(error, ArgumentError | EndedElsewhere):
-            _complain("error", "\n".join([str(error), *getattr(error, "__notes__", [])]), as_json, seed_of(error))
-        raise typer.Exit(FAILED) from None
-    except ModuleNotFoundError as error:
-        # Only what the extra brings is imported this late; anything else missing is a bug and keeps its traceback.
-        if (error.name or "").split(".")[0] not in _OPTIONAL:
-            raise
-        install = "pip install 'newton-losses[bench]'"
-        _complain("error", f"this needs the package {error.name}, which the extra 'bench' brings: {install}", as_json)
-        raise typer.Exit(FAILED) from None
-    except Interrupted as stop:
-        if is_first_process():
-            _tell_interruption(stop, as_json)
-        raise typer.Exit(stop.exit_code) from None
-    except KeyboardInterrupt as stop:
-        _complain("interrupted", "stopped; the last checkpoint is intact.", as_json, seed_of(stop))
-        raise typer.Exit(130) from None
-
-
-@contextlib.contextmanager
-def _told_ends_of_others(as_json: bool) -> Iterator[None]:
-    """Before one run's end is told, that of those that were interrupted with it.
-
-    For a program, which wants an end for each; a person reads the steps of all in the notes of their runs.
-    """
+def spoken_errors(as_json: bool = False, seed: int | None = None) -> Iterator[None]:
+    """Turn every error into a sentence and an exit code; `seed` is that of the run under way, for JSON events."""
     try:
         yield
-    except Exception as error:
-        if as_json and is_first_process():
-            for other in others_of(error):
-                _tell_interruption(other, as_json)
+    except (typer.Exit, typer.Abort, typer.BadParameter, BrokenPipeError):
         raise
+    except NewtonLossesError as error:
+        _complain("error", "\n".join([str(error), *getattr(error, "__notes__", [])]), as_json, seed)
+        raise typer.Exit(FAILED) from None
+    except Interrupted as stop:
+        text = f"stopped after step {stop.step}; everything is saved. The same command resumes:\n  {typed_command()}"
+        _complain("interrupted", text, as_json, seed, step=stop.step)
+        raise typer.Exit(stop.exit_code) from None
+    except KeyboardInterrupt:
+        # One more Ctrl-C, while Python cleans up, ends it without a word.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        saved = "" if seed is None else " The last checkpoint is intact; the same command resumes."
+        _complain("interrupted", f"stopped at once.{saved}", as_json, seed)
+        raise typer.Exit(130) from None
+    except ModuleNotFoundError as error:
+        _complain("error", _missing(error), as_json, seed)
+        raise typer.Exit(FAILED) from None
+    except Exception as error:
+        _complain("error", _unexpected(error), as_json, seed)
+        raise typer.Exit(1) from None
 
 
-def _tell_interruption(stop: Interrupted, as_json: bool) -> None:
-    told = f"stopped after step {stop.step}; everything is saved. The same command goes on from there:"
-    _complain("interrupted", f"{told}\n  {_command()}", as_json, seed_of(stop), step=stop.step)
+def refuse_torchrun() -> None:
+    """Several processes would compete for the same run folders."""
+    if os.environ.get("WORLD_SIZE", "1") != "1":
+        raise ArgumentError("torchrun starts this command several times: leave it out, and use `sweep --jobs` instead.")
 
 
-def _command() -> str:
+def typed_command() -> str:
     """What was typed to start this, as far as a process can know."""
-    if started_by_torchrun():
-        start = ["torchrun", "--nproc-per-node", os.environ["LOCAL_WORLD_SIZE"], "-m", "newton_losses"]
-    else:
-        start = ["newton-losses"]
-    return shlex.join([*start, *sys.argv[1:]])
+    return shlex.join(["newton-losses", *sys.argv[1:]])
+
+
+def _missing(error: ModuleNotFoundError) -> str:
+    package = (error.name or "").split(".")[0]
+    for extra, (modules, _) in EXTRAS.items():
+        if package in modules:
+            return f"this needs the package {package}: pip install 'newton-losses[{extra}]'"
+    return _unexpected(error)
+
+
+def _unexpected(error: Exception) -> str:
+    """An error that nobody foresaw: what and where in a sentence, the rest in a file."""
+    told = traceback.format_exception_only(error)[-1].strip()
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
+    text = f"unexpected {told}{place}. This is a bug, here or in code that was called from here."
+    with contextlib.suppress(OSError):
+        with tempfile.NamedTemporaryFile(
+            "w", prefix="newton-losses-", suffix=".txt", delete=False, encoding="utf-8"
+        ) as file:
+            traceback.print_exception(error, file=file)
+        text += f" Please report it with the traceback in {file.name}"
+    return text
 
 
 def _complain(event: str, text: str, as_json: bool, seed: int | None = None, **fields: Any) -> None:

@@ -1,7 +1,6 @@
-"""`newton-losses reproduce`: the paper's tables, cell by cell, and ours beside them."""
+"""`newton-losses reproduce TABLE`: the cells of a table of the paper, and our figures next to the paper's."""
 
-import importlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,154 +9,156 @@ import typer
 from newton_losses.errors import ArgumentError
 
 from ..cells import TABLES, Cell, cells
-from ..config import RunConfig
+from ..config import ConvexConfig, PathsConfig, RunConfig, SortingConfig
 from ..describe import describe_value
 from ..groups import Protocol, comparison, group
 from ..paper import paper_protocol
 from ..settings import check_choice
 from ..store import RunRecord, Store
-from ._output import spoken_errors
-from ._settings import parse_settings
-from ._sweeping import (
-    Compile,
-    Computing,
+from ._options import (
+    CHANGES,
     Device,
-    Dry,
+    DryRun,
     Jobs,
     Keep,
     Ray,
     Results,
-    Root,
+    Seed,
     Seeds,
-    list_all,
+    chosen_seeds,
     option,
-    run_all,
-    seeds_from,
+    with_settings,
 )
+from ._output import spoken_errors
+from ._sweep import NOT_SWEPT, Computing, list_all, run_all
+from .app import Command, new_group
 
-_WHAT, _COMPUTING = "What to run", "Computing"
-_TARGETS = (*TABLES, "gradients", "ls")
+reproduce_app = new_group("Run, or resume, a table of the paper, and print our results next to the paper's.")
+
+# What each table is, and the settings of its runs.
+_TABLES: dict[str, tuple[str, type[RunConfig]]] = {
+    "table1": ("Sorting: four relaxations, n = 5 and 10, with three arms and two controls.", SortingConfig),
+    "table2": ("Shortest paths: relaxed Bellman-Ford.", PathsConfig),
+    "table3": ("Shortest paths: smoothing by noise, with 3, 10 and 30 samples.", PathsConfig),
+    "ablation": ("Sorting: how the result depends on the damping λ.", SortingConfig),
+    "runtimes": ("Time per step, relative to the baseline.", RunConfig),
+    "cvxpy": ("Convex layers, the paper's last experiment. Needs the extra 'cvxpy'.", ConvexConfig),
+}
+# A cell is made of these; other settings can be changed for all cells of a table.
+_OF_A_CELL = ("curvature", "relative_damping", "n", "numerics", "loop", "norm", "num_samples", "clip_norm")
+# Timed runs have a fixed number of steps. Convex layers have no data, no convolutions and nothing to compile.
+_NOT_FOR: dict[str, tuple[str, ...]] = {
+    "runtimes": ("algorithm", "batch_size", "eval_every", "damping", "spectrum", "learning_rate", "average", "data"),
+    "cvxpy": ("data", "data_root", "spectrum", "average", "precision", "compile"),
+}
+_FIRST = ("only", "numerics", "controls", "steps", "epochs", "data", "seed", "seeds", "device", "jobs", "precision")
+_OUTPUT = ("results", "dry_run")
+
+Only = Annotated[
+    str | None,
+    option(
+        "Cells with this in their name, as n5 or softsort-n5, or a pattern for the whole name, as 'soft*-n5-*'; "
+        "several with commas. `reproduce list` has the names.",
+        "--only",
+        metavar="CELLS",
+    ),
+]
+Numerics = Annotated[
+    str,
+    option("Cells with these numerics: reference (as in the paper), stable, or both.", "--numerics", metavar="NAME"),
+]
+Controls = Annotated[
+    bool,
+    option(
+        "Also run the controls: gradient clipping, and division by the gradients' energy.", "--controls/--no-controls"
+    ),
+]
+Table = Annotated[str | None, typer.Argument(help=f"One of {', '.join(TABLES)}. Default: all.", metavar="[TABLE]")]
 
 
-def reproduce(
-    target: Annotated[str, typer.Argument(help="table1, table2, table3, ablation, runtimes, cvxpy, gradients; or ls.")],
-    of: Annotated[str | None, typer.Argument(help="For ls: one of the tables.")] = None,
-    seeds: Seeds = None,
-    steps: Annotated[int | None, option(_WHAT, "Another number of steps than the paper's, for sorting.")] = None,
-    epochs: Annotated[int | None, option(_WHAT, "Another number of epochs than the paper's, for paths.")] = None,
-    numerics: Annotated[str, option(_WHAT, "Of sorting: reference (as the paper), stable, or both.")] = "both",
-    controls: Annotated[
-        bool,
-        option(
-            _WHAT,
-            "The two controls of sorting too: a clipped gradient norm, and a division by the energy of the gradients.",
-            "--controls/--no-controls",
-        ),
-    ] = True,
-    only: Annotated[
-        str | None,
-        option(
-            _WHAT,
-            "Cells with this in their name, as n5; or whose whole name fits a pattern with * and ?, as "
-            "'soft*-n5-*'. Several with commas; `reproduce ls` has the names.",
-        ),
-    ] = None,
-    data: Annotated[
-        str | None,
-        option(
-            _WHAT,
-            "Other data than mnist for sorting, which can be digits, and terrain for paths, which can be warcraft.",
-        ),
-    ] = None,
-    data_root: Root = None,
-    settings: Annotated[
-        list[str] | None, option(_WHAT, "Any other setting for all cells, as in batch_size=50.", "--set")
-    ] = None,
-    device: Device = "auto",
-    precision: Annotated[str, option(_COMPUTING, "Of the convolutions: float32, tf32 or bf16.")] = "float32",
-    compile: Compile = False,
-    jobs: Jobs = 1,
-    ray: Ray = None,
-    results: Results = Path("results"),
-    keep_weights: Keep = False,
-    dry_run: Dry = False,
+def _add_table(table: str) -> None:
+    """The subcommand of a table, with the options that it has."""
+    text, kind = _TABLES[table]
+    without = [*NOT_SWEPT, *_OF_A_CELL, *_NOT_FOR.get(table, ("algorithm",))]
+    decorate = with_settings(kind, CHANGES, first=(*_FIRST, *_OUTPUT), without=without)
+    seeds = 1 if table == "runtimes" else paper_protocol(cells(table)[0].task)["seeds"]
+    help = (
+        f"{text}\n\nFinished runs are skipped; the first seed of all cells comes first. Ctrl-C saves a checkpoint of "
+        "every run; rerun the command to resume. Runs shorter than the paper's are kept apart. Without --seed or "
+        f"--seeds: {'one seed' if seeds == 1 else f'{seeds} seeds, as in the paper'}."
+    )
+    reproduce_app.command(table, help=help, cls=Command)(decorate(_command(table)))
+
+
+def _command(table: str) -> Callable[..., None]:
+    def sorting_cells(
+        only: Only = None,
+        numerics: Numerics = "both",
+        controls: Controls = True,
+        seed: Seed = None,
+        seeds: Seeds = None,
+        device: Device = "auto",
+        jobs: Jobs = 1,
+        ray: Ray = None,
+        results: Results = Path("results"),
+        keep_weights: Keep = False,
+        dry_run: DryRun = False,
+        **settings: Any,
+    ) -> None:
+        with spoken_errors():
+            check_choice("numerics", numerics, ("reference", "stable", "both"))
+            found = cells(table, only=only, numerics=None if numerics == "both" else numerics, controls=controls)
+            computing = Computing(results, device, jobs, ray, keep_weights)
+            _reproduce(found, settings, seed, seeds, computing, dry_run)
+
+    def other_cells(
+        only: Only = None,
+        seed: Seed = None,
+        seeds: Seeds = None,
+        device: Device = "auto",
+        jobs: Jobs = 1,
+        ray: Ray = None,
+        results: Results = Path("results"),
+        keep_weights: Keep = False,
+        dry_run: DryRun = False,
+        **settings: Any,
+    ) -> None:
+        with spoken_errors():
+            if table == "runtimes" and jobs > 1:
+                raise ArgumentError("--jobs: runs that share a machine slow each other down; leave it out.")
+            computing = Computing(results, device, jobs, ray, keep_weights)
+            _reproduce(cells(table, only=only), settings, seed, seeds, computing, dry_run)
+
+    return sorting_cells if _TABLES[table][1] is SortingConfig else other_cells
+
+
+def _reproduce(
+    found: tuple[Cell, ...],
+    given: dict[str, Any],
+    seed: int | None,
+    seeds: str | None,
+    computing: Computing,
+    dry_run: bool,
 ) -> None:
-    """Run, or go on with, a table of the paper, and print ours beside it.
-
-    Runs that the store has are not done again; Ctrl-C saves, and the same command goes on. All cells of the first seed
-    come first. Shorter runs than the paper's are kept apart in every table. gradients draws pictures, and trains
-    nothing; cvxpy needs the extra 'cvxpy'; ls lists the cells and what the store has of them. For example:
-
-        newton-losses reproduce table1 --steps 10000 --seeds 3 --jobs 4 --precision bf16
-
-        newton-losses reproduce table1 --only softsort-n5 --numerics reference --no-controls
-
-        newton-losses reproduce table1 --only 'neuralsort*n5*,softsort*n5*'
-
-        newton-losses reproduce ls table1
-    """
-    with spoken_errors():
-        check_choice("target", target, _TARGETS, "reproduce")
-        if of is not None and target != "ls":
-            raise ArgumentError(f"reproduce {target} {of}: a second name goes with ls alone. --only chooses cells.")
-        if target == "gradients":
-            typer.echo(f"in {write_gradients(results / 'gradients')}")
-            return
-        check_choice("numerics", numerics, ("reference", "stable", "both"))
-        selection: dict[str, Any] = {
-            "only": only,
-            "numerics": None if numerics == "both" else numerics,
-            "controls": controls,
-        }
-        if target == "ls":
-            _list(of, Store(results), selection)
-            return
-        found = cells(target, **selection)
-        _check_length(target, steps, epochs, jobs)
-        overrides = {"steps": steps, "epochs": epochs, "data": data, "data_root": data_root, "precision": precision}
-        given = {name: value for name, value in overrides.items() if value is not None}
-        wanted = {**given, "compile": compile, **parse_settings(settings or [])}
-        count = 1 if target == "runtimes" else paper_protocol(found[0].task)["seeds"]
-        runs = list(_runs(found, seeds_from(seeds, count), wanted))
-        computing = Computing(results, device, jobs, ray, keep_weights)
-        if dry_run:
-            list_all(runs, computing)
-            return
-        result = run_all(runs, computing)
-        changed = tuple(cell.changed(wanted) for cell in found)
-        typer.echo("\n" + comparison(group(changed, _records_like(results, runs)), changed))
+    settings = {name: value for name, value in given.items() if value is not None}
+    count = 1 if found[0].table == "runtimes" else paper_protocol(found[0].task)["seeds"]
+    runs = list(_runs(found, chosen_seeds(seed, seeds, count), settings))
+    if dry_run:
+        list_all(runs, computing)
+        return
+    result = run_all(runs, computing)
+    changed = tuple(cell.changed(settings) for cell in found)
+    typer.echo("\n" + comparison(group(changed, _records_like(computing.results, runs)), changed))
     raise typer.Exit(result.exit_code)
 
 
-def write_gradients(out: Path) -> Path:
-    """The pictures of the paper's last appendix."""
-    # By name, and only here: it draws, and drawing takes a while to import.
-    gradients = importlib.import_module("newton_losses_bench.report.gradients")
-    out.mkdir(parents=True, exist_ok=True)
-    gradients.write(out)
-    return out
-
-
-def _check_length(target: str, steps: int | None, epochs: int | None, jobs: int) -> None:
-    """A length that the table's task does not have is an error, and so is a measurement that would mislead."""
-    if target == "runtimes" and (steps or epochs):
-        raise ArgumentError("reproduce runtimes times a fixed number of steps; leave --steps and --epochs out.")
-    if target == "runtimes" and jobs > 1:
-        raise ArgumentError("reproduce runtimes: runs that share a machine slow each other down; leave --jobs out.")
-    in_epochs = target in ("table2", "table3")
-    if in_epochs and steps is not None:
-        raise ArgumentError(f"--steps {steps}: {target} counts in epochs. Give --epochs.")
-    if not in_epochs and epochs is not None:
-        raise ArgumentError(f"--epochs {epochs}: {target} counts in steps. Give --steps.")
-
-
 def _runs(found: tuple[Cell, ...], seeds: list[int], settings: dict[str, Any]) -> Iterator[tuple[str, RunConfig]]:
-    """All cells of a seed before the next seed, so that a table stopped early has something of every cell."""
+    """All cells of a seed before the next seed, so that a table stopped early has something in every cell."""
     for seed in seeds:
         for cell in found:
             changed = cell.changed(settings).config.items()
             other = [describe_value(name, value) for name, value in changed if cell.config.get(name) != value]
-            # The device is found where the run is done.
+            # The device is resolved where the run is computed.
             config = cell.make(**{**settings, "seed": seed, "device": "cpu"})
             yield ", ".join([cell.key, *other, f"seed {seed}"]), config
 
@@ -168,24 +169,57 @@ def _records_like(results: Path, runs: list[tuple[str, RunConfig]]) -> list[RunR
     return [record for record in Store(results).records() if Protocol.of(record.configuration) in protocols]
 
 
-def _list(table: str | None, store: Store, selection: dict[str, Any]) -> None:
-    """Every cell with the paper's figures and the runs that are there."""
-    if table is not None:
-        check_choice("table", table, TABLES, "reproduce ls")
-    records = store.records()
-    for name in TABLES if table is None else (table,):
-        try:
-            found = cells(name, **selection)
-        except ArgumentError:
-            if table is not None:
-                raise
-            continue
-        done: dict[str, list[str]] = {}
-        for one in group(found, records):
-            done.setdefault(one.cell.key, []).append(f"{len(one.records)} × {one.protocol}")
-        typer.echo(f"{name}: {len(found)} cells, {len(done)} of them with runs in {store.path}")
-        for cell in found:
-            paper = ", ".join(f"{mean:g} ± {std:g}" for mean, std in (cell.paper or {}).values()).replace(" ± nan", "")
-            typer.echo(f"  {cell.key:34} {paper:30} {'; '.join(done.get(cell.key, ['–']))}".rstrip())
-    for note in store.notes:
-        typer.echo(f"note: {note}")
+for _table in TABLES:
+    _add_table(_table)
+
+
+@reproduce_app.command(cls=Command)
+def gradients(results: Results = Path("results")) -> None:
+    """Draw the gradients of the losses, as in the paper's appendix. Trains nothing."""
+    with spoken_errors():
+        from ..report import gradients as pictures  # drawing takes a while to import
+
+        out = results / "gradients"
+        out.mkdir(parents=True, exist_ok=True)
+        pictures.write(out)
+        typer.echo(f"in {out}")
+
+
+@reproduce_app.command("list", cls=Command)
+def list_cells(
+    table: Table = None,
+    only: Only = None,
+    numerics: Numerics = "both",
+    controls: Controls = True,
+    results: Results = Path("results"),
+) -> None:
+    """List the cells of the tables, the paper's figures, and the runs that are finished."""
+    with spoken_errors():
+        check_choice("numerics", numerics, ("reference", "stable", "both"))
+        if table is not None:
+            check_choice("table", table, TABLES, "reproduce list")
+        store = Store(results)
+        records = store.records()
+        for name in TABLES if table is None else (table,):
+            try:
+                found = cells(name, only=only, numerics=None if numerics == "both" else numerics, controls=controls)
+            except ArgumentError:
+                if table is not None:
+                    raise
+                continue
+            _list(name, found, records, store)
+        for note in store.notes:
+            typer.echo(f"note: {note}")
+
+
+def _list(name: str, found: tuple[Cell, ...], records: list[RunRecord], store: Store) -> None:
+    done: dict[str, list[str]] = {}
+    for one in group(found, records):
+        done.setdefault(one.cell.key, []).append(f"{len(one.records)} × {one.protocol}")
+    typer.echo(f"{name}: {len(found)} cells, {len(done)} of them with runs in {store.path}")
+    for cell in found:
+        paper = ", ".join(f"{mean:g} ± {std:g}" for mean, std in (cell.paper or {}).values()).replace(" ± nan", "")
+        typer.echo(f"  {cell.key:34} {paper:30} {'; '.join(done.get(cell.key, ['–']))}".rstrip())
+
+
+reproduce_app.command("ls", hidden=True, cls=Command)(list_cells)

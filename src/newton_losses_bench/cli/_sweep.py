@@ -1,139 +1,190 @@
-"""`newton-losses sweep sorting | paths`: every combination of one's own settings, with several seeds."""
+"""`newton-losses sweep sorting | paths`: every combination of several settings, with several seeds.
 
+The running itself, `run_all`, is shared with `reproduce`: it checks what the runs need, runs those that are missing,
+and says how it ended.
+"""
+
+import importlib.util
+import itertools
+import shlex
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
 from newton_losses.errors import ArgumentError
 
-from ..config import NOT_THE_EXPERIMENT, PathsConfig, RunConfig, SortingConfig, identity
+from ..config import PathsConfig, RunConfig, SortingConfig, identity
+from ..data import MNIST, Warcraft
 from ..describe import describe_setting, describe_value
+from ..device import resolve_device
+from ..settings import option as option_of
 from ..settings import settings as settings_of
 from ..statistics import Summary, summarise_all
-from ..store import Store
-from ._output import spoken_errors
-from ._settings import applicable, parse_grid, product
-from ._sweeping import Computing, Device, Dry, Jobs, Keep, Ray, Results, Root, list_all, option, run_all, seeds_from
-
-sweep_app = typer.Typer(
-    help="Train every combination of settings: each option of `train` takes several values, separated by commas.",
-    no_args_is_help=True,
-    rich_markup_mode="rich",
+from ..store import RunRecord, Store, check_writable
+from ..sweep import Bars, Job, Lines, LocalPool, Pool, SweepResult, run_sweep, split, train_command
+from ._options import (
+    SEVERAL,
+    Device,
+    DryRun,
+    Jobs,
+    Keep,
+    Ray,
+    Results,
+    Seed,
+    Seeds,
+    chosen_seeds,
+    split_values,
+    with_settings,
 )
-_FREE = {"allow_extra_args": True, "ignore_unknown_options": True}
-_SEEDS = option("What to run", "How many seeds, as in 3; or which, as in 4-7 or 0,5, or 3, for the seed 3 alone.")
-Count = Annotated[str, _SEEDS]
+from ._output import refuse_torchrun, spoken_errors, typed_command
+from .app import Command, new_group
+
+sweep_app = new_group("Train every combination of settings: options of `train` take several values, with commas.")
+_FIRST = (
+    *("algorithm", "curvature", "damping", "n", "steps", "epochs", "data", "seed", "seeds"),
+    *("device", "jobs", "results", "dry_run"),
+)
+# Set by other options, by the epochs, or by each run for its device.
+NOT_SWEPT = ("seed", "device", "drops", "graph", "kernels")
+# Settings that only some curvatures have.
+_WITH_CURVATURE = ("fisher", "hessian", "energy")
+_OF_CURVATURES = {"damping": _WITH_CURVATURE, "relative_damping": _WITH_CURVATURE, "spectrum": ("hessian",)}
 
 
-@sweep_app.command(context_settings=_FREE)
+@dataclass(frozen=True)
+class Computing:
+    """How and where the runs of a sweep are computed."""
+
+    results: Path
+    device: str = "auto"
+    jobs: int = 1
+    ray: str | None = None
+    keep_weights: bool = False
+
+
+@sweep_app.command(cls=Command)
+@with_settings(SortingConfig, SEVERAL, first=_FIRST, without=NOT_SWEPT)
 def sorting(
-    context: typer.Context,
-    seeds: Count = "1",
-    data_root: Root = None,
+    seed: Seed = None,
+    seeds: Seeds = None,
     device: Device = "auto",
     jobs: Jobs = 1,
     ray: Ray = None,
     results: Results = Path("results"),
     keep_weights: Keep = False,
-    dry_run: Dry = False,
+    dry_run: DryRun = False,
+    **settings: Any,
 ) -> None:
     """Every combination on the sorting benchmark, and a table of them, best first.
 
-    Settings are the options of `newton-losses train sorting`, each with one value or several; a switch has its value
-    too, as in --compile true. --algorithm has to be given. Runs that the store has are not done again; Ctrl-C saves,
-    and the same command goes on. For example:
+    Finished runs are skipped. Ctrl-C saves a checkpoint of every run; rerun the command to resume. For example:
 
-        newton-losses sweep sorting --algorithm softsort --curvature fisher --damping 0.1,1,10 --seeds 3
+        newton-losses sweep sorting -a softsort -c fisher --damping 0.1,1,10 --seeds 3
     """
-    computing = Computing(results, device, jobs, ray, keep_weights)
-    _sweep(SortingConfig, context.args, {"data_root": data_root}, seeds, computing, dry_run)
+    _sweep(SortingConfig, settings, seed, seeds, Computing(results, device, jobs, ray, keep_weights), dry_run)
 
 
-@sweep_app.command(context_settings=_FREE)
+@sweep_app.command(cls=Command)
+@with_settings(PathsConfig, SEVERAL, first=_FIRST, without=NOT_SWEPT)
 def paths(
-    context: typer.Context,
-    seeds: Count = "1",
-    data_root: Root = None,
+    seed: Seed = None,
+    seeds: Seeds = None,
     device: Device = "auto",
     jobs: Jobs = 1,
     ray: Ray = None,
     results: Results = Path("results"),
     keep_weights: Keep = False,
-    dry_run: Dry = False,
+    dry_run: DryRun = False,
+    **settings: Any,
 ) -> None:
     """Every combination on the shortest-path benchmark, and a table of them, best first.
 
-    Settings are the options of `newton-losses train paths`, each with one value or several; a switch has its value too,
-    as in --compile true. --algorithm has to be given. Runs that the store has are not done again; Ctrl-C saves, and the
-    same command goes on. For example:
+    Finished runs are skipped. Ctrl-C saves a checkpoint of every run; rerun the command to resume. For example:
 
-        newton-losses sweep paths --algorithm smoothed-loss --samples 3,10 --curvature none,fisher --epochs 5 --jobs 2
+        newton-losses sweep paths -a smoothed-loss --samples 3,10 -c none,fisher --jobs 2
     """
-    computing = Computing(results, device, jobs, ray, keep_weights)
-    _sweep(PathsConfig, context.args, {"data_root": data_root}, seeds, computing, dry_run)
+    _sweep(PathsConfig, settings, seed, seeds, Computing(results, device, jobs, ray, keep_weights), dry_run)
 
 
 def _sweep(
-    kind: type[RunConfig], words: list[str], settings: dict[str, Any], seeds: str, computing: Computing, dry: bool
+    kind: type[RunConfig],
+    given: dict[str, Any],
+    seed: int | None,
+    seeds: str | None,
+    computing: Computing,
+    dry_run: bool,
 ) -> None:
     with spoken_errors():
-        grid = parse_grid(kind, words)
-        if "algorithm" not in grid:
-            (choices,) = (one.choices for one in settings_of(kind) if one.name == "algorithm")
-            raise ArgumentError(f"Give --algorithm: one of {', '.join(choices)}, or several with commas.")
-        _refuse_one_run_twice(grid)
-        points, notes = applicable(list(product(grid)))
+        grid = {
+            one.name: split_values(one, value) if one.experiment else [value]
+            for one in settings_of(kind)
+            if (value := given.get(one.name)) is not None
+        }
+        points, notes = applicable(
+            [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
+        )
         for note in notes:
             typer.echo(note, err=True)
         runs = []
-        for seed in seeds_from(seeds, 1):
+        for chosen in chosen_seeds(seed, seeds):
             for point in points:
-                config = kind(**{**settings, **point, "seed": seed, "device": "cpu"}).resolved()
-                runs.append((f"{_name(config, grid)}, seed {seed}", config))
-        if dry:
+                config = kind(**{**point, "seed": chosen, "device": "cpu"}).resolved()
+                runs.append((f"{_label(config, grid)}, seed {chosen}", config))
+        if dry_run:
             list_all(runs, computing)
             return
         result = run_all(runs, computing)
-        typer.echo("\n" + _summary(computing.results, [config for _, config in runs], grid))
+        typer.echo("\n" + _table(computing.results, [config for _, config in runs], grid))
     raise typer.Exit(result.exit_code)
 
 
-def _refuse_one_run_twice(grid: dict[str, list[Any]]) -> None:
-    for name in NOT_THE_EXPERIMENT:
-        if len(grid.get(name, [])) > 1:
-            raise ArgumentError(
-                f"--{name} {','.join(map(str, grid[name])).lower()}: runs that differ in nothing else are one run to a "
-                "store. Give one value."
-            )
+def applicable(points: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[str]]:
+    """The points of a grid, with settings of a curvature only where the point has it, and a note on each left out.
+
+    Points that become equal are merged. A setting that no point takes stays, and is refused later.
+
+    >>> points, _ = applicable([{"curvature": c, "damping": d} for c in ("none", "fisher") for d in (1.0, 2.0)])
+    >>> points
+    [{'curvature': 'none'}, {'curvature': 'fisher', 'damping': 1.0}, {'curvature': 'fisher', 'damping': 2.0}]
+    """
+    notes = []
+    for name, curvatures in _OF_CURVATURES.items():
+        takes = [point.get("curvature", "none") in curvatures for point in points]
+        if any(name in point for point in points) and any(takes) and not all(takes):
+            notes.append(f"{option_of(name)} applies to {' and '.join(c for c in curvatures if c != 'energy')} only.")
+            points = [
+                point if taken else {other: value for other, value in point.items() if other != name}
+                for point, taken in zip(points, takes, strict=True)
+            ]
+    return [point for place, point in enumerate(points) if point not in points[:place]], notes
 
 
-def _name(config: RunConfig, grid: dict[str, list[Any]]) -> str:
-    """What tells one combination from the others; where there is one alone, what it is."""
+def _label(config: RunConfig, grid: dict[str, list[Any]]) -> str:
+    """What distinguishes one combination from the others; if there is only one, what it is."""
     stored = config.to_dict()
     told = [name for name, values in grid.items() if len(values) > 1 and stored[name] is not None]
     return ", ".join(describe_value(name, stored[name]) for name in told) or describe_setting(config)
 
 
-def _summary(results: Path, configs: list[RunConfig], grid: dict[str, list[Any]]) -> str:
+def _table(results: Path, configs: list[RunConfig], grid: dict[str, list[Any]]) -> str:
     """Mean and deviation over the seeds for every combination, best first."""
     records = {record.identity: record for record in Store(results).records()}
-    points: dict[str, list[Any]] = {}
-    names: dict[str, str] = {}
+    points: dict[str, list[RunRecord]] = {}
     for config in configs:
         record = records.get(identity(config.to_dict()))
-        if record is None:
-            continue
-        key = identity({**config.to_dict(), "seed": 0})
-        points.setdefault(key, []).append(record)
-        names[key] = _name(config, grid)
+        if record is not None:
+            points.setdefault(_label(config, grid), []).append(record)
     if not points:
         return "No run is finished yet."
-    means = {key: summarise_all(record.test for record in found) for key, found in points.items()}
+    means = {label: summarise_all(record.test for record in found) for label, found in points.items()}
     lines = []
-    for key in sorted(points, key=lambda key: -next(iter(means[key].values())).mean):
-        line = f"{names[key]}: {_figures(means[key])} ({_seeds(len(points[key]))})"
-        averaged = [record.averaged for record in points[key] if record.averaged]
+    for label in sorted(points, key=lambda label: -next(iter(means[label].values())).mean):
+        line = f"{label}: {_figures(means[label])} ({_seeds(len(points[label]))})"
+        averaged = [record.averaged for record in points[label] if record.averaged]
         if averaged:
             line += f", averaged: {_figures(summarise_all(averaged))} ({_seeds(len(averaged))})"
         lines.append(line)
@@ -146,3 +197,83 @@ def _figures(means: dict[str, Summary]) -> str:
 
 def _seeds(count: int) -> str:
     return "1 seed" if count == 1 else f"{count} seeds"
+
+
+def run_all(labelled: Iterable[tuple[str, RunConfig]], computing: Computing) -> SweepResult:
+    """Run everything that has no result yet, report as fits the reader, and say what failed and how to resume."""
+    refuse_torchrun()
+    if computing.jobs < 1:
+        raise ArgumentError(f"--jobs {computing.jobs}: it has to be at least 1.")
+    runs = list(labelled)
+    configs = [config for _, config in runs]
+    store = Store(computing.results)
+    pool: Pool
+    if computing.ray is None:
+        resolve_device(computing.device)
+        _check_needs(configs)
+        pool = LocalPool(computing.jobs, store.path / ".logs")
+    else:
+        from ..sweep.ray import RayPool
+
+        pool = RayPool(computing.ray, computing.results, computing.jobs, computing.device)
+    check_writable(store.path)
+    jobs = [Job.of(label, config, store.path, computing.device, computing.keep_weights) for label, config in runs]
+    result = run_sweep(jobs, store, Bars() if sys.stdout.isatty() else Lines(), pool)
+    _say_how_it_ended(result)
+    _say_what_has_no_averages(configs, store)
+    return result
+
+
+def list_all(labelled: Iterable[tuple[str, RunConfig]], computing: Computing) -> None:
+    """Only print what would be run, as commands that do it one by one."""
+    store = Store(computing.results)
+    wanted, to_do = split((Job.of(label, config, store.path, computing.device) for label, config in labelled), store)
+    if len(to_do) < len(wanted):
+        typer.echo(f"{len(wanted) - len(to_do)} of {len(wanted)} runs are already in {store.path}.", err=True)
+    for job in to_do:
+        typer.echo(f"{job.label}: newton-losses {shlex.join(train_command(job.configuration))}")
+
+
+def _check_needs(configs: list[RunConfig]) -> None:
+    """Find missing data or packages before the first run, not in each of them."""
+    solver = any(config.task == "convex" and config.algorithm == "relu" for config in configs)
+    if solver and importlib.util.find_spec("cvxpylayers") is None:
+        raise ArgumentError(
+            "Convex layers need the package cvxpylayers: pip install 'newton-losses[cvxpy]'. Without it, "
+            "--algorithm relu-exact uses the known solution instead of the solver."
+        )
+    for data, root in sorted({(config.data, config.data_root or "") for config in configs}):
+        if data == "mnist":
+            MNIST.splits(root or None)
+        elif data == "warcraft":
+            Warcraft(root or None, "test")
+
+
+def _say_what_has_no_averages(configs: list[RunConfig], store: Store) -> None:
+    """A run that was finished or begun without averaged weights stays so, whatever is asked for now."""
+    wanted = {identity(config.to_dict()) for config in configs if config.average}
+    without = sum(record.identity in wanted and not record.averaged for record in store.records()) if wanted else 0
+    if without:
+        typer.echo(
+            f"\n{without} of {len(wanted)} runs were trained without averaged weights and have none. Use another "
+            "--results folder to train them again.",
+            err=True,
+        )
+
+
+def _say_how_it_ended(result: SweepResult) -> None:
+    for failure in result.failures:
+        typer.echo(f"\nfailed: {failure.job.label}\n  {failure.message}", err=True)
+        if failure.log:
+            typer.echo(f"  its full output: {failure.log}", err=True)
+    done = result.finished_before + result.finished
+    if result.failures:
+        typer.echo(f"\n{len(result.failures)} of {result.total} runs failed, {done} are finished.", err=True)
+    elif result.exit_code == 1:
+        typer.echo(f"only {done} of {result.total} runs are finished; rerun the command for the others.", err=True)
+    if result.stopped_by is not None:
+        typer.echo(
+            f"stopped with {done} of {result.total} runs finished; the others have saved their progress. "
+            f"The same command resumes:\n  {typed_command()}",
+            err=True,
+        )

@@ -11,7 +11,7 @@ import torch
 from typer.testing import CliRunner
 
 from newton_losses.errors import ArgumentError
-from newton_losses_bench.cli._app import app
+from newton_losses_bench.cli.app import app
 from newton_losses_bench.data import DataError, DataNotFoundError, Terrain, terrain
 from newton_losses_bench.data._terrain import _corners, _textures
 from newton_losses_bench.data._terrain._distances import optimal_vertices, skipped_by_some

@@ -12,7 +12,7 @@ from run_folders import write_cell, write_run
 from typer.testing import CliRunner
 
 from newton_losses_bench.cells import cells
-from newton_losses_bench.cli._app import app
+from newton_losses_bench.cli.app import app
 from newton_losses_bench.report import AVERAGING, GOAL, GOAL_AVERAGED, GRID, SELECTION, curved_cells, gather, standings
 from newton_losses_bench.report._blocks import Status
 from newton_losses_bench.report._commands import grids

@@ -6,7 +6,7 @@ from run_folders import write_cell
 from typer.testing import CliRunner
 
 from newton_losses_bench.cells import cells
-from newton_losses_bench.cli._app import app
+from newton_losses_bench.cli.app import app
 
 
 def command(*words):

@@ -1,4 +1,4 @@
-"""The command as a newcomer uses it: what it prints, what it refuses, how it stops."""
+"""`newton-losses train`: what it prints, where it writes, how it stops, and what it says when a run fails."""
 
 import json
 import os
@@ -6,38 +6,15 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from newton_losses_bench.cli._app import app
-from newton_losses_bench.cli._train import parse_seeds
-
-TINY = [
-    *("train", "sorting", "--data", "digits", "--digits", "1", "-n", "3", "--steps", "4", "--eval-every", "2"),
-    *("--batch-size", "4", "--validation-sets", "10", "--test-sets", "10", "--device", "cpu"),
-]
-
-
-def command(*words):
-    """The exit code and what was printed."""
-    done = CliRunner().invoke(app, list(words), prog_name="newton-losses", terminal_width=200)
-    if done.exception is not None and not isinstance(done.exception, SystemExit):
-        raise done.exception
-    return done.exit_code, done.output
-
-
-@pytest.mark.parametrize("words", [(), ("train",), ("data",), ("train", "sorting"), ("train", "paths"), ("demo",)])
-def test_help_is_there(words):
-    code, text = command(*words, "--help")
-    assert code == 0
-    assert "Usage" in text
-
-
-def test_the_version():
-    import newton_losses
-
-    assert command("--version") == (0, f"newton-losses {newton_losses.__version__}\n")
+from cli.running import TINY, command
+from newton_losses_bench import train_step
+from newton_losses_bench.config import run_name
+from newton_losses_bench.store import RunError, Store
+from newton_losses_bench.tasks import kept
 
 
 def test_training_prints_lines_and_a_result(tmp_path):
@@ -103,14 +80,28 @@ def test_averaged_weights_are_told_wherever_figures_are(tmp_path):
     assert told["averaged"]["exact_match"]["mean"] == pytest.approx(sum(means) / 2)
 
 
-def test_the_default_folder_tells_settings_apart(tmp_path, monkeypatch):
+def test_the_default_folder_has_the_name_that_a_sweep_would_give_it(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     command(*TINY)
     command(*TINY, "--learning-rate", "0.01")
-    command(*TINY, "--average")
-    names = sorted(path.name for path in (tmp_path / "runs").iterdir())
-    assert len(names) == 3
-    assert all(name.startswith("sorting-n3-softsort-baseline-") and name.endswith("-seed0") for name in names)
+    records = Store("runs").records()
+    assert len(records) == 2
+    assert all(record.path.name == run_name(record.configuration) for record in records)
+
+
+@pytest.mark.parametrize(
+    ("words", "seeds"), [(["--seeds", "2"], [0, 1]), (["--seeds", "4,"], [4]), (["--seed", "4"], [4])]
+)
+def test_seeds_mean_the_same_as_in_a_sweep(words, seeds, tmp_path):
+    assert command(*TINY, *words, "--out", str(tmp_path))[0] == 0
+    assert sorted(record.seed for record in Store(tmp_path).records()) == seeds
+
+
+def test_the_seeds_of_a_command_share_their_data(tmp_path, monkeypatch):
+    read, loads = kept.load_data, []
+    monkeypatch.setattr(kept, "load_data", lambda config: loads.append(config.seed) or read(config))
+    assert command(*TINY, "--seeds", "3-5", "--out", str(tmp_path / "runs"))[0] == 0
+    assert loads == [3]
 
 
 def test_tensorboard_curves(tmp_path):
@@ -120,28 +111,6 @@ def test_tensorboard_curves(tmp_path):
     assert list((tmp_path / "run" / "tensorboard").iterdir())
     # A finished run with curves in its folder still is a run folder.
     assert command(*TINY, "--out", str(tmp_path / "run"))[0] == 0
-
-
-@pytest.mark.parametrize(
-    ("words", "answer"),
-    [
-        (["trian"], "Did you mean 'train'"),
-        (["train", "srting"], "Did you mean 'sorting'"),
-        (["train", "sorting", "--algoritm", "x"], "--algorithm"),
-        (["train", "sorting", "-a", "softsrot"], "did you mean softsort?"),
-        (["train", "paths", "-a", "smoothed-algorithm", "-c", "hessian"], "no Hessian for smoothing of an algorithm"),
-        (["train", "sorting", "-c", "fisher", "--damping", "0"], "--damping 0.0: it has to be a positive number"),
-        (["train", "sorting", "--seeds", "0,x"], "as in 0,1,2 or 0-9"),
-        (["train", "sorting", "--seeds", "1,1"], "each only once"),
-        (["data", "check", "mnits"], "did you mean mnist?"),
-        (["data", "fetch", "terrain"], "data make terrain"),
-        (["data", "make", "mnist"], "data fetch mnist"),
-    ],
-)
-def test_mistakes_are_answered(words, answer):
-    code, text = command(*words)
-    assert code == 2
-    assert answer in text
 
 
 def test_missing_data_says_how_to_get_it(tmp_path):
@@ -161,48 +130,6 @@ def test_another_configuration_in_the_folder_is_refused(tmp_path):
     assert command(*TINY, "-c", "fisher", "--out", str(tmp_path / "run"), "--overwrite")[0] == 0
 
 
-def test_data_is_listed_made_and_checked(tmp_path):
-    root = ["--root", str(tmp_path)]
-    assert json.loads(command("data", "list", "--json", *root)[1])["terrain"]["state"] == "not there"
-    code, text = command("data", "make", "terrain", "--train", "6", "--test", "3", *root)
-    assert code == 0
-    assert "12 maps of 12×12" in text
-    assert command("data", "check", "terrain", *root)[1].startswith("terrain: in order, 6 for training")
-    assert "there (6 training maps" in command("data", "list", *root)[1]
-    assert "digits: in order" in command("data", "check", "digits", *root)[1]
-    code, text = command("data", "check", "warcraft", *root)
-    assert code == 2
-    assert "10.17617/3.YJCQ5S" in text
-
-
-def test_info_tells_versions():
-    import torch
-
-    assert f"torch          {torch.__version__}" in command("info")[1]
-    assert json.loads(command("info", "--json")[1])["torch"] == torch.__version__
-
-
-def test_seeds_are_numbers_and_ranges():
-    assert parse_seeds("4") == [4]
-    assert parse_seeds("0-2,7") == [0, 1, 2, 7]
-
-
-@pytest.mark.parametrize(("words", "package"), [(["data", "check", "digits"], "sklearn"), (["demo"], "matplotlib")])
-def test_a_missing_package_is_named(words, package, monkeypatch):
-    for name in [name for name in sys.modules if name.split(".")[0] == package]:
-        monkeypatch.delitem(sys.modules, name)
-
-    class Missing:
-        def find_spec(self, name, path=None, target=None):
-            if name.split(".")[0] == package:
-                raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-
-    monkeypatch.setattr(sys, "meta_path", [Missing(), *sys.meta_path])
-    code, text = command(*words)
-    assert code == 2
-    assert f"needs the package {package}" in text
-
-
 ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
 
 
@@ -218,12 +145,101 @@ def test_control_c_saves_and_says_how_to_go_on(tmp_path):
     _, complaint = process.communicate(timeout=60)
     assert process.returncode == 130
     assert complaint.startswith("stopped after step ")
+    assert "The same command resumes:" in complaint
     assert "newton-losses train sorting --data digits" in complaint
     assert (tmp_path / "run" / "checkpoint.pt").exists()
 
 
-def test_without_its_packages_the_command_says_what_to_install():
-    script = "import sys; sys.modules['typer'] = None; from newton_losses_bench.cli import main; main()"
-    done = subprocess.run([sys.executable, "-c", script], env=ENVIRONMENT, capture_output=True, text=True, check=False)
-    assert done.returncode == 2
-    assert "pip install 'newton-losses[bench]'" in done.stderr
+def events(*words):
+    """The exit code and the JSON events."""
+    code, text = command(*TINY, "--json", *words)
+    return code, [json.loads(line) for line in text.splitlines()]
+
+
+@pytest.fixture
+def at_step(monkeypatch):
+    """Do something at a training step, counted from 0 over all runs of a test."""
+    steps, take = iter(range(1000)), train_step.Trainer.train_step
+
+    def at(wanted, act):
+        def patched(self):
+            if next(steps) == wanted:
+                act()
+            take(self)
+
+        monkeypatch.setattr(train_step.Trainer, "train_step", patched)
+
+    return at
+
+
+def fail():
+    raise RunError("the dog ate it")
+
+
+def divide():
+    return 1 / 0
+
+
+def interrupt_twice():
+    os.kill(os.getpid(), signal.SIGINT)
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_an_interrupted_seed_is_named(at_step, tmp_path):
+    at_step(6, lambda: os.kill(os.getpid(), signal.SIGINT))
+    code, told = events("--seeds", "3,5,7", "--out", str(tmp_path / "runs"))
+    assert code == 130
+    assert [event["event"] for event in told if event["seed"] == 3][-1] == "finished"
+    assert (told[-1]["event"], told[-1]["seed"], told[-1]["step"]) == ("interrupted", 5, 3)
+    assert "stopped after step 3; everything is saved" in told[-1]["message"]
+
+
+@pytest.mark.parametrize(
+    ("act", "code", "event", "message"),
+    [
+        (fail, 2, "error", "the dog ate it"),
+        (divide, 1, "error", "unexpected ZeroDivisionError: division by zero"),
+        (interrupt_twice, 130, "interrupted", "stopped at once. The last checkpoint is intact"),
+    ],
+    ids=["an error of ours", "an error of anybody", "a second Ctrl-C"],
+)
+def test_a_run_that_ends_badly_is_told_in_a_sentence(act, code, event, message, at_step, tmp_path):
+    before = signal.getsignal(signal.SIGINT)
+    at_step(6, act)
+    try:
+        found, told = events("--seeds", "3,5,7", "--out", str(tmp_path / "runs"))
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert (found, told[-1]["event"], told[-1]["seed"]) == (code, event, 5)
+    assert told[-1]["message"].startswith(message)
+    assert "Traceback" not in told[-1]["message"]
+
+
+def test_the_traceback_of_an_unexpected_error_is_kept_in_a_file(at_step, tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    at_step(1, divide)
+    code, text = command(*TINY, "--out", str(tmp_path / "run"))
+    assert code == 1
+    assert "Traceback" not in text
+    path = text.split("traceback in ")[1].strip()
+    assert "in divide" in Path(path).read_text()
+
+
+def test_a_folder_that_is_refused_names_its_seed(tmp_path):
+    (tmp_path / "runs" / "seed-5").mkdir(parents=True)
+    (tmp_path / "runs" / "seed-5" / "letter.txt").write_text("hello")
+    code, told = events("--seeds", "3,5", "--out", str(tmp_path / "runs"))
+    assert (code, told[-1]["event"], told[-1]["seed"]) == (2, "error", 5)
+
+
+def test_a_mistake_that_is_no_run_s_has_no_seed(tmp_path):
+    code, told = events("--damping", "-1", "--out", str(tmp_path / "run"))
+    assert code == 2
+    assert [(event["event"], "seed" in event) for event in told] == [("error", False)]
+
+
+def test_torchrun_is_refused(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    code, text = command(*TINY)
+    assert code == 2
+    assert "leave it out, and use `sweep --jobs`" in text
