@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from newton_losses import ArgumentError
-from newton_losses_bench.cli._app import app
+from newton_losses_bench.cli.app import app
 from newton_losses_bench.config import SortingConfig, run_name
 from newton_losses_bench.store import RunError, RunFolder, Store, pack
 
