@@ -25,6 +25,15 @@ def test_sample_is_the_quantile(ours, theirs):
     torch.testing.assert_close(ours.sample(uniform), torch.from_numpy(theirs.ppf(uniform.numpy())))
 
 
+@pytest.mark.parametrize(("ours", "theirs"), [p for p in PAIRS if not hasattr(p[0], "num_uniforms")])
+def test_float32_tails_keep_their_digits(ours, theirs):
+    """Draws of torch.rand are multiples of 2⁻²⁴, the outermost included: a formula that cancels there loses them."""
+    steps = torch.tensor([1, 3, 1000, 2**20, 2**24 - 2**20, 2**24 - 1000, 2**24 - 3, 2**24 - 1], dtype=torch.float64)
+    uniform = steps / 2**24
+    wanted = torch.from_numpy(theirs.ppf(uniform.numpy()))
+    torch.testing.assert_close(ours.sample(uniform.float()).double(), wanted, rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("degrees_of_freedom", [0.7, 1.0, 3.0, 30.0])
 def test_student_t_is_exact_for_all_degrees_of_freedom(degrees_of_freedom):
     # Two uniforms make one value: a fine grid of both stands for their joint distribution.
