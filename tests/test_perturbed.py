@@ -270,7 +270,10 @@ def test_the_newton_step_descends():
     assert loss(y - step, target).mean() < 0.5 * expansion.value.mean()
 
 
-def test_it_shows_its_settings():
+def test_they_show_their_settings_and_defaults():
+    for default in (repr(Perturbed(cheapest_two)), repr(FenchelYoungLoss(cheapest_two))):
+        assert "scale=0.1, num_samples=10, distribution=Gaussian(), variance_reduction='leave_one_out'" in default
+        assert "antithetic=False, quasi=False, minimize=True" in default
     shown = repr(FenchelYoungLoss(cheapest_two, 0.5, 3))
     assert "scale=0.5, num_samples=3, distribution=Gaussian()" in shown
     assert "minimize=True, hessian='jacobian'" in shown
