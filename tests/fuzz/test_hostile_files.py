@@ -19,7 +19,7 @@ import torch
 import newton_losses
 from newton_losses_bench.config import SortingConfig
 from newton_losses_bench.data import MNIST, Terrain, terrain
-from newton_losses_bench.data._files import DataError
+from newton_losses_bench.data.files import DataError
 from newton_losses_bench.store import BadCheckpoint, RunError, RunFolder, read_checkpoint
 
 SOURCES = sorted(Path(newton_losses.__file__).parent.rglob("*.py"))

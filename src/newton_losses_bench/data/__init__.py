@@ -5,18 +5,18 @@ else the user's cache folder. Nothing is read, made or downloaded when this pack
 """
 
 from . import terrain as terrain
-from ._affine import Affine as Affine
-from ._digits import Digits as Digits
-from ._files import DataError as DataError
-from ._files import DataNotFoundError as DataNotFoundError
-from ._files import Splits as Splits
-from ._files import data_root as data_root
-from ._files import stamps as stamps
-from ._images import LabeledImages as LabeledImages
-from ._mnist import MNIST as MNIST
-from ._multi_digit import DigitBatch as DigitBatch
-from ._multi_digit import MultiDigit as MultiDigit
-from ._path_maps import PathBatch as PathBatch
-from ._path_maps import PathMaps as PathMaps
-from ._warcraft import Warcraft as Warcraft
+from .digits import MNIST as MNIST
+from .digits import Digits as Digits
+from .digits import LabeledImages as LabeledImages
+from .files import DataError as DataError
+from .files import DataNotFoundError as DataNotFoundError
+from .files import Splits as Splits
+from .files import data_root as data_root
+from .files import stamps as stamps
+from .multi_digit import Affine as Affine
+from .multi_digit import DigitBatch as DigitBatch
+from .multi_digit import MultiDigit as MultiDigit
+from .path_maps import PathBatch as PathBatch
+from .path_maps import PathMaps as PathMaps
+from .path_maps import Warcraft as Warcraft
 from .terrain import Terrain as Terrain

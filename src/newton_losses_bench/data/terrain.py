@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from newton_losses.errors import ArgumentError
 
-from ._files import (
+from .files import (
     DataError,
     DataNotFoundError,
     Splits,
@@ -28,12 +28,10 @@ from ._files import (
     known_split,
     root_options,
 )
-from ._map_files import PARTS, MapFiles, file_name, normalized_splits
-from ._path_maps import PathMaps
-from ._terrain._corners import NAMES as NAMES
-from ._terrain._corners import TENTHS, draw_corners
-from ._terrain._render import TILE, render
-from ._terrain._streams import Streams
+from .path_maps import PARTS, TILE, MapFiles, PathMaps, file_name, normalized_splits
+from .terrain_layout import NAMES as NAMES
+from .terrain_layout import TENTHS, Streams, draw_corners
+from .terrain_pictures import render
 
 VERSION = 1
 COSTS = (TENTHS / 10).astype(np.float16)

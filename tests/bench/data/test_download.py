@@ -7,8 +7,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from newton_losses_bench.data import MNIST, DataError, DataNotFoundError, _mnist
-from newton_losses_bench.data._download import fetch
+from newton_losses_bench.data import MNIST, DataError, DataNotFoundError, digits
+from newton_losses_bench.data.files import fetch
 
 CONTENT = bytes(range(256)) * 1000
 MD5 = hashlib.md5(CONTENT).hexdigest()
@@ -143,7 +143,7 @@ def test_mnist_downloads_its_files_where_torchvision_keeps_them(server, tmp_path
     images, labels = "train-images-idx3-ubyte.gz", "train-labels-idx1-ubyte.gz"
     server.files = {images: packed((3, 28, 28), 3 * 784), labels: packed((3,), 3)}
     sums = {name: hashlib.md5(content).hexdigest() for name, content in server.files.items()}
-    monkeypatch.setattr(_mnist, "FILE_SUMS", sums)
+    monkeypatch.setattr(digits, "FILE_SUMS", sums)
     mirrors = [server.mirror("missing"), server.mirror("good")]
     with pytest.raises(DataNotFoundError, match="download=True"):
         MNIST(tmp_path, check=False)

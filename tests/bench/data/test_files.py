@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from newton_losses_bench.data import data_root
-from newton_losses_bench.data._files import atomic_folder, atomic_path, file_md5
+from newton_losses_bench.data.files import atomic_folder, file_md5
 
 
 def test_the_root_is_the_argument_then_the_variable_then_the_users_cache(monkeypatch, tmp_path):
@@ -19,25 +19,6 @@ def test_the_root_is_the_argument_then_the_variable_then_the_users_cache(monkeyp
     monkeypatch.delenv("XDG_CACHE_HOME")
     assert data_root() == Path.home() / ".cache" / "newton-losses"
     assert data_root("~/x") == Path.home() / "x"
-
-
-def test_a_file_is_replaced_only_by_a_whole_one(tmp_path):
-    path = tmp_path / "file"
-    path.write_text("old")
-
-    def fail():
-        with atomic_path(path) as temporary:
-            temporary.write_text("half")
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        fail()
-    assert path.read_text() == "old"
-    with atomic_path(path) as temporary:
-        temporary.write_text("new")
-        assert path.read_text() == "old"
-    assert path.read_text() == "new"
-    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_a_folder_is_put_back_when_the_new_one_cannot_take_its_place(tmp_path, monkeypatch):

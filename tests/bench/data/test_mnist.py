@@ -8,7 +8,7 @@ import torch
 
 from bench.data.sources import mnist_root
 from newton_losses_bench.data import MNIST, DataError, DataNotFoundError
-from newton_losses_bench.data._idx import read_idx
+from newton_losses_bench.data.digits import read_idx
 
 IMAGES = np.arange(3 * 28 * 28, dtype=np.uint32).reshape(3, 28, 28).astype(np.uint8)
 LABELS = np.array([7, 0, 9], dtype=np.uint8)

@@ -12,10 +12,8 @@ from typer.testing import CliRunner
 
 from newton_losses.errors import ArgumentError
 from newton_losses_bench.cli.app import app
-from newton_losses_bench.data import DataError, DataNotFoundError, Terrain, terrain
-from newton_losses_bench.data._terrain import _corners, _textures
-from newton_losses_bench.data._terrain._distances import optimal_vertices, skipped_by_some
-from newton_losses_bench.data._terrain._streams import Streams
+from newton_losses_bench.data import DataError, DataNotFoundError, Terrain, terrain, terrain_layout, terrain_pictures
+from newton_losses_bench.data.terrain_layout import Streams, optimal_vertices, skipped_by_some
 
 
 def all_shortest_paths(costs):
@@ -67,7 +65,7 @@ def test_a_seed_gives_the_same_bytes_on_every_machine():
 
 
 def test_textures_are_pinned_apart_from_the_maps():
-    content = _textures.texture_sheets().astype("<i2").tobytes()
+    content = terrain_pictures.texture_sheets().astype("<i2").tobytes()
     wanted = "a609cb23d75cf6e9fdd13eade18ef8bdb9a9cd3993a424f53dc69677b303c6a4"
     assert hashlib.sha256(content).hexdigest() == wanted
 
@@ -98,18 +96,18 @@ def test_labels_equal_the_librarys_own_solver(drawn):
 
 def test_the_shares_that_the_documentation_names(monkeypatch):
     """Ties before vertices are drawn again (90 %), vertices changed (5 of 144), diagonal paths (5 %)."""
-    make_unique = _corners._make_paths_unique
+    make_unique = terrain_layout._make_paths_unique
     ties, changed = [], []
 
     def watch(streams, terrains):
         before = terrains.copy()
-        ties.append(~optimal_vertices(_corners.TENTHS[terrains[:, 1:-1, 1:-1]])[2])
+        ties.append(~optimal_vertices(terrain_layout.TENTHS[terrains[:, 1:-1, 1:-1]])[2])
         paths = make_unique(streams, terrains)
         changed.append((terrains != before).sum(axis=(1, 2)))
         return paths
 
-    monkeypatch.setattr(_corners, "_make_paths_unique", watch)
-    _, paths = _corners.draw_corners(Streams(0, 0, 0, 1000), 1000, 12)
+    monkeypatch.setattr(terrain_layout, "_make_paths_unique", watch)
+    _, paths = terrain_layout.draw_corners(Streams(0, 0, 0, 1000), 1000, 12)
     # A thousand maps: the standard errors are 0.01, 0.2 and 0.007.
     assert abs(np.mean(ties) - 0.90) < 0.02
     assert abs(np.mean(changed) - 5) < 0.6
@@ -246,7 +244,7 @@ def test_files_that_passed_are_not_read_again(tmp_path, monkeypatch):
     terrain.make(tmp_path, size=3, counts=(2, 1, 1))
     Terrain(tmp_path, size=3)
     read = []
-    monkeypatch.setattr("newton_losses_bench.data._files.file_md5", lambda path: read.append(path.name))
+    monkeypatch.setattr("newton_losses_bench.data.files.file_md5", lambda path: read.append(path.name))
     files = Terrain(tmp_path, size=3)
     assert read == []
     with pytest.raises(DataError, match="md5 sum"):

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from newton_losses.errors import ArgumentError
-from newton_losses_bench.data import DataError, DataNotFoundError, Warcraft, _warcraft
-from newton_losses_bench.data._files import file_md5
+from newton_losses_bench.data import DataError, DataNotFoundError, Warcraft, path_maps
+from newton_losses_bench.data.files import file_md5
 
 PLACES = [
     "warcraft_shortest_path_oneskin/12x12",
@@ -27,13 +27,13 @@ def root(tmp_path, monkeypatch):
         np.save(folder / f"{split}_maps.npy", maps)
         np.save(folder / f"{split}_vertex_weights.npy", np.full((count, 12, 12), 0.8, dtype=np.float16))
         np.save(folder / f"{split}_shortest_paths.npy", np.eye(12, dtype=np.uint8)[None].repeat(count, 0))
-    monkeypatch.setattr(_warcraft, "SUMS", {path.name: file_md5(path) for path in folder.iterdir()})
+    monkeypatch.setattr(path_maps, "WARCRAFT_SUMS", {path.name: file_md5(path) for path in folder.iterdir()})
     return tmp_path
 
 
 def test_the_sums_are_those_of_all_nine_files():
-    assert len(_warcraft.SUMS) == len(set(_warcraft.SUMS.values())) == 9
-    assert all(len(md5) == 32 for md5 in _warcraft.SUMS.values())
+    assert len(path_maps.WARCRAFT_SUMS) == len(set(path_maps.WARCRAFT_SUMS.values())) == 9
+    assert all(len(md5) == 32 for md5 in path_maps.WARCRAFT_SUMS.values())
 
 
 @pytest.mark.parametrize("place", PLACES)
@@ -102,7 +102,7 @@ def test_a_folder_that_cannot_be_written_to_does(root, monkeypatch):
     def refuse(*arguments, **options):
         raise PermissionError("read-only")
 
-    monkeypatch.setattr("newton_losses_bench.data._files.Path.touch", refuse)
+    monkeypatch.setattr("newton_losses_bench.data.files.Path.write_text", refuse)
     assert len(Warcraft(root)) == 4
 
 

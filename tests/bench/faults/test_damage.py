@@ -14,8 +14,8 @@ import pytest
 
 from newton_losses_bench.config import SortingConfig
 from newton_losses_bench.data import MNIST, Terrain, terrain
-from newton_losses_bench.data import _mnist as mnist_module
-from newton_losses_bench.data._files import DataError
+from newton_losses_bench.data import digits as mnist_module
+from newton_losses_bench.data.files import DataError
 from newton_losses_bench.loop import run
 from newton_losses_bench.progress import Silent
 from newton_losses_bench.store import RunError, read_json

@@ -1,18 +1,22 @@
-"""MNIST from the standard idx files in torchvision's layout, from an `.npz`, or downloaded."""
+"""Pictures of single digits: MNIST from its files, or downloaded, and the small set that scikit-learn brings."""
 
+import gzip
 import hashlib
 import os
+import struct
+import zlib
 from collections.abc import Sequence
+from math import prod
 from pathlib import Path
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
-from ._download import Progress, fetch
-from ._files import DataError, DataNotFoundError, Splits, data_root, root_options
-from ._idx import read_idx
-from ._images import LabeledImages
+from newton_losses.errors import ShapeError
+
+from .files import DataError, DataNotFoundError, Progress, Splits, data_root, fetch, known_split, root_options
 
 MIRRORS = (
     "https://ossci-datasets.s3.amazonaws.com/mnist",
@@ -34,6 +38,44 @@ _NPZ_KEYS = {"train": ("x_train", "y_train"), "t10k": ("x_test", "y_test")}
 _TRAINING_IMAGES = 55000
 
 Arrays = tuple[NDArray[np.uint8], NDArray[np.uint8]]
+_IDX_UNSIGNED_BYTE = 8
+# Of scikit-learn's digits, in the order of the file, which goes from writer to writer: shuffled, one hand would be in
+# several parts.
+_DIGITS_BOUNDS = {"train": (0, 1297), "val": (1297, 1497), "test": (1497, 1797)}
+
+
+class LabeledImages:
+    """Pictures `images` `(K, height, width)` uint8, 0 black to 255 white, and `labels` `(K,)` int64.
+
+    >>> data = LabeledImages(torch.zeros(3, 8, 8, dtype=torch.uint8), torch.tensor([7, 1, 4]))
+    >>> len(data), data[1][1].item(), len(data.part(0, 2))
+    (3, 1, 2)
+    """
+
+    def __init__(self, images: Tensor, labels: Tensor) -> None:
+        if images.ndim != 3 or images.dtype != torch.uint8 or labels.shape != images.shape[:1]:
+            raise ShapeError(
+                "Labelled images are a uint8 tensor (K, height, width) and K labels, not "
+                f"{images.dtype} {tuple(images.shape)} and {tuple(labels.shape)}."
+            )
+        self.images = images
+        self.labels = labels.to(torch.int64)
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"index {index} of {len(self)} images")
+        return self.images[index], self.labels[index]
+
+    def part(self, begin: int, end: int) -> "LabeledImages":
+        """The images from `begin` up to, not including, `end`."""
+        return LabeledImages(self.images[begin:end], self.labels[begin:end])
+
+    def to(self, device: torch.device | str) -> "LabeledImages":
+        """The same data on a device."""
+        return LabeledImages(self.images.to(device), self.labels.to(device))
 
 
 class MNIST(LabeledImages):
@@ -142,3 +184,52 @@ def _check_content(base: Path, part: str, arrays: Arrays) -> None:
                 f"not {wanted}. Remove the files and fetch them again, or pass check=False for another set "
                 "in the same format."
             )
+
+
+def read_idx(path: Path) -> NDArray[np.uint8]:
+    """Read an idx file of unsigned bytes: two zero bytes, a type, the number of axes, big-endian lengths, the values.
+
+    A name that ends in `.gz` is unpacked on the way.
+    """
+    try:
+        content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise DataError(f"{path} cannot be unpacked ({error}): it is truncated or damaged.") from error
+    if len(content) < 4 or content[:3] != bytes((0, 0, _IDX_UNSIGNED_BYTE)):
+        raise DataError(f"{path} does not begin like an idx file of unsigned bytes: it is damaged.")
+    axes = content[3]
+    begin = 4 + 4 * axes
+    if len(content) < begin:
+        raise DataError(f"{path} ends within its header, after {len(content)} bytes: it is truncated.")
+    shape = struct.unpack(f">{axes}I", content[4:begin])
+    if len(content) != begin + prod(shape):
+        raise DataError(
+            f"{path} has {len(content) - begin} values where its header {shape} asks for {prod(shape)}: "
+            "it is truncated or damaged."
+        )
+    return np.frombuffer(content, dtype=np.uint8, offset=begin).reshape(shape)
+
+
+class Digits(LabeledImages):
+    """One split of scikit-learn's digits: the first 1,297 pictures, the next 200, the last 300.
+
+    Their 17 grey levels are stretched to 0, …, 255. A set this small is soon known by heart: draw training
+    sets with an `Affine` to get an endless supply.
+
+    >>> Digits("test").images.shape
+    torch.Size([300, 8, 8])
+    """
+
+    def __init__(self, split: str = "train") -> None:
+        from sklearn.datasets import load_digits
+
+        begin, end = _DIGITS_BOUNDS[known_split(split)]
+        data = load_digits()
+        levels = torch.from_numpy(data.images[begin:end]).to(torch.int32)
+        images = (levels * 255 + 8) // 16
+        super().__init__(images.to(torch.uint8), torch.from_numpy(data.target[begin:end]))
+
+    @staticmethod
+    def splits() -> Splits[LabeledImages]:
+        """All three splits."""
+        return Splits(*(Digits(split) for split in Splits._fields))

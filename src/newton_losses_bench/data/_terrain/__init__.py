@@ -1,1 +1,0 @@
-"""How a look-alike map is drawn: corners, their unique shortest path, textures, pixels. Integers only."""

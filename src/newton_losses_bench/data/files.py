@@ -1,0 +1,269 @@
+"""Where data lies, how it is downloaded, and how damage is found. Nothing here knows what is in the files.
+
+A file or folder appears under its name only once all of it is there: half of one is never taken for a whole. Downloads
+grow under the name `<name>.part`, and an interrupted one is continued where the mirror can do that.
+"""
+
+import errno
+import hashlib
+import json
+import os
+import secrets
+import shlex
+import shutil
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, Generic, NamedTuple, TypeVar
+
+from newton_losses.errors import ArgumentError, NewtonLossesError
+
+ROOT_VARIABLE = "NEWTON_LOSSES_DATA"
+# Counts bytes: the name of the file, those that are there, all.
+Progress = Callable[[str, int, int], None]
+_STAMP = ".checked.json"
+_LOCAL_TROUBLE = {errno.ENOSPC, errno.EACCES, errno.EPERM, errno.EROFS, errno.EDQUOT, errno.EISDIR}
+_T = TypeVar("_T")
+
+
+class DataError(NewtonLossesError, OSError):
+    """A data file is there but not what it has to be; the message says which file and what to do."""
+
+
+class DataNotFoundError(DataError, FileNotFoundError):
+    """A data file is not there; the message says where it was looked for and how to get it."""
+
+
+class Splits(NamedTuple, Generic[_T]):
+    """The three parts of a data set."""
+
+    train: _T
+    val: _T
+    test: _T
+
+
+def data_root(root: str | os.PathLike[str] | None = None) -> Path:
+    """The folder under which all data lies; it need not exist.
+
+    `root` where given, else the environment variable `NEWTON_LOSSES_DATA`, else the user's cache folder.
+
+    >>> data_root("data").as_posix()
+    'data'
+    """
+    if root is not None:
+        return Path(root).expanduser()
+    named = os.environ.get(ROOT_VARIABLE)
+    if named:
+        return Path(named).expanduser()
+    if sys.platform == "win32":
+        base = os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local"
+    elif sys.platform == "darwin":
+        base = Path.home() / "Library" / "Caches"
+    else:
+        base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "newton-losses"
+
+
+def root_options(base: Path) -> list[str]:
+    """What `newton-losses data` has to be told to work in the folder `base`: nothing where it does so by itself.
+
+    >>> root_options(Path("my data"))
+    ["--root 'my data'"]
+    """
+    return [] if base == data_root() else [f"--root {shlex.quote(str(base))}"]
+
+
+def known_split(split: str) -> str:
+    """`split` itself if it is the name of one."""
+    if split not in Splits._fields:
+        raise ArgumentError(f"split={split!r} is not known; it is one of 'train', 'val', 'test'.")
+    return split
+
+
+@contextmanager
+def atomic_folder(path: Path) -> Iterator[Path]:
+    """A folder beside `path` to fill; at the end it takes the place of `path`, on an error it vanishes."""
+    beside = f"{path.name}.{secrets.token_hex(4)}"
+    temporary, replaced = path.with_name(f"{beside}.part"), path.with_name(f"{beside}.old")
+    temporary.mkdir(parents=True)
+    try:
+        yield temporary
+        if path.exists():
+            path.rename(replaced)
+        try:
+            temporary.rename(path)
+        except OSError:
+            if replaced.exists():
+                replaced.rename(path)
+            raise
+        shutil.rmtree(replaced, ignore_errors=True)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def file_md5(path: Path) -> str:
+    """The md5 sum of a file, in hexadecimal digits."""
+    with path.open("rb") as file:
+        # These sums find damage, not malice; the flag lets them work where md5 is barred as a safeguard.
+        return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
+
+
+def stamps(places: Iterable[Path]) -> tuple[tuple[str | int, ...], ...]:
+    """What differs when a file was changed or replaced: of each that is there, its place, size, times and number.
+
+    A folder stands for the files in it. Hidden ones do not count: they are notes of our own.
+    """
+    found = []
+    for place in places:
+        files = [place]
+        # Another process may put a new folder or file in the place of one at any time.
+        with suppress(FileNotFoundError, NotADirectoryError):
+            files = sorted(place.iterdir())
+        for file in files:
+            with suppress(FileNotFoundError):
+                facts = file.stat()
+                if not file.name.startswith("."):
+                    found.append((str(file), facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns, facts.st_ino))
+    return tuple(found)
+
+
+def verify_files(folder: Path, sums: Mapping[str, str], advice: str, again: bool = False) -> None:
+    """Compare the md5 sums of files in `folder`; those that passed and did not change are not read again.
+
+    What passed is remembered in a hidden file beside them, where the folder can be written to. With `again`,
+    all files are read whatever is remembered.
+    """
+    try:
+        passed = dict(json.loads((folder / _STAMP).read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):
+        passed = {}
+    for name, md5 in sums.items():
+        path = folder / name
+        facts = path.stat()
+        # The time of modification can be set to anything, as copying does; that of change is the system's own.
+        stamp = [md5, facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns]
+        if passed.get(name) == stamp and not again:
+            continue
+        found = file_md5(path)
+        if found != md5:
+            raise DataError(f"{path} has the md5 sum {found}, not {md5}: it is damaged or of another set. {advice}")
+        passed[name] = stamp
+    # Beside and then in place: a reader never sees half of it. Without it files are only read again.
+    temporary = folder / f"{_STAMP}.{secrets.token_hex(4)}.part"
+    with suppress(OSError):
+        temporary.write_text(json.dumps(passed), encoding="utf-8")
+        temporary.replace(folder / _STAMP)
+    with suppress(OSError):
+        temporary.unlink(missing_ok=True)
+
+
+# Downloading
+
+
+def fetch(folder: Path, name: str, md5: str, mirrors: Sequence[str], progress: Progress | None = None) -> Path:
+    """Return `folder/name` with the sum `md5`, downloaded from `mirror/name` where it is not there yet.
+
+    `progress(name, done, total)` counts bytes. When no mirror gives the file, the error lists what each did.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with _one_process_at_a_time(folder):
+        return _fetch(folder, name, md5, mirrors, progress)
+
+
+def _fetch(folder: Path, name: str, md5: str, mirrors: Sequence[str], progress: Progress | None) -> Path:
+    target = folder / name
+    if target.exists() and file_md5(target) == md5:
+        return target
+    part = folder / f"{name}.part"
+    failures = []
+    for mirror in mirrors:
+        url = f"{mirror.rstrip('/')}/{name}"
+        # A part may come from another file or be damaged: if continuing it fails, this mirror starts afresh.
+        for resume in (True, False) if part.exists() else (False,):
+            failure = _attempt(url, part, md5, resume, progress)
+            if failure is None:
+                os.replace(part, target)
+                return target
+            failures.append(f"{url}: {failure}")
+    raise DataError(f"{name} could not be downloaded to {folder}. " + "; ".join(failures) + ".")
+
+
+@contextmanager
+def _one_process_at_a_time(folder: Path) -> Iterator[None]:
+    """Runs that start together must not write to one part; the second finds what the first one fetched."""
+    try:
+        import fcntl
+    except ImportError:  # on Windows, where the sums alone have to keep damage out
+        yield
+        return
+    # The folder itself is locked, so that no lock file is left behind.
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        # Some network file systems have no locks: there too, only the sums keep damage out.
+        with suppress(OSError):
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
+
+
+def _attempt(url: str, part: Path, md5: str, resume: bool, progress: Progress | None) -> str | None:
+    """Download to `part`, and say what went wrong, or None. A part with a wrong sum is removed."""
+    downloader = _downloader()
+    there = part.stat().st_size if resume else 0
+    # The sum is that of the packed file: no server may unpack it on the way.
+    headers = {"Accept-Encoding": "identity"}
+    if there:
+        headers["Range"] = f"bytes={there}-"
+    bar = _Bar(part.name.removesuffix(".part"), there, progress)
+    try:
+        with part.open("ab" if resume else "wb") as file:
+            downloader(progressbar=bar, chunk_size=1 << 16, headers=headers)(url, file, None)
+    except OSError as error:
+        # Errors of the network are OSErrors as well; trouble with the own disk is not the mirror's fault.
+        if error.errno in _LOCAL_TROUBLE:
+            raise
+        return _one_line(error)
+    found = file_md5(part)
+    if found == md5:
+        return None
+    size = part.stat().st_size
+    part.unlink()
+    return f"gave {size} bytes with the md5 sum {found} instead of {md5}"
+
+
+def _downloader() -> Any:
+    try:
+        from pooch import HTTPDownloader
+    except ImportError as error:
+        raise ArgumentError(
+            "Downloading needs the package pooch: install newton-losses[bench], or copy the files by hand."
+        ) from error
+    return HTTPDownloader
+
+
+def _one_line(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}".splitlines()[0][:300]
+
+
+class _Bar:
+    """What pooch takes for a progress bar, as a callback."""
+
+    def __init__(self, name: str, there: int, progress: Progress | None) -> None:
+        self.name, self.there, self.progress = name, there, progress
+        self.total = 0
+        self.done = 0
+
+    def update(self, count: int) -> None:
+        # pooch reports whole chunks, also for the last one, which is smaller.
+        self.done = min(self.done + count, self.total) if self.total else self.done + count
+        if self.progress is not None:
+            self.progress(self.name, self.there + self.done, self.there + self.total)
+
+    def reset(self) -> None:
+        """At the end pooch goes back to zero and then reports the total."""
+        self.done = 0
+
+    def close(self) -> None:
+        """Nothing to close."""
