@@ -19,8 +19,8 @@ from unittest.mock import patch
 
 import torch
 
-from newton_losses_bench.kernels import _digit_hopper as layers
-from newton_losses_bench.kernels._cuda_c import HERE, Kernels, compiled, compiler
+from newton_losses_bench.kernels import digit_layers_hopper as layers
+from newton_losses_bench.kernels.nvrtc import HERE, Kernels, compiled, compiler
 
 HEIGHT, WIDTH, LAUNCHES, REPLAYS = 28, 112, 25, 5
 PROBE_PLACES = 227 * 64  # times 16 bytes: all the shared memory that there is

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.profiler import ProfilerActivity, profile
 
-from newton_losses_bench.kernels import _digits, digit_features
+from newton_losses_bench.kernels import digit_features, digit_layers
 
 HEIGHT, WIDTH = 28, 112
 REPEATS = 20
@@ -39,8 +39,8 @@ def kernel_times(function: Callable[[], object]) -> dict[str, float]:
 
 def layers(pictures: Tensor, weights: list[Tensor], slope: Tensor, hopper: bool) -> list[Tensor]:
     """Features and the gradients of the weights."""
-    chosen = _digits.has_hopper_layers if hopper else lambda *_: False
-    with patch.object(_digits, "has_hopper_layers", chosen):
+    chosen = digit_layers.has_hopper_layers if hopper else lambda *_: False
+    with patch.object(digit_layers, "has_hopper_layers", chosen):
         features = digit_features(pictures, *weights)
         return [features, *torch.autograd.grad(features, weights, slope)]
 

@@ -11,7 +11,6 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from newton_losses._random import seeded
 from newton_losses.convex import repeat_with_fisher
 
 from .config import ConvexConfig
@@ -57,7 +56,8 @@ def run_convex(config: ConvexConfig, out: str, *, progress: Progress | None = No
 def _train(config: ConvexConfig, folder: RunFolder, progress: Progress) -> Record:
     saved = folder.load()
     assert config.learning_rate is not None
-    with seeded(config.seed):
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(config.seed)
         # The order of the notebook that the paper took this from: weights first, then the data.
         network = nn.Sequential(ConvexReLU(config), ConvexReLU(config), nn.Linear(SIZE, 1))
         inputs, wanted = torch.randn(config.batch_size, SIZE), torch.randn(config.batch_size, 1)

@@ -7,7 +7,7 @@ from torch.nn import functional
 from newton_losses.errors import ArgumentError
 from newton_losses_bench.data import LabeledImages, MultiDigit
 from newton_losses_bench.kernels import digit_features, make_adam, wide_linear
-from newton_losses_bench.kernels._digits import has_hopper_layers
+from newton_losses_bench.kernels.digit_layers import has_hopper_layers
 from newton_losses_bench.models import DigitCNN
 
 
@@ -99,7 +99,7 @@ def test_nan_comes_through_the_layers_and_their_gradients_as_in_torch(fresh):
 
 @pytest.mark.gpu
 def test_pooling_finds_nan_where_torch_finds_it(fresh):
-    from newton_losses_bench.kernels._digit_triton import pool, pool_gradients
+    from newton_losses_bench.kernels.digit_layers_triton import pool, pool_gradients
 
     features = torch.randn(3, 4, 8, 64, generator=fresh).bfloat16()
     features[torch.rand(features.shape, generator=fresh) < 0.2] = torch.nan

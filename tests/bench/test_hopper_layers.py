@@ -17,8 +17,7 @@ from torch.nn import functional
 
 import newton_losses_bench.kernels as kernels
 from newton_losses.errors import ArgumentError
-from newton_losses_bench.kernels._cuda_c import Kernels, compiler
-from newton_losses_bench.kernels._digit_hopper import (
+from newton_losses_bench.kernels.digit_layers_hopper import (
     BY_PIXELS,
     BY_WEIGHT,
     FIRST_SLOPES,
@@ -31,6 +30,7 @@ from newton_losses_bench.kernels._digit_hopper import (
     second_layer_gradients,
     strips,
 )
+from newton_losses_bench.kernels.nvrtc import Kernels, compiler
 
 HERE = Path(__file__).parent
 FIRST_SIZES = [(1, 4, 8), (2, 28, 112), (3, 8, 56), (1, 64, 112), (2, 4, 4)]
@@ -236,7 +236,7 @@ def test_nan_on_a_gpu():
 @pytest.mark.gpu
 def test_the_layers_are_chosen_on_a_hopper_gpu_and_can_be_captured_and_compiled():
     from newton_losses_bench.kernels import digit_features
-    from newton_losses_bench.kernels._digits import has_hopper_layers
+    from newton_losses_bench.kernels.digit_layers import has_hopper_layers
 
     if torch.cuda.get_device_capability() != (9, 0):
         pytest.skip("not a Hopper GPU")

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from newton_losses_bench.kernels import _digit_hopper as hopper
+from newton_losses_bench.kernels import digit_layers_hopper as hopper
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 

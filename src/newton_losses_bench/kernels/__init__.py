@@ -1,6 +1,6 @@
-"""Kernels for the networks of the experiments, used where a GPU and triton are there."""
+"""Kernels for the networks of the experiments, used where there is a GPU; `README.md` says what each file holds."""
 
-from ._adam import make_adam as make_adam
-from ._digits import digit_features as digit_features
-from ._digits import has_digit_kernels as has_digit_kernels
-from ._digits import wide_linear as wide_linear
+from .adam import make_adam as make_adam
+from .digit_layers import digit_features as digit_features
+from .digit_layers import has_digit_kernels as has_digit_kernels
+from .digit_layers import wide_linear as wide_linear

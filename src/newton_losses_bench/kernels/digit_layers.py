@@ -1,9 +1,11 @@
 """The large part of `DigitCNN` in bf16, straight from bytes, with its gradients.
 
-The kernels are in other modules: those of both convolutions for Hopper GPUs in `_digit_hopper.py`, all others in the
-ones named after triton.
+Here is what is differentiated, and which kernels do it. Those of both convolutions for Hopper GPUs are called from
+`digit_layers_hopper.py`; all others are in the modules named after triton.
 """
 
+import importlib.util
+from functools import cache
 from typing import Any
 
 import torch
@@ -11,7 +13,12 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from newton_losses._backends import obstacle
+
+@cache
+def has_triton() -> bool:
+    """Whether triton can be used here: it comes with torch, and before torch 2.10 it lacks parts of the language."""
+    is_recent = torch.__version__ >= "2.10" and torch.version.hip is None
+    return is_recent and importlib.util.find_spec("triton") is not None
 
 
 def has_digit_kernels(image_size: tuple[int, int], count: int) -> bool:
@@ -23,7 +30,7 @@ def has_digit_kernels(image_size: tuple[int, int], count: int) -> bool:
     height, width = image_size
     # The kernels count the numbers behind the second convolution, 64 a place, in 32 bits.
     fits = count * (height // 2) * (width // 2) * 64 < 2**31
-    return height % 4 == 0 and width % 4 == 0 and fits and obstacle("triton") is None
+    return height % 4 == 0 and width % 4 == 0 and fits and has_triton()
 
 
 def digit_features(pictures: Tensor, weight_1: Tensor, bias_1: Tensor, weight_2: Tensor, bias_2: Tensor) -> Tensor:
@@ -49,7 +56,7 @@ def has_hopper_layers(pictures: Tensor, weight_1: Tensor, weight_2: Tensor) -> b
     fit = height <= 64 and width <= 112 and weight_1.shape == (32, 1, 5, 5) and weight_2.shape == (64, 32, 5, 5)
     if not fit:
         return False
-    from ._cuda_c import is_hopper  # which imports torch's compiler
+    from .nvrtc import is_hopper  # which imports torch's compiler
 
     hopper: bool = is_hopper(pictures.device)
     return hopper
@@ -69,7 +76,7 @@ class _HopperLayers(torch.autograd.Function):
     def forward(
         ctx: Any, pictures: Tensor, weight_1: Tensor, bias_1: Tensor, weight_2: Tensor, bias_2: Tensor
     ) -> Tensor:
-        from ._digit_hopper import first_layer, packed, second_layer
+        from .digit_layers_hopper import first_layer, packed, second_layer
 
         # The kernels take these for float32, one after another, without looking.
         weight_1, bias_1, bias_2 = (x.float().contiguous() for x in (weight_1, bias_1, bias_2))
@@ -83,7 +90,7 @@ class _HopperLayers(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        from ._digit_hopper import first_layer_gradients, second_layer_gradients
+        from .digit_layers_hopper import first_layer_gradients, second_layer_gradients
 
         pictures, codes_1, pixels, weight_2, codes_2 = ctx.saved_tensors
         by_pixels, by_weight_2, by_bias_2 = second_layer_gradients(gradient.contiguous(), codes_2, pixels, weight_2)
@@ -94,7 +101,7 @@ class _HopperLayers(torch.autograd.Function):
 class _FirstLayer(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, padded: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        from ._digit_triton import first_layer
+        from .digit_layers_triton import first_layer
 
         pooled, codes = first_layer(padded, weight.contiguous(), bias)
         ctx.save_for_backward(padded, codes)
@@ -103,7 +110,7 @@ class _FirstLayer(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[None, Tensor, Tensor]:
-        from ._digit_triton import first_layer_gradients
+        from .digit_layers_triton import first_layer_gradients
 
         padded, codes = ctx.saved_tensors
         return None, *first_layer_gradients(padded, gradient.contiguous(), codes)
@@ -112,7 +119,7 @@ class _FirstLayer(torch.autograd.Function):
 class _Pool(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, features: Tensor, bias: Tensor) -> Tensor:
-        from ._digit_triton import pool
+        from .digit_layers_triton import pool
 
         pooled, codes = pool(features.contiguous(), bias)
         ctx.save_for_backward(codes)
@@ -122,7 +129,7 @@ class _Pool(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
-        from ._digit_triton import pool_gradients
+        from .digit_layers_triton import pool_gradients
 
         (codes,) = ctx.saved_tensors
         return pool_gradients(gradient.contiguous(), codes, *ctx.size)
@@ -131,7 +138,7 @@ class _Pool(torch.autograd.Function):
 class _WideLinear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, features: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        from ._head_triton import linear
+        from .linear_triton import linear
 
         ctx.save_for_backward(features, weight)
         return linear(features, weight, bias)
@@ -139,8 +146,8 @@ class _WideLinear(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        from ._digit_triton import add_rows
-        from ._head_triton import linear_gradients
+        from .digit_layers_triton import add_rows
+        from .linear_triton import linear_gradients
 
         gradient = gradient.contiguous()
         return *linear_gradients(gradient, *ctx.saved_tensors), add_rows(gradient)

@@ -6,7 +6,7 @@ will be rounded to bf16 needs only the three largest of the nine products of two
 
 What is not finite stays so, at the same places as in torch's product, but it may be NaN where torch has ±inf: an
 infinite weight or gradient leaves inf − inf behind in the sum of three, and an infinite feature meets parts of both
-signs. To mend the former would cost a comparison and a choice an element, and the latter would still be there. A
+signs. To fix the former would cost a comparison and a choice per element, and the latter would still be there. A
 number beyond bf16's largest, 3.39e38, counts as infinite.
 """
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from newton_losses._backends import obstacle
+from .digit_layers import has_triton
 
 # From so many numbers a tensor on it pays to launch a kernel for every tensor.
 LARGE = 2**18
@@ -18,7 +18,7 @@ LARGE = 2**18
 def make_adam(parameters: list[nn.Parameter], rate: Tensor | float, captured: bool) -> torch.optim.Adam:
     """torch's fused Adam, or `WideAdam` where that is faster. A rate in a tensor can change between replays."""
     largest = max((parameter.numel() for parameter in parameters), default=0)
-    if captured and largest >= LARGE and obstacle("triton") is None:
+    if captured and largest >= LARGE and has_triton():
         return WideAdam(parameters, lr=rate, fused=True, capturable=True)
     return torch.optim.Adam(parameters, lr=rate, fused=True, capturable=captured)
 
@@ -28,7 +28,7 @@ class WideAdam(torch.optim.Adam):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        from ._adam_triton import adam_step
+        from .adam_triton import adam_step
 
         for group in self.param_groups:
             moved = [p for p in group["params"] if p.grad is not None]

@@ -8,7 +8,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from ._cuda_c import Kernels
+from .nvrtc import Kernels
 
 FILES = ("hopper.cu", "pooling.cu", "first_layer.cu", "second_layer.cu", "second_layer_backward.cu")
 FIRST, SECOND, TAPS = 32, 64, 25
