@@ -39,8 +39,17 @@ def test_the_value_is_untouched() -> None:
     assert torch.equal(repeated, weight.expand(5, 2, 3))
 
 
+def test_an_iterator_of_parameters_is_as_good_as_a_list() -> None:
+    layer = torch.nn.Linear(3, 2)
+    assert [tuple(part.shape) for part in repeat_with_fisher(layer.parameters(), 5)] == [(5, 2, 3), (5, 2)]
+
+
 def test_mistakes() -> None:
     with pytest.raises(ArgumentError, match="no parameters"):
         repeat_with_fisher((), 3)
+    with pytest.raises(ArgumentError, match=r"parameters is one tensor.*\(weight, bias\)"):
+        repeat_with_fisher(draw(2), 3)
+    with pytest.raises(ArgumentError, match="parameters have to be a tensor, got float"):
+        repeat_with_fisher([1.0], 3)
     with pytest.raises(ArgumentError, match="at least 1"):
         repeat_with_fisher((draw(2),), 0)

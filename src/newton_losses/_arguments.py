@@ -9,6 +9,7 @@ import operator
 from collections.abc import Iterable
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from .errors import ArgumentError
@@ -21,6 +22,20 @@ def real_tensor(thing: Any, name: str, where: str) -> Tensor:
     if thing.is_complex():
         raise ArgumentError(f"{where}: {name} are {thing.dtype}. Complex numbers have no order.")
     return thing
+
+
+def dense_tensor(thing: Any, name: str, where: str, *, allow_meta: bool = False) -> Tensor:
+    """`thing`, if it is a real tensor that is neither nested nor sparse, nor (unless allowed) on the meta device."""
+    tensor = real_tensor(thing, name, where)
+    if tensor.is_nested:
+        raise ArgumentError(
+            f"{where}: {name} are a nested tensor. Pad it to a dense one, or pass one sample at a time."
+        )
+    if tensor.layout != torch.strided:
+        raise ArgumentError(f"{where}: {name} are a sparse tensor. Pass a dense one: tensor.to_dense().")
+    if tensor.device.type == "meta" and not allow_meta:
+        raise ArgumentError(f"{where}: {name} are on the meta device and have no values. Move them to a real device.")
+    return tensor
 
 
 def positive_number(thing: Any, name: str, where: str) -> float:

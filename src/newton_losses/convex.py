@@ -4,19 +4,19 @@ An optimisation layer, as made by `cvxpylayers`, gets its parameters once per sa
 gradients of weights appear, and so where a Newton loss can act on them. Nothing here needs cvxpy.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
 
-from ._arguments import whole_number
+from ._arguments import dense_tensor, whole_number
 from .curvature import Damping, Reduction
 from .errors import ArgumentError
 from .inject import inject_fisher
 
 
 def repeat_with_fisher(
-    parameters: Sequence[Tensor], count: int, damping: Damping = "auto", *, reduction: Reduction = "mean"
+    parameters: Iterable[Tensor], count: int, damping: Damping = "auto", *, reduction: Reduction = "mean"
 ) -> tuple[Tensor, ...]:
     """Each parameter `(...)` as `(count, ...)`, one copy per sample, with Newton gradients on the way back.
 
@@ -33,6 +33,9 @@ def repeat_with_fisher(
     >>> weights.shape, biases.shape
     (torch.Size([5, 2, 3]), torch.Size([5, 2]))
     """
+    if isinstance(parameters, Tensor):
+        raise ArgumentError("repeat_with_fisher: parameters is one tensor. Pass a sequence of them: (weight, bias).")
+    parameters = [dense_tensor(parameter, "the parameters", "repeat_with_fisher") for parameter in parameters or ()]
     if not parameters:
         raise ArgumentError(
             "repeat_with_fisher: there are no parameters to repeat. Pass a sequence of at least one tensor."

@@ -10,7 +10,7 @@ from typing import Any, Literal, Unpack, get_args
 import torch
 from torch import Tensor
 
-from ._arguments import one_of
+from ._arguments import one_of, real_tensor
 from .errors import ArgumentError, ShapeError
 from .smoothing import BlackBox, EstimatedLoss, SmoothedAlgorithm, SmoothingOptions
 
@@ -167,7 +167,7 @@ class FenchelYoungLoss(_Optimizing, EstimatedLoss):
             raise ArgumentError(
                 f"FenchelYoungLoss: the target is {type(targets[0]).__name__}. Pass a tensor of wanted solutions."
             ) from error
-        if target.shape != y.shape:
+        if real_tensor(target, "the wanted solutions", "FenchelYoungLoss").shape != y.shape:
             raise ShapeError(
                 f"FenchelYoungLoss: the target has shape {tuple(target.shape)} and the costs {tuple(y.shape)}. The "
                 f"target is the wanted solution itself, in the form in which the solver returns it."

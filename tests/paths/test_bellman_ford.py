@@ -173,14 +173,14 @@ def test_arguments_are_explained():
         ({"beta": 0.0}, "beta=0.0 is not a positive finite"),
         ({"beta": float("inf")}, "beta=inf is not a positive finite"),
         ({"iterations": 0}, "iterations is 0"),
-        ({"loop": "until"}, "loop is 'until'"),
-        ({"conorm": "max"}, "conorm is 'max'"),
+        ({"loop": "until"}, "loop='until' is not known"),
+        ({"conorm": "max"}, "conorm='max' is not known"),
     ]:
         with pytest.raises(ArgumentError, match=words):
             RelaxedBellmanFord(**arguments)
     with pytest.raises(ShapeError, match=r"shape \(12, 12\)"):
         RelaxedBellmanFord()(torch.ones(12, 12))
-    with pytest.raises(ArgumentError, match="norm is 'l3'"):
+    with pytest.raises(ArgumentError, match="norm='l3' is not known"):
         PathLoss(RelaxedBellmanFord(), "l3")
     with pytest.raises(ShapeError, match=r"label has shape \(3, 3\)"):
         PathLoss(RelaxedBellmanFord())(torch.ones(1, 3, 3), torch.ones(3, 3))

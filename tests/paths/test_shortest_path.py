@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from newton_losses.errors import ArgumentError, ShapeError
-from newton_losses.paths import _dispatch, path_cost, shortest_path, solve
+from newton_losses.paths import RelaxedBellmanFord, _dispatch, path_cost, shortest_path, solve
 
 INFINITY = float("inf")
 BACKENDS = ("torch", "numba")
@@ -269,6 +269,14 @@ def test_arguments_are_explained():
         shortest_path(torch.ones(2, 2), backend="fast")
     with pytest.raises(ArgumentError, match="no order"):
         shortest_path(torch.ones(2, 2, dtype=torch.complex64))
+    for unusual, words in (
+        (torch.nested.nested_tensor([torch.ones(2, 2)], layout=torch.jagged), "costs are a nested tensor"),
+        (torch.eye(2).to_sparse(), "costs are a sparse tensor"),
+    ):
+        for function in (shortest_path, lambda costs: path_cost(costs, torch.eye(2)), RelaxedBellmanFord()):
+            with pytest.raises(ArgumentError, match=words):
+                function(unusual)
+    assert shortest_path(torch.ones(2, 2, device="meta")).device.type == "meta"
     with pytest.raises(ShapeError, match="same"):
         path_cost(torch.ones(2, 2), torch.ones(3, 2))
 

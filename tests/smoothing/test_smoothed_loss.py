@@ -5,9 +5,19 @@ import itertools
 import pytest
 import torch
 
-from newton_losses import ArgumentError, DerivativeError, ShapeError
+from newton_losses import ArgumentError, DerivativeError, NewtonLoss, ShapeError
 from newton_losses.curvature import Dense, Expandable, LowRank, as_curvature
-from newton_losses.smoothing import Cauchy, Gaussian, Gumbel, Laplace, Logistic, SmoothedLoss, StudentT
+from newton_losses.perturbed import FenchelYoungLoss, Perturbed
+from newton_losses.smoothing import (
+    Cauchy,
+    Gaussian,
+    Gumbel,
+    Laplace,
+    Logistic,
+    SmoothedAlgorithm,
+    SmoothedLoss,
+    StudentT,
+)
 
 
 def generator(seed=0):
@@ -223,12 +233,48 @@ def test_wrong_arguments_teach():
         SmoothedLoss(both_positive).expand(y, curvature="hesian")
     with pytest.raises(ArgumentError, match="fn returned NoneType"):
         SmoothedLoss(lambda y: None)(y)
-    with pytest.raises(ShapeError, match="real outputs"):
-        SmoothedLoss(both_positive)(torch.tensor([1, 2]))
+    for unusual in (torch.tensor([1, 2]), torch.tensor(1.0), y.to(torch.float8_e4m3fn)):
+        with pytest.raises(ShapeError, match="batch of real outputs"):
+            SmoothedLoss(both_positive)(unusual)
     with pytest.raises(ArgumentError, match="a target requires a gradient"):
         SmoothedLoss(lambda y, t: y.sum(-1))(y, torch.zeros(3, requires_grad=True))
     with pytest.raises(ShapeError, match=r"target has shape \(10,\) for 3 samples.*functools.partial"):
         SmoothedLoss(lambda y, t: y.sum(-1))(y, torch.zeros(10))
+
+
+UNUSUAL = {
+    "nested": torch.nested.nested_tensor([torch.rand(3), torch.rand(2)], layout=torch.jagged),
+    "sparse": torch.eye(2, 3).to_sparse(),
+    "on the meta device": torch.ones(2, 3, device="meta"),
+    "complex": torch.ones(2, 3, dtype=torch.complex64),
+}
+
+
+@pytest.mark.parametrize("kind", UNUSUAL)
+@pytest.mark.parametrize("smoothed", [SmoothedLoss, SmoothedAlgorithm, Perturbed, FenchelYoungLoss])
+def test_outputs_that_are_not_dense_real_numbers_are_refused_in_a_sentence(kind, smoothed):
+    targets = [torch.ones(2, 3)] if smoothed is FenchelYoungLoss else []
+    with pytest.raises(ArgumentError, match=f"{smoothed.__name__}: the outputs y are .*{kind}"):
+        smoothed(lambda y: y)(UNUSUAL[kind], *targets)
+
+
+@pytest.mark.parametrize("kind", UNUSUAL)
+def test_such_targets_are_refused_too(kind):
+    with pytest.raises(ArgumentError, match=f"FenchelYoungLoss: .*{kind}"):
+        FenchelYoungLoss(lambda costs: costs)(torch.ones(2, 3), UNUSUAL[kind])
+
+
+def test_a_newton_loss_takes_value_gradient_and_curvature_from_one_call():
+    calls = []
+
+    def counted(y):
+        calls.append(len(y))
+        return both_positive(y)
+
+    y = torch.randn(5, 3, requires_grad=True, generator=generator(30))
+    for curvature in ("hessian", "fisher"):
+        NewtonLoss(SmoothedLoss(counted, 0.5, 4), curvature)(y).backward()
+    assert calls == [20, 20]
 
 
 def test_a_function_that_writes_into_its_input_does_no_harm():

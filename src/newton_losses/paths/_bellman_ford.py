@@ -6,8 +6,8 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from .._arguments import positive_number, real_tensor, whole_number
-from ..errors import ArgumentError, ShapeError
+from .._arguments import dense_tensor, one_of, positive_number, whole_number
+from ..errors import ShapeError
 from . import _relaxation
 from ._accelerated import accelerated
 from ._dispatch import RelaxedBackend, check_relaxed_backend, path_operator, pullback_operator, takes_triton
@@ -56,14 +56,10 @@ class RelaxedBellmanFord(nn.Module):
         backend: RelaxedBackend = "auto",
     ) -> None:
         super().__init__()
-        if not isinstance(loop, str) or loop not in ("for", "while"):
-            raise ArgumentError(f"RelaxedBellmanFord: loop is {loop!r}. Choose 'for' or 'while'.")
-        if not isinstance(conorm, str) or conorm not in ("probabilistic", "yager"):
-            raise ArgumentError(f"RelaxedBellmanFord: conorm is {conorm!r}. Choose 'probabilistic' or 'yager'.")
         self.beta = positive_number(beta, "beta", "RelaxedBellmanFord")
         self.iterations = whole_number(iterations, "iterations", "RelaxedBellmanFord", least=1)
-        self.loop: Loop = loop
-        self.conorm: Conorm = conorm
+        self.loop: Loop = one_of(loop, ("for", "while"), "loop", "RelaxedBellmanFord")
+        self.conorm: Conorm = one_of(conorm, ("probabilistic", "yager"), "conorm", "RelaxedBellmanFord")
         self.backend = check_relaxed_backend(backend)
 
     def extra_repr(self) -> str:
@@ -71,7 +67,7 @@ class RelaxedBellmanFord(nn.Module):
         return settings if self.backend == "auto" else f"{settings}, backend={self.backend!r}"
 
     def forward(self, costs: Tensor) -> Tensor:
-        if real_tensor(costs, "costs", "RelaxedBellmanFord").ndim != 3 or 0 in costs.shape[1:]:
+        if dense_tensor(costs, "costs", "RelaxedBellmanFord", allow_meta=True).ndim != 3 or 0 in costs.shape[1:]:
             raise ShapeError(
                 f"RelaxedBellmanFord: costs have shape {tuple(costs.shape)}. Pass the vertex costs of a batch of "
                 "grids, (B, H, W)."
@@ -142,17 +138,15 @@ class PathLoss(nn.Module):
 
     def __init__(self, algorithm: Callable[[Tensor], Tensor], norm: Literal["l1", "l2"] = "l1") -> None:
         super().__init__()
-        if norm not in ("l1", "l2"):
-            raise ArgumentError(f"PathLoss: norm is {norm!r}. Choose 'l1' or 'l2' (the square).")
         self.algorithm = algorithm
-        self.norm = norm
+        self.norm = one_of(norm, ("l1", "l2"), "norm", "PathLoss")
 
     def extra_repr(self) -> str:
         return f"norm={self.norm!r}"
 
     def forward(self, costs: Tensor, label: Tensor) -> Tensor:
         path = self.algorithm(costs)
-        if real_tensor(label, "the label's cells", "PathLoss").shape != path.shape:
+        if dense_tensor(label, "the label's cells", "PathLoss", allow_meta=True).shape != path.shape:
             raise ShapeError(
                 f"PathLoss: the label has shape {tuple(label.shape)} and the path {tuple(path.shape)}. They "
                 "must be equal: one 0/1 mask per map."

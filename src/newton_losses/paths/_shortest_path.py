@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .._arguments import real_tensor
+from .._arguments import dense_tensor
 from ..errors import ArgumentError, ShapeError
 from ._dispatch import shortest_path_operator
 from ._torch_backend import OFFSETS, Neighbors
@@ -120,8 +120,8 @@ def path_cost(costs: Tensor, path: Tensor) -> Tensor:
     >>> path_cost(costs, shortest_path(costs))
     tensor(5.)
     """
-    real_tensor(costs, "costs", "path_cost")
-    real_tensor(path, "the path's cells", "path_cost")
+    dense_tensor(costs, "costs", "path_cost", allow_meta=True)
+    dense_tensor(path, "the path's cells", "path_cost", allow_meta=True)
     if costs.ndim < 2 or path.ndim < 2 or costs.shape[-2:] != path.shape[-2:]:
         raise ShapeError(
             f"path_cost: costs have shape {tuple(costs.shape)} and the path {tuple(path.shape)}. Both must end in "
@@ -133,7 +133,7 @@ def path_cost(costs: Tensor, path: Tensor) -> Tensor:
 
 
 def _check_costs(costs: Tensor) -> None:
-    if real_tensor(costs, "costs", "shortest_path").ndim < 2 or 0 in costs.shape[-2:]:
+    if dense_tensor(costs, "costs", "shortest_path", allow_meta=True).ndim < 2 or 0 in costs.shape[-2:]:
         raise ShapeError(
             f"shortest_path: costs have shape {tuple(costs.shape)}. Pass the vertex costs of grids, (..., H, W), with "
             "at least one row and one column."

@@ -9,7 +9,7 @@ from typing import Any, TypedDict
 import torch
 from torch import Tensor, nn
 
-from .._arguments import one_of, positive_number, whole_number
+from .._arguments import dense_tensor, one_of, positive_number, whole_number
 from .._no_second_derivative import NoSecondDerivative
 from ..errors import ArgumentError, DerivativeError, ShapeError
 from ._distributions import Distribution, Gaussian
@@ -98,21 +98,31 @@ class Smoothed(nn.Module):
 
     def _check(self, y: Tensor, targets: tuple[Any, ...] = ()) -> None:
         owner = type(self).__name__
-        if not isinstance(y, Tensor) or not y.is_floating_point() or y.dim() == 0:
-            shown = f"{tuple(y.shape)} of {y.dtype}" if isinstance(y, Tensor) else repr(y)
-            raise ShapeError(f"{owner}: y is {shown}. Pass a batch of real outputs, (N, ...).")
+        dense_tensor(y, "the outputs y", owner)
+        if not y.is_floating_point() or y.element_size() < 2 or y.dim() == 0:
+            raise ShapeError(
+                f"{owner}: the outputs y have shape {tuple(y.shape)} and dtype {y.dtype}. Pass a batch of real "
+                f"outputs, (N, ...), of at least 16 bits."
+            )
         if self.generator is not None and self.generator.device.type != y.device.type:
             raise ArgumentError(
                 f"{owner}: the generator is on {self.generator.device} and y on {y.device}. "
                 f"Make it with torch.Generator(device={y.device.type!r})."
             )
-        if torch.is_grad_enabled() and any(isinstance(t, Tensor) and t.requires_grad for t in targets):
-            raise ArgumentError(
-                f"{owner}: a target requires a gradient, but a black box gives one only to y. "
-                f"Pass target.detach(), or make it a part of y."
-            )
         for target in targets:
-            if isinstance(target, Tensor) and target.dim() > 0 and target.shape[0] != y.shape[0]:
+            if not isinstance(target, Tensor):
+                continue
+            if target.is_nested or target.layout != torch.strided or target.device.type == "meta":
+                raise ArgumentError(
+                    f"{owner}: a target is nested, sparse or on the meta device, so it cannot be repeated for every "
+                    f"draw. Pass a dense tensor with one entry per sample, or bind it to fn."
+                )
+            if target.requires_grad and torch.is_grad_enabled():
+                raise ArgumentError(
+                    f"{owner}: a target requires a gradient, but a black box gives one only to y. "
+                    f"Pass target.detach(), or make it a part of y."
+                )
+            if target.dim() > 0 and target.shape[0] != y.shape[0]:
                 raise ShapeError(
                     f"{owner}: a target has shape {tuple(target.shape)} for {y.shape[0]} samples. Targets have one "
                     f"entry per sample; bind what all samples share to fn, for example with functools.partial."
