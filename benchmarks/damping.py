@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 from newton_losses_bench.config import PATHS_ALGORITHMS, SORTING_ALGORITHMS, PathsConfig, RunConfig, SortingConfig
-from newton_losses_bench.demo._setting import DemoConfig, RawPixelNetwork, glyphs
+from newton_losses_bench.demo import DemoConfig, RawPixelNetwork, glyphs
 from newton_losses_bench.loop import run
 from newton_losses_bench.tasks import SortingTask, Task, make_task
 

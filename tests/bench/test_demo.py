@@ -1,40 +1,122 @@
 """The demonstration, shortened: it trains, resumes, draws, and its words follow from its figures."""
 
+import io
 import re
+from pathlib import Path
 
 import pytest
 import torch
 
-from newton_losses_bench.demo import ARMS, DemoConfig, summarise, train_arms, write_page
-from newton_losses_bench.demo._runs import evaluations_of, folder_of
-from newton_losses_bench.demo._setting import glyphs, make_demo_task
-from newton_losses_bench.demo._summary import verdict
-from newton_losses_bench.loop import run
+from cli.running import command
+from newton_losses_bench.cli._demo import Race
+from newton_losses_bench.demo import (
+    ARMS,
+    TEN_LINES,
+    DemoConfig,
+    demo_jobs,
+    glyphs,
+    read_evaluations,
+    summarise,
+    verdict,
+    write_page,
+)
+from newton_losses_bench.progress import Silent
+from newton_losses_bench.store import Store
+from newton_losses_bench.sweep import Counters, Lines, LocalPool, execute, run_sweep
 
 SHORT = DemoConfig(steps=4, eval_every=2, validation_sets=5, test_sets=10)
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """All arms with one seed, in this process: starting others costs seconds each."""
+    """All arms with one seed, in this process: starting others takes seconds each."""
     out = tmp_path_factory.mktemp("demo")
-    for arm in ARMS:
-        run(SHORT.with_arm(arm, 0), str(folder_of(out, arm, 0)), make=make_demo_task)
-    return out
+    jobs = demo_jobs(out, SHORT, 1)
+    for job in jobs.values():
+        execute(job, Silent())
+    return out, jobs
 
 
-def test_the_page_needs_nothing_else(trained):
-    page = write_page(trained, SHORT, evaluations_of(trained, 1), 12.0).read_text()
-    assert "{" not in re.sub(r"<style>.*</style>", "", page, flags=re.DOTALL)
-    assert all(arm.title in page for arm in ARMS)
-    assert page.count("data:image/png;base64,") == 2
-    assert not re.search(r'(?:src|href)="(?!data:)', page)
+@pytest.fixture(scope="module")
+def page(trained):
+    out, jobs = trained
+    return write_page(out, SHORT, jobs, read_evaluations(jobs), 12.0)
+
+
+def test_the_page_needs_nothing_else(page):
+    text = page.read_text()
+    assert "{{" not in text
+    assert "{%" not in text
+    assert not re.search(r'(?:src|href)="(?!data:)', text)
+    assert "prefers-color-scheme: dark" in text
+
+
+def test_the_page_shows_the_task_then_the_race_then_every_loss_then_code_and_what_next(page):
+    text = page.read_text()
+    titles = re.findall(r"<h2>(.*?)</h2>", text)
+    assert titles == [
+        "The task", "The race", "What the networks do", "The lines that did it", "What it shows, and what it does not",
+        "Where to go next",
+    ]  # fmt: skip
+    assert text.count("data:image/png;base64,") == 2 + len(ARMS)
+    assert all(text.count(arm.title) >= 2 for arm in ARMS)  # in the table and below its digits
+    assert "nl.NewtonLoss(loss, &#34;fisher&#34;, damping=100)" in text
+
+
+def test_the_lines_on_the_page_train_a_network():
+    network = torch.nn.Sequential(torch.nn.Linear(3, 1), torch.nn.Flatten())
+    before = network[0].weight.clone()
+    names = {
+        "network": network,
+        "optimizer": torch.optim.Adam(network.parameters()),
+        "batches": [(torch.rand(8, 5, 3), torch.rand(8, 5))],
+    }
+    assert len([line for line in TEN_LINES.splitlines() if line.strip()]) <= 10
+    exec(TEN_LINES, names)
+    assert not torch.equal(network[0].weight, before)
 
 
 def test_finished_runs_are_not_trained_again(trained):
-    seen = []
-    assert train_arms(trained, SHORT, 1, seen.append)
-    assert seen[-1] == evaluations_of(trained, 1)
+    out, jobs = trained
+    store = Store(out / "runs")
+    result = run_sweep(jobs.values(), store, Lines(io.StringIO()), LocalPool(1, store.path / ".logs", ["false"]))
+    assert (result.finished_before, result.exit_code) == (len(ARMS), 0)
+
+
+def test_the_command_from_nothing_to_a_page(tmp_path):
+    code, text = command("demo", "--out", str(tmp_path / "demo"), "--seeds", "1", "--steps", "2")
+    assert code == 0, text
+    assert text.index("The task:") < text.index("The race:") < text.index("[5/5]") < text.index("Open ")
+    assert (tmp_path / "demo" / "index.html").exists()
+
+
+def test_a_failing_run_is_told_in_a_sentence(tmp_path, monkeypatch):
+    monkeypatch.setattr("newton_losses_bench.sweep.processes._RETRY_SECONDS", 0.0)
+    for job in demo_jobs(tmp_path, DemoConfig(steps=2, eval_every=1), 1).values():
+        Path(job.folder).mkdir(parents=True)
+        (Path(job.folder) / "letter.txt").write_text("hello")
+    code, text = command("demo", "--out", str(tmp_path), "--seeds", "1", "--steps", "2")
+    assert code == 2
+    assert "error: 5 runs failed. The first: " in text
+    assert "Traceback" not in text
+
+
+def test_the_race_shows_accuracies_and_the_time_left(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    jobs = demo_jobs(tmp_path, SHORT, 2)
+    race = Race(jobs)
+    counters = Counters(len(jobs), 0, race)
+    first = jobs["plain", 0]
+    counters.start(first)
+    counters.advance(first, 0.0)
+    counters.advance(first, 0.5, 12.3)
+    counters.finish(first, {"final": {"test": {"exact_match": 45.6}}, "test": {"exact_match": 45.6}})
+    race.close()
+    said = capsys.readouterr().out
+    assert all(arm.title in said for arm in ARMS)
+    assert "46 %" in said
+    assert " left" in said
 
 
 def test_arms_differ_in_their_loss_alone():
@@ -45,7 +127,7 @@ def test_arms_differ_in_their_loss_alone():
 
 
 def test_glyphs_are_the_same_in_every_run():
-    first, second = glyphs(), glyphs()
+    first, second = glyphs.__wrapped__(), glyphs()
     assert torch.equal(first.train.images, second.train.images)
     assert not torch.equal(first.train.images[:100], first.test.images[:100])
     assert first.train.labels.unique().tolist() == list(range(10))
@@ -59,11 +141,10 @@ def made_up(**means):
 
 def test_the_words_follow_from_the_figures():
     good = verdict(summarise(made_up(plain=2.0, newton=52.0, clipped=68.0, stable=63.0, stable_newton=64.0)))
-    assert "ends with 2 %" in good
-    assert "it ends with 52 %, and is better with 2 of 2 seeds" in good
-    assert "without curvature end higher still: gradient clipping ends with 68 %" in good
+    assert "The usual loss orders 2 % of the sets correctly; as a Newton loss, 52 % (better for 2 of 2 seeds)." in good
+    assert "Two remedies without curvature do even better: gradient clipping reaches 68 %" in good
     assert "+1.0 points, no more than the seeds differ" in good
     bad = verdict(summarise(made_up(plain=52.0, newton=2.0, clipped=1.0, stable=30.0, stable_newton=60.0)))
-    assert "better with 0 of 2 seeds" in bad
+    assert "better for 0 of 2 seeds" in bad
     assert "without curvature for comparison" in bad
     assert "+30.0 points, more than the seeds differ" in bad

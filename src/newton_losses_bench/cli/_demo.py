@@ -1,110 +1,160 @@
-"""`newton-losses demo`: train, watch, look."""
+"""`newton-losses demo`: the task, the race, the page."""
 
 import importlib
-import json
+import os
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
-from ..demo import ARMS, DemoConfig, summarise, train_arms, write_page
-from ..demo._runs import Watch, evaluations_of
-from ..demo._summary import Row, verdict
+from newton_losses.errors import NewtonLossesError
+
+from ..demo import (
+    ARMS,
+    DemoConfig,
+    Row,
+    demo_jobs,
+    in_blocks,
+    read_evaluations,
+    sample_sets,
+    summarise,
+    verdict,
+    write_page,
+)
+from ..describe import duration
 from ..settings import check_at_least
-from ..store import write_error
-from ._output import spoken_errors
+from ..store import Store, check_writable
+from ..sweep import Counters, Job, Lines, Listener, LocalPool, run_sweep
+from ._options import option
+from ._output import emit, spoken_errors, typed_command
 
-Evaluations = dict[str, list[list[dict[str, Any]]]]
+Jobs = dict[tuple[str, int], Job]
 
 
 def demo(
-    out: Annotated[Path, typer.Option("--out", "-o", help="Folder of the runs, the pictures and the page.")] = Path(
-        "demo"
-    ),
-    seeds: Annotated[int, typer.Option(help="Networks for each loss, each with a seed of its own.")] = 3,
-    steps: Annotated[int, typer.Option(help="Training steps of each network.")] = DemoConfig.steps,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON instead of a table.")] = False,
+    out: Annotated[
+        Path, option("Folder for runs, pictures and the page. Default: demo.", "--out", "-o", metavar="FOLDER")
+    ] = Path("demo"),
+    seeds: Annotated[int, option("Networks per loss: 3 means seeds 0, 1, 2. Default: 3.", metavar="INT")] = 3,
+    steps: Annotated[
+        int, option(f"Training steps of each network. Default: {DemoConfig.steps}.", metavar="INT")
+    ] = DemoConfig.steps,
+    as_json: Annotated[bool, option("Print the figures as JSON instead of a table.", "--json")] = False,
 ) -> None:
     """Train small networks with and without Newton losses, side by side, and write a page about it.
 
-    Takes about two minutes on two cores and needs no data and no network. Ctrl-C saves; the same command goes on.
+    Takes two minutes on two cores and needs no data and no network connection. Ctrl-C saves a checkpoint of every run;
+    rerun the command to resume.
     """
     with spoken_errors(as_json):
-        importlib.import_module("matplotlib")  # better missed now than after two minutes of training
+        for package in ("matplotlib", "jinja2"):  # better missed now than after two minutes of training
+            importlib.import_module(package)
         check_at_least("seeds", seeds, 1)
         check_at_least("steps", steps, 1)
         config = DemoConfig(steps=steps, eval_every=max(1, steps // 20))
-        try:
-            out.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise write_error(out, error) from error
+        store = Store(out / "runs")
+        check_writable(store.path)
+        jobs = demo_jobs(out, config, seeds)
+        slots = min(os.cpu_count() or 1, len(jobs))
+        if not as_json:
+            _show_task(config, len(jobs), slots)
         start = time.monotonic()
-        with _watching(steps * seeds, quiet=as_json) as watch:
-            finished = train_arms(out, config, seeds, watch)
-        if not finished:
-            typer.echo("stopped; everything is saved. The same command goes on from there.", err=True)
-            raise typer.Exit(130)
-        evaluations = evaluations_of(out, seeds)
-        page = write_page(out, config, evaluations, time.monotonic() - start)
+        result = run_sweep(jobs.values(), store, _listener(jobs, as_json), LocalPool(slots, store.path / ".logs"))
+        if result.failures:
+            raise NewtonLossesError(f"{len(result.failures)} runs failed. The first: {result.failures[0].message}")
+        if result.exit_code:
+            typer.echo(f"stopped; everything is saved. The same command resumes:\n  {typed_command()}", err=True)
+            raise typer.Exit(result.exit_code)
+        evaluations = read_evaluations(jobs)
+        page = write_page(out, config, jobs, evaluations, time.monotonic() - start)
         _report(summarise(evaluations), page, time.monotonic() - start, as_json)
 
 
-@contextmanager
-def _watching(total: int, quiet: bool) -> Iterator[Watch]:
-    """A bar a loss where a person watches, else a line whenever one more run has ended."""
-    if quiet or not sys.stdout.isatty():
-        yield _Lines(quiet)
-        return
-    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[figures]}"), TimeElapsedColumn())
-    with Progress(*columns) as bars:
-        tasks = {arm.name: bars.add_task(arm.title, total=total, figures="") for arm in ARMS}
-
-        def watch(evaluations: Evaluations) -> None:
-            for name, runs in evaluations.items():
-                done = sum(records[-1]["step"] for records in runs if records)
-                latest = [f"{records[-1]['test']['exact_match']:.0f} %" for records in runs if records]
-                bars.update(tasks[name], completed=done, figures="  ".join(latest))
-
-        yield watch
+def _show_task(config: DemoConfig, runs: int, slots: int) -> None:
+    """One set of numbers, drawn in the terminal, before anything is trained."""
+    images, values = sample_sets(config, 1)
+    order = values[0].argsort()
+    typer.echo(f"The task: put pictures of {config.n} numbers in order. Only the right order is known, no value.\n")
+    typer.echo(in_blocks(images[0]))
+    typer.echo(f"\nright: {' < '.join(str(int(value)) for value in values[0][order])}\n")
+    typer.echo(f"The race: {len(ARMS)} losses train the same network, {runs} runs, {slots} at a time.")
 
 
-class _Lines:
-    """Says which evaluations are new, at most one line a loss and look."""
+def _listener(jobs: Jobs, as_json: bool) -> Listener:
+    if as_json:
+        return Lines(open(os.devnull, "w", encoding="utf-8"))
+    return Race(jobs) if sys.stdout.isatty() else Lines()
 
-    def __init__(self, quiet: bool) -> None:
-        self._quiet = quiet
-        self._seen: dict[str, int] = {}
 
-    def __call__(self, evaluations: Evaluations) -> None:
-        for arm in ARMS:
-            runs = [records for records in evaluations[arm.name] if records]
-            done = sum(records[-1]["step"] for records in runs)
-            # A line for every thousand steps or so, and not one for every look.
-            if runs and done // 1000 > self._seen.get(arm.name, -1) // 1000:
-                self._seen[arm.name] = done
-                latest = "  ".join(f"{records[-1]['test']['exact_match']:.1f} %" for records in runs)
-                if not self._quiet:
-                    typer.echo(f"{arm.title}: {done} steps, sets in the right order {latest}")
+class Race(Lines):
+    """One bar per loss, with the test accuracy of every seed, and the time left below."""
+
+    def __init__(self, jobs: Jobs) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TextColumn
+
+        super().__init__()
+        self._place = {job.name: key for key, job in jobs.items()}
+        # Some may be left from an earlier, interrupted demonstration.
+        self._done = {key: float(job.is_finished()) for key, job in jobs.items()}
+        self._accuracy: dict[tuple[str, int], float] = {}
+        self._bars = Progress(
+            TextColumn("{task.description}"), BarColumn(bar_width=20), TextColumn("{task.fields[note]}"),
+            console=Console(),
+        )  # fmt: skip
+        seeds = len(jobs) / len(ARMS)
+        self._rows = {arm.name: self._bars.add_task(arm.title, total=seeds, note="") for arm in ARMS}
+        self._all = self._bars.add_task("all", total=len(jobs), note="")
+
+    def note(self, text: str) -> None:
+        self._bars.console.print(text, markup=False, highlight=False)
+
+    def sweep_started(self, counters: Counters) -> None:
+        self._bars.start()
+
+    def job_started(self, job: Job, counters: Counters) -> None:
+        self._show(counters)
+
+    def job_advanced(self, job: Job, counters: Counters) -> None:
+        key = self._place[job.name]
+        self._done[key] = counters.running[job.name]
+        if job.name in counters.accuracy:
+            self._accuracy[key] = counters.accuracy[job.name]
+        self._show(counters)
+
+    def job_finished(self, job: Job, result: dict[str, Any], counters: Counters) -> None:
+        key = self._place[job.name]
+        self._done[key], self._accuracy[key] = 1.0, result["final"]["test"]["exact_match"]
+        self._show(counters)
+
+    def close(self) -> None:
+        self._bars.stop()
+
+    def _show(self, counters: Counters) -> None:
+        for name, row in self._rows.items():
+            done = sum(fraction for (arm, _), fraction in self._done.items() if arm == name)
+            latest = [f"{self._accuracy[key]:.0f}" for key in self._done if key[0] == name and key in self._accuracy]
+            self._bars.update(row, completed=done, note=f"{' '.join(latest)} %" if latest else "")
+        left = f"{duration(counters.seconds_left())} left"
+        self._bars.update(self._all, completed=sum(self._done.values()), note=left)
 
 
 def _report(rows: list[Row], page: Path, seconds: float, as_json: bool) -> None:
     if as_json:
         figures = {row.arm.name: {"exact_match": row.exact, "element_wise": row.element_wise} for row in rows}
-        typer.echo(json.dumps({"event": "finished", "test": figures, "seconds": round(seconds, 1), "page": str(page)}))
+        emit({"event": "finished", "test": figures, "seconds": round(seconds, 1), "page": str(page)})
         return
+    from rich.console import Console
+    from rich.table import Table
+
     table = Table(title=f"Test accuracy over {len(rows[0].exact)} seeds")
-    for name in ("loss", "sets in the right order", "numbers in place"):
+    for name in ("loss", "sets in order", "numbers in place"):
         table.add_column(name, justify="left" if name == "loss" else "right")
     for row in rows:
         table.add_row(row.arm.title, f"{row.mean:.1f} ± {row.std:.1f} %", f"{row.mean_element_wise:.1f} %")
     console = Console()
     console.print(table)
     console.print(verdict(rows), highlight=False)
-    console.print(f"in {seconds:.0f} s; look at {page}", highlight=False)
+    console.print(f"\n{duration(seconds)} minutes. Open {page} for pictures and code.", markup=False, highlight=False)

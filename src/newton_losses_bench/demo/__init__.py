@@ -1,12 +1,20 @@
-"""The demonstration: a few small networks trained side by side in about two minutes, and a page about them.
+"""The demonstration: five losses train the same small network side by side in two minutes, and a page.
 
-What is trained is in `_setting.py`, the training in `_runs.py`, the pictures and the page in `_pictures.py` and
-`_page.py`.
+`task.py` has what is trained, `page.py` and `page.html` the page. The training is a sweep like any other.
 """
 
-from ._page import write_page as write_page
-from ._runs import train_arms as train_arms
-from ._setting import ARMS as ARMS
-from ._setting import Arm as Arm
-from ._setting import DemoConfig as DemoConfig
-from ._summary import summarise as summarise
+from .page import TEN_LINES as TEN_LINES
+from .page import Row as Row
+from .page import in_blocks as in_blocks
+from .page import read_evaluations as read_evaluations
+from .page import summarise as summarise
+from .page import verdict as verdict
+from .page import write_page as write_page
+from .task import ARMS as ARMS
+from .task import Arm as Arm
+from .task import DemoConfig as DemoConfig
+from .task import RawPixelNetwork as RawPixelNetwork
+from .task import demo_jobs as demo_jobs
+from .task import glyphs as glyphs
+from .task import make_demo_task as make_demo_task
+from .task import sample_sets as sample_sets

@@ -8,7 +8,6 @@ from made_up import results_and_site
 from run_folders import write_run
 
 from newton_losses_bench.cells import cells
-from newton_losses_bench.demo import ARMS, DemoConfig, _page, _pictures, _summary, write_page
 from newton_losses_bench.report import write_report
 
 HOSTILE = "<script>alert(1)</script>"
@@ -149,26 +148,3 @@ def test_print_has_no_navigation(browser, site):
     browser.send("Emulation.setEmulatedMedia", media="print")
     assert browser.evaluate("getComputedStyle(document.querySelector('nav')).display") == "none"
     browser.send("Emulation.setEmulatedMedia", media="")
-
-
-@pytest.fixture
-def demo_page(tmp_path, monkeypatch):
-    """The demonstration's page with hostile titles, and a picture in the place of those that need trained networks."""
-    arms = tuple(type(arm)(arm.name, f"{HOSTILE}{arm.title}", arm.colour, arm.settings) for arm in ARMS)
-    monkeypatch.setattr(_summary, "ARMS", arms)
-    monkeypatch.setattr(_pictures, "ARMS", arms)
-    monkeypatch.setattr(_page, "sorted_numbers", lambda out, config: _page.learning_curves(evaluations))
-    records = [{"step": k, "test": {"exact_match": 10.0 * k, "element_wise": 20.0 * k}} for k in (1, 2)]
-    evaluations = {arm.name: [records, records] for arm in arms}
-    return write_page(tmp_path, DemoConfig(), evaluations, 60.0)
-
-
-def test_demonstration_escapes_names_and_opens(browser, demo_page):
-    text = demo_page.read_text()
-    assert "<script" not in text
-    assert text.count("&lt;script&gt;") == len(ARMS)
-    browser.open(demo_page)
-    assert browser.complaints == []
-    titles = browser.evaluate("[...document.querySelectorAll('td:first-child')].map(cell => cell.textContent)")
-    assert [title.removeprefix("● ") for title in titles] == [f"{HOSTILE}{arm.title}" for arm in ARMS]
-    assert browser.evaluate("[...document.images].every(image => image.naturalWidth > 300)")
