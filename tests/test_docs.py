@@ -1,7 +1,6 @@
 """Every Python block of the documentation runs, page by page, and every link between pages leads somewhere."""
 
 import re
-import runpy
 from pathlib import Path
 
 import pytest
@@ -74,10 +73,3 @@ def test_every_page_is_in_the_navigation() -> None:
     navigation = (ROOT / "mkdocs.yml").read_text().split("\nnav:\n")[1]
     for page in (ROOT / "docs").rglob("*.md"):
         assert f": {page.relative_to(ROOT / 'docs')}\n" in navigation
-
-
-def test_the_evidence_is_that_of_the_results() -> None:
-    made = runpy.run_path(str(ROOT / "docs" / "evidence.py"))
-    assert (ROOT / "docs" / "evidence.md").read_text() == made["page"](), "run python docs/evidence.py"
-    for name, (_, _, svg) in made["pictures"](made["gather"](ROOT / "results")).items():
-        assert (ROOT / "docs" / "pictures" / name).read_text() == svg, "run python docs/evidence.py"

@@ -5,8 +5,11 @@ import random
 from pathlib import Path
 from typing import Any
 
-from newton_losses_bench.cells import Cell, cells
+from newton_losses_bench.cells import Cell as PaperCell
+from newton_losses_bench.cells import cells
 from newton_losses_bench.config import RunConfig
+from newton_losses_bench.report import compose, gather, write_report
+from newton_losses_bench.report.tables import Cell, Table
 
 ENVIRONMENT = {"torch": "2.11.0", "gpu": "Made-up GPU", "commit": "0123456789abcdef", "command": "train"}
 
@@ -58,7 +61,7 @@ def write_run(
 
 def write_cell(
     results: Path,
-    cell: Cell,
+    cell: PaperCell,
     figures: dict[str, float],
     seeds: int = 3,
     averaged: dict[str, float] | None = None,
@@ -100,3 +103,28 @@ def write_many(results: Path) -> None:
         if cell.variant != "baseline" and cell.config["damping"] != 10.0:
             figures = {"exact_match": 75.0, "element_wise": 84.0 - abs(cell.config["damping"] - 1) ** 0.2}
             write_cell(results / "ablation", cell, figures, steps=10_000)
+
+
+_made: list[tuple[Path, Path]] = []
+
+
+def results_and_page(tmp_path_factory) -> tuple[Path, Path]:
+    """The folder of `write_many`, and the folder of the report about it: made once for all tests of a process."""
+    if not _made:
+        results, page = tmp_path_factory.mktemp("results"), tmp_path_factory.mktemp("report")
+        write_many(results)
+        write_report(results, page)
+        _made.append((results, page))
+    return _made[0]
+
+
+def tables_of(results: Path) -> dict[str, Table]:
+    """The tables of the report about a folder, by name."""
+    blocks = [block for section in compose(gather(results)).sections for block in section.blocks]
+    return {block.name: block for block in blocks if isinstance(block, Table)}
+
+
+def row_of(table: Table, *labels: str) -> tuple[Cell, ...]:
+    """The row that begins with these labels, without them."""
+    (found,) = (row for row in table.rows if tuple(cell.text for cell in row[: len(labels)]) == labels)
+    return found[len(labels) :]

@@ -1,4 +1,4 @@
-"""Files in a folder of results that nobody knows the origin of: each counts or is left out, and the report is made."""
+"""Files of unknown origin in a folder of results: each counts or is named and left out, and the report is made."""
 
 import json
 import math
@@ -8,38 +8,21 @@ import pytest
 from run_folders import write_run
 
 from newton_losses_bench.cells import cells
-from newton_losses_bench.report import write_report
-from newton_losses_bench.report._convex import convex_losses, convex_table, convex_verdict
-from newton_losses_bench.report._evidence import gather
-from newton_losses_bench.report._figures import _curve, path_panels, sorting_panels
-from newton_losses_bench.report._measured import Measured
-from newton_losses_bench.store import read_record
+from newton_losses_bench.report import compose, gather, write_report
+from newton_losses_bench.report.extras import convex_table, read_extras
+from newton_losses_bench.report.figures import averaged_curves, sorting_curves
 
 NONSENSE = (
-    None,
-    True,
-    "x",
-    "\ud800",
-    [],
-    [1, [2]],
-    {},
-    {"a": {}},
-    0,
-    -1,
-    1e308,
-    10**400,
-    math.inf,
-    -math.inf,
-    math.nan,
+    *(None, True, "x", "\ud800", [], [1, [2]], {}, {"a": {}}),
+    *(0, -1, 1e308, 10**400, math.inf, -math.inf, math.nan),
 )
 TIMED = "torch 2.11.0, Made-up GPU\n{}sorting n=5  softsort fisher 1.10 ms/step\n"
 PLAIN = "sorting n=5  softsort none 1.00 ms/step\n"
 
 
 def folder_of_a_run(results: Path, number: int, key: str = "softsort-n5-fisher-stable") -> Path:
-    cell = cells("table1", only=key)[0]
     figures = {"exact_match": 80.0, "element_wise": 90.0}
-    config = cell.make(seed=number, steps=100_000, device="cpu")
+    config = cells("table1", only=key)[0].make(seed=number, steps=100_000, device="cpu")
     return write_run(results / str(number), config, figures, averaged=figures)
 
 
@@ -62,7 +45,7 @@ def change(file: Path, place, value) -> None:
 
 
 def places(content, depth=3):
-    """All places in a JSON object, but for those in its configuration."""
+    """All places in a JSON object, except those in its configuration."""
     for name, value in content.items():
         yield (name,)
         if isinstance(value, dict) and depth > 1 and name != "configuration":
@@ -81,37 +64,46 @@ def test_runs_with_nonsense_anywhere(tmp_path, file):
         folder = folder_of_a_run(results, other)
         (folder / "result.json").unlink()
         change(folder / "evaluations.jsonl", ("step",), NONSENSE[other - number - 1])
-    write_report(results, tmp_path / "site")
-    assert (tmp_path / "site" / "index.html").stat().st_size > 10_000
+    write_report(results, tmp_path / "report")
+    assert (tmp_path / "report" / "index.html").stat().st_size > 10_000
+
+
+def test_settings_with_nonsense_anywhere(tmp_path):
+    for cell in (cells("table1", only="softsort-n5-fisher")[0], cells("table3", only="fenchel-young-3-hessian")[0]):
+        config = cell.make(seed=0, device="cpu")
+        for name in config.to_dict():
+            for number, value in enumerate(NONSENSE):
+                folder = write_run(tmp_path / f"{cell.key}-{name}-{number}", config, {"exact_match": 50.0})
+                for file in ("config.json", "result.json"):
+                    change(folder / file, ("configuration", name), value)
+    write_report(tmp_path, tmp_path / "report")
 
 
 @pytest.mark.parametrize("place", [("step",), ("test",), ("test", "exact_match"), ("averaged",), ("averaged", "test")])
 def test_a_curve_of_nonsense_leaves_that_of_the_others(tmp_path, place):
-    good = folder_of_a_run(tmp_path, 0)
-    averaged = place[0] == "averaged"
+    folder_of_a_run(tmp_path, 0)
     for number, value in enumerate(NONSENSE, 1):
-        folder = folder_of_a_run(tmp_path, number)
-        change(folder / "evaluations.jsonl", place, value)
-        line = _curve("x", 0, [read_record(folder), read_record(good)], "exact_match", averaged=averaged)
-        makes_sense = place == ("test", "exact_match") and value == 0 and value is not False
-        assert line.label == ("x" if makes_sense else "x (1 seed)"), value
-        assert [step for step, _ in line.points] == [20_000.0, 40_000.0, 60_000.0, 80_000.0, 100_000.0]
+        change(folder_of_a_run(tmp_path, number) / "evaluations.jsonl", place, value)
+    (figure,) = averaged_curves(gather(tmp_path).full)
+    bad = "averaged" if place[0] == "averaged" else "as trained"
+    sound = 2 if place == ("test", "exact_match") else 1  # 0 is an accuracy
+    assert (f"{bad} (1 seed)" in [label for label, *_ in figure.legend]) == (sound == 1)
+    assert not any(word in figure.svg for word in ("nan", "inf"))
 
 
-def test_curves_of_nonsense_alone_are_no_panel(tmp_path):
+def test_curves_of_nonsense_alone_are_no_figure(tmp_path):
     for number, value in enumerate(NONSENSE):
         change(folder_of_a_run(tmp_path, number, "softsort-n5-fisher") / "evaluations.jsonl", ("step",), value)
-    found = gather(tmp_path)
-    assert sorting_panels(found.sorting[0]) == []
-    assert path_panels(found.paths[0]) == []
+    assert sorting_curves(gather(tmp_path).full) == []
 
 
-def test_accuracies_beyond_their_range_are_left_out(tmp_path):
-    for number, value in enumerate((-50.0, 150.0, 80.0)):
+def test_accuracies_beyond_their_range_are_named_and_left_out(tmp_path):
+    for number, value in enumerate((-50.0, 150.0, 80.0, math.nan)):
         change(folder_of_a_run(tmp_path, number) / "result.json", ("test", "exact_match"), value)
+    change(folder_of_a_run(tmp_path, 4) / "result.json", ("averaged", "test", "exact_match"), math.nan)
     found = gather(tmp_path)
-    assert [record.seed for record in found.measured.records] == [2]
-    assert len(found.notes) == 2
+    assert [record.seed for record in found.index.records] == [2]
+    assert sorted(note.split(":")[0] for note in found.notes) == ["0", "1", "3", "4"]
 
 
 @pytest.mark.parametrize(
@@ -125,12 +117,11 @@ def test_accuracies_beyond_their_range_are_left_out(tmp_path):
     ],
     ids=["no number", "nought", "too long", "unknown", "of the other task"],
 )
-def test_timings_of_nonsense_are_noted_and_leave_the_others(tmp_path, line):
+def test_timings_of_nonsense_are_named_and_leave_the_others(tmp_path, line):
     (tmp_path / "step_a.txt").write_text(TIMED.format(line))
     (tmp_path / "step_b.txt").write_text(TIMED.format(PLAIN))
-    found = gather(tmp_path)
+    found = read_extras(gather(tmp_path))
     assert [one.ratio("softsort-n5", "fisher") for one in found.timings] == [None, pytest.approx(1.1)]
-    assert found.timings[0].steps == {"softsort-n5": {"fisher": 1.1}}
     assert [note.split(":")[0] for note in found.notes] == ["step_a.txt"]
 
 
@@ -140,19 +131,19 @@ def test_a_run_without_a_time_is_no_timing(tmp_path):
             folder = tmp_path / f"{cell.key}-{value!r:.8}"
             write_run(folder, cell.make(seed=number, device="cpu", **cell.protocol), {"exact_match": 80.0})
             change(folder / "result.json", ("milliseconds_per_step",), value)
-    write_report(tmp_path, tmp_path / "site")
+    compose(gather(tmp_path))
 
 
 def test_folders_with_the_names_of_files(tmp_path):
-    names = ("step_a.txt", "cvxpy/a.json", "run/result.json", "b/config.json", "c/evaluations.jsonl")
-    for name in names:
+    for name in ("step_a.txt", "cvxpy/a.json", "run/result.json", "b/config.json", "c/evaluations.jsonl"):
         (tmp_path / name).mkdir(parents=True)
     good = folder_of_a_run(tmp_path, 0)
     (good / "evaluations.jsonl").unlink()
     (good / "evaluations.jsonl").mkdir()
-    write_report(tmp_path, tmp_path / "site")
-    notes = gather(tmp_path).notes
-    assert {note.split(":")[0] for note in notes} == {"step_a.txt", "cvxpy/a.json", str(good)}
+    found = gather(tmp_path)
+    notes = [*found.notes, *read_extras(found).notes]
+    assert {note.split(":")[0] for note in notes} == {"step_a.txt", "cvxpy/a.json", "0"}
+    compose(found)
 
 
 @pytest.mark.parametrize("name", ["seed", "baseline", "fisher"])
@@ -162,15 +153,14 @@ def test_losses_of_nonsense(tmp_path, name):
         run = {"seed": 0, "baseline": [1.0], "fisher": [0.5], name: value}
         (tmp_path / "cvxpy" / f"{number}.json").write_text(json.dumps({"runs": [run, {**run, "seed": 1}]}))
     (tmp_path / "cvxpy" / "deep.json").write_text("[" * 100_000)
-    found, notes = convex_losses(tmp_path, Measured([]))
-    assert convex_table(found, "t", "").rows
-    assert convex_verdict(found).judgements
-    assert notes[-1].startswith("cvxpy/deep.json: ")
+    found = gather(tmp_path)
+    assert "cvxpy/deep.json" in {note.split(":")[0] for note in read_extras(found).notes}
+    compose(found)
 
 
 def test_a_loss_of_nought_is_shown(tmp_path):
     (tmp_path / "cvxpy").mkdir()
     runs = [{"seed": 0, "baseline": [0.0], "fisher": [0.5]}, {"seed": 1, "baseline": [1.0], "fisher": [0.5]}]
     (tmp_path / "cvxpy" / "a.json").write_text(json.dumps({"runs": runs}))
-    row = convex_table(gather(tmp_path).convex, "t", "").rows[-1]
-    assert [cell.text for cell in row[1:4]] == ["1 of 2", "0.000 → 0.500", "1.000 → 0.500"]
+    row = convex_table(read_extras(gather(tmp_path)).convex).rows[-1]
+    assert [cell.text for cell in row[1:]] == ["1 of 2", "0.500", "0.500"]

@@ -1,29 +1,33 @@
-"""The page and its Markdown as files: whole whatever the runs' folders hold, and no name is taken for markup."""
+"""The page, its Markdown and the documentation's evidence as files, and the command that writes them."""
 
 import json
-import math
 import re
+import shlex
 from html.parser import HTMLParser
+from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from made_up import results_and_site
-from run_folders import write_run
+from run_folders import results_and_page, write_cell, write_run
+from typer.testing import CliRunner
 
+from newton_losses.errors import ArgumentError
 from newton_losses_bench.cells import cells
-from newton_losses_bench.report import write_report
+from newton_losses_bench.cli.app import app
+from newton_losses_bench.report import compose, evidence, gather, write_evidence, write_report
 
+REPOSITORY = Path(__file__).parents[3]
 HOSTILE = "<script>alert(1)</script>"
-VOID = {"meta", "link", "br", "img", "path", "circle"}
+VOID = {"meta", "link", "br", "img", "path", "use"}
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory):
-    return results_and_site(tmp_path_factory)[1]
+def page(tmp_path_factory):
+    return results_and_page(tmp_path_factory)[1]
 
 
 class Page(HTMLParser):
-    """Whether tags are balanced, what is named and what is linked, and which tags there are."""
+    """Whether tags are balanced, what is named and linked, and which tags and attributes there are."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -34,6 +38,11 @@ class Page(HTMLParser):
         self.attributes: list[str] = []
         self.feed(text)
         self.close()
+
+    def handle_startendtag(self, tag, attributes):
+        self.handle_starttag(tag, attributes)
+        if tag not in VOID:
+            self.handle_endtag(tag)
 
     def handle_starttag(self, tag, attributes):
         self.tags.append(tag)
@@ -49,24 +58,56 @@ class Page(HTMLParser):
             assert self.open.pop() == tag
 
 
-def test_page_is_whole_and_needs_nothing_else(site):
-    text = (site / "index.html").read_text()
-    page = Page(text)
-    assert page.open == []
-    assert len(page.names) == len(set(page.names))
-    assert all(link == "data:," or link.removeprefix("#") in page.names for link in page.links)
-    assert "src" not in page.attributes
-    assert not re.search(r"url\(|@import|https?://", text)
+def test_page_is_whole_and_needs_nothing_else(page):
+    text = (page / "index.html").read_text()
+    found = Page(text)
+    assert found.open == []
+    assert len(found.names) == len(set(found.names))
+    assert all(link == "data:," or link.removeprefix("#") in found.names for link in found.links)
+    assert "src" not in found.attributes
+    assert not re.search(r"url\((?!#)|@import|https?://", text)
 
 
-def test_figures_are_files_that_markdown_names(site):
-    named = re.findall(r"\]\((figures/[^)]+)\)", (site / "report.md").read_text())
-    assert sorted(named) == sorted(str(path.relative_to(site)) for path in site.glob("figures/*"))
+def test_the_first_screen_answers_and_the_rest_is_folded(page):
+    text = (page / "index.html").read_text()
+    start, rest = text.split("<section", 1)
+    assert "Does it hold up" in start or "does it hold up" in start
+    assert start.count('class="status ') == 25
+    assert "<svg" in start
+    assert "<table" not in start
+    assert not re.search(r"<details open", rest)
+
+
+def test_figures_are_files_that_markdown_names(page):
+    named = re.findall(r"\]\((figures/[^)]+)\)", (page / "report.md").read_text())
+    assert sorted(named) == sorted(str(path.relative_to(page)) for path in page.glob("figures/*"))
     for name in named:
-        root = ElementTree.parse(site / name).getroot()
+        root = ElementTree.parse(page / name).getroot()
         assert root.tag.endswith("svg")
         assert root.get("aria-label")
         assert "prefers-color-scheme: dark" in ElementTree.tostring(root, encoding="unicode")
+
+
+def test_bands_are_within_their_figure(page):
+    """Every point of a band lies inside the axes: a band that is cut off would look narrower than it is."""
+    for path in page.glob("figures/curves-*.svg"):
+        text = path.read_text()
+        height = float(re.search(r'viewBox="0 0 [\d.]+ ([\d.]+)"', text)[1])
+        bands = re.findall(r'<path d="([^"]+)"[^>]*style="fill: [^"]*opacity: 0.16', text)
+        assert bands
+        heights = [float(y) for band in bands for _, y in re.findall(r"([-\d.]+) ([-\d.]+)", band)]
+        assert min(heights) >= 0
+        assert max(heights) <= height
+
+
+def test_a_single_seed_is_no_interval(tmp_path):
+    (cell,) = cells("table1", only="softsort-n5-baseline-stable")
+    write_cell(tmp_path, cell, {"exact_match": 50.0}, seeds=1, steps=100_000)
+    (section,) = (one for one in compose(gather(tmp_path)).sections if one.anchor == "curves")
+    (figures,) = (block for block in section.blocks if hasattr(block, "figures"))
+    assert "no intervals" in figures.caption
+    assert figures.figures[0].legend[0][0].endswith("(1 seed)")
+    assert "opacity" not in figures.figures[0].svg
 
 
 def test_names_are_text_and_never_markup(tmp_path):
@@ -78,7 +119,7 @@ def test_names_are_text_and_never_markup(tmp_path):
     write_run(tmp_path / hostile / f'"><img onerror=x>{hostile}', config, test)
     changes = {"algorithm": HOSTILE, "data": f"'\"{HOSTILE}|a", "numerics": "`<b>`"}
     write_run(tmp_path / "odd", config, {f"{HOSTILE}": 1.0}, changes=changes)
-    write_run(tmp_path / "begun", config, test, finished=False, changes={"algorithm": HOSTILE, "seed": 9})
+    write_run(tmp_path / hostile / "begun", config, test, finished=False, changes={"algorithm": HOSTILE, "seed": 9})
     folder = write_run(tmp_path / "machine", cell.make(seed=1, steps=10_000, device="cpu"), test)
     stored = json.loads((folder / "config.json").read_text())
     stored["environment"] = {"gpu": HOSTILE, "torch": HOSTILE, "commit": HOSTILE}
@@ -86,47 +127,97 @@ def test_names_are_text_and_never_markup(tmp_path):
     line = "sorting n=5 softsort none 1.0 ms/step\nsorting n=5 softsort fisher 1.1 ms/step\n"
     (tmp_path / f"step_{hostile}.txt").write_text(f"torch, {HOSTILE}, x\n{line}")
     (tmp_path / "cvxpy").mkdir()
-    losses = {"runs": [{"seed": 0, "baseline": [1.0], "fisher": [0.5]}]}
+    losses = {"runs": [{"seed": 0, "baseline": [1.0], "fisher": [0.5]}], "facts": {"command": f"x {HOSTILE}"}}
     (tmp_path / "cvxpy" / f"{hostile}.json").write_text(json.dumps(losses))
-    out = tmp_path / "site"
-    write_report(tmp_path, out)
-    text = (out / "index.html").read_text()
-    page = Page(text)
-    assert page.open == []
-    assert page.tags.count("script") == 1
-    assert "img" not in page.tags
-    assert "onerror" not in page.attributes
+    write_report(tmp_path, tmp_path / "report")
+    text = (tmp_path / "report" / "index.html").read_text()
+    found = Page(text)
+    assert found.open == []
+    assert found.tags.count("script") == 1
+    assert "img" not in found.tags
+    assert "onerror" not in found.attributes
     assert text.count("&lt;script&gt;") > 8
-    assert not re.search(r"(?<!\\)<(?!\\)", re.sub(r"`[^`]*`", "", (out / "report.md").read_text()))
-    assert not any("<" in str(path.relative_to(out)) for path in out.rglob("*"))
+    markdown = re.sub(r"</?(details|summary)[^>]*>", "", (tmp_path / "report" / "report.md").read_text())
+    markdown = re.sub(r"^    .*$", "", markdown, flags=re.MULTILINE)  # code
+    assert not re.search(r"(?<!\\)<(?!\\)", markdown)
+    assert not any("<" in path.name for path in (tmp_path / "report").rglob("*"))
 
 
-def test_one_bad_folder_does_not_spoil_the_report(tmp_path):
-    """Every setting replaced by every kind of nonsense: the run counts or is left out, and the page is written."""
-    nonsense = ("<x>", "\ud800", None, {"a": 1}, [1, [2]], -1, 10**400, float("inf"), float("nan"), True)
-    for cell in (cells("table1", only="softsort-n5-fisher")[0], cells("table3", only="fenchel-young-3-hessian")[0]):
-        config = cell.make(seed=0, device="cpu")
-        for name in config.to_dict():
-            for number, value in enumerate(nonsense):
-                folder = tmp_path / "results" / f"{cell.key}-{name}-{number}"
-                write_run(folder, config, {"exact_match": 50.0, "perfect_match": value if value is True else 40.0})
-                for file in ("config.json", "result.json"):
-                    content = json.loads((folder / file).read_text())
-                    content["configuration"][name] = value
-                    (folder / file).write_text(json.dumps(content))
-    write_report(tmp_path / "results", tmp_path / "site")
-    assert Page((tmp_path / "site" / "index.html").read_text()).open == []
+def test_evidence_says_the_verdict_first_and_folds_the_rest(tmp_path):
+    cell = cells("table1", only="softsort-n5-fisher")[0]
+    write_cell(tmp_path / "results", cell, {"exact_match": 80.0, "element_wise": 90.0}, steps=10_000)
+    paths = write_evidence(tmp_path / "results", tmp_path / "docs" / "evidence.md")
+    text = paths[0].read_text()
+    assert text.startswith("# Evidence\n")
+    assert text.count("best validation") == 1  # how figures are chosen is said once
+    assert text.count("<details") == text.count("</details>")
+    shown = re.sub(r"<details.*?</details>", "", text, flags=re.DOTALL)
+    assert "±" not in "".join(line for line in shown.splitlines() if line.startswith("|"))
+    heads = [line for line, rule in zip(shown.splitlines(), shown.splitlines()[1:], strict=False) if "| --" in rule]
+    assert heads
+    assert all(line.count("|") - 1 <= 8 for line in heads)
 
 
-def test_runs_without_a_figure_are_named_and_left_out(tmp_path):
-    for cell in cells("ablation", only="softsort-n5-fisher"):
-        for seed in range(3):
-            value = math.nan if seed == 1 else 80.0
-            config = cell.make(seed=seed, steps=10_000, device="cpu")
-            write_run(tmp_path / f"{cell.key}-{seed}", config, {"exact_match": value, "element_wise": value})
-    write_report(tmp_path, tmp_path / "site")
-    text = (tmp_path / "site" / "index.html").read_text()
-    assert Page(text).open == []
-    assert not re.search(r' d="[^"]*nan', text)
-    assert "26 finished runs" in text
-    assert text.count("Left out: ") == 13
+def commands(text):
+    return re.findall(r"^    newton-losses (.*)$", text, re.MULTILINE)
+
+
+def test_every_command_of_the_evidence_has_something_to_run(tmp_path):
+    found = commands((REPOSITORY / "docs" / "evidence.md").read_text())
+    assert len(found) > 5
+    for command in found:
+        words = shlex.split(command.replace("--device cuda", "--device cpu"))
+        done = CliRunner().invoke(app, [*words, "--dry-run", "--results", str(tmp_path)], prog_name="newton-losses")
+        assert done.exit_code == 0, done.output
+        assert len(done.stdout.splitlines()) > 0
+
+
+def test_the_evidence_is_that_of_the_results():
+    text, pictures = evidence(compose(gather(REPOSITORY / "results")))
+    command = "newton-losses report --evidence docs/evidence.md"
+    assert (REPOSITORY / "docs" / "evidence.md").read_text() == text, f"run {command}"
+    for picture in pictures:
+        assert (REPOSITORY / "docs" / "pictures" / f"{picture.name}.svg").exists(), f"run {command}"
+
+
+def report(*words):
+    done = CliRunner().invoke(app, ["report", *words], prog_name="newton-losses", terminal_width=200)
+    if done.exception is not None and not isinstance(done.exception, SystemExit):
+        raise done.exception
+    return done.exit_code, done.output
+
+
+def test_the_command_says_where_the_page_is(tmp_path):
+    cell = cells("table1", only="softsort-n5-fisher")[0]
+    write_cell(tmp_path / "results", cell, {"exact_match": 80.0, "element_wise": 90.0}, steps=10_000)
+    places = ("--results", str(tmp_path / "results"), "--out", str(tmp_path / "report"))
+    code, text = report(*places, "--json")
+    assert code == 0
+    found = json.loads(text)
+    assert found["page"] == str(tmp_path / "report" / "index.html")
+    before = Path(found["page"]).read_bytes()
+    assert b"3 finished runs" in before
+    # The page is written again, and says the same.
+    code, text = report(*places)
+    assert code == 0
+    assert text.splitlines()[0].startswith("reading the runs")
+    assert found["page"] in text.splitlines()[-1]
+    assert Path(found["page"]).read_bytes() == before
+    code, text = report("--results", str(tmp_path / "results"), "--evidence", str(tmp_path / "evidence.md"))
+    assert (code, (tmp_path / "evidence.md").exists()) == (0, True)
+
+
+def test_a_folder_that_is_not_there(tmp_path):
+    code, text = report("--results", str(tmp_path / "nowhere"), "--out", str(tmp_path / "report"))
+    assert code == 2
+    assert "there is no such folder" in text
+    assert not (tmp_path / "report").exists()
+    with pytest.raises(ArgumentError, match="nowhere: there is no such folder"):
+        write_report(tmp_path / "nowhere", tmp_path / "report")
+
+
+def test_a_folder_that_cannot_be_written(tmp_path):
+    (tmp_path / "file").write_text("")
+    code, text = report("--results", str(tmp_path), "--out", str(tmp_path / "file"))
+    assert code == 2
+    assert "could not be written" in text

@@ -1,0 +1,388 @@
+"""What lies beside the tables: times, gradients and convex layers, and the runs that belong to no table.
+
+Times come from the runs of `newton-losses reproduce runtimes` and from what `benchmarks/training_step.py` printed into
+files `step_*.txt`; losses of convex layers from runs and from the files of `examples/convex_layers.py`.
+"""
+
+import json
+import math
+import os
+import re
+import statistics
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from newton_losses.errors import NewtonLossesError
+
+from ..cells import cells
+from ..config import PATHS_ALGORITHMS, SORTING_ALGORITHMS, configuration_class, identity
+from ..describe import describe_setting
+from ..statistics import summarise_all
+from ..store import RunRecord
+from . import gradients
+from .claims import Judgement, Part, Verdict, judge
+from .collect import NEWTON, Evidence, Index, column_title, relative
+from .tables import NOT_RUN, NOTHING, Cell, Table, brief, count_cell
+
+SAME_TIME = 1.05  # ratios of times up to this count as "the same time"
+EXPLODES = 10.0  # a gradient that grows by more than this factor "explodes"
+
+
+@dataclass(frozen=True)
+class Timings:
+    """Milliseconds per step from one source on one device: by column, then by method."""
+
+    source: str
+    steps: dict[str, dict[str, float]]
+
+    def ratio(self, column: str, method: str) -> float | None:
+        """How many times as long as the baseline's a step takes."""
+        times = self.steps.get(column, {})
+        return times[method] / times["baseline"] if method in times and "baseline" in times else None
+
+
+@dataclass(frozen=True)
+class Losses:
+    """Final training losses of convex layers by seed, without and with the empirical Fisher."""
+
+    source: str
+    baseline: dict[int, float]
+    fisher: dict[int, float]
+    command: str = ""
+
+    @property
+    def pairs(self) -> dict[int, tuple[float, float]]:
+        """The seeds that both have: losses of different seeds cannot be compared."""
+        return {seed: (self.baseline[seed], self.fisher[seed]) for seed in sorted(self.baseline) if seed in self.fisher}
+
+
+@dataclass(frozen=True)
+class Extras:
+    """All timings and losses under a folder of results, and what was left out."""
+
+    timings: Sequence[Timings]
+    convex: Sequence[Losses]
+    notes: Sequence[str]
+
+
+def read_extras(found: Evidence) -> Extras:
+    """Read what lies beside the runs; a file that makes no sense is named and left out."""
+    timings, losses, notes = _timed_runs(found.index), _convex_runs(found.index), []
+    for path in _files(found.results):
+        name = relative(path, found.results)
+        try:
+            if path.name.startswith("step_"):
+                steps, nonsense = _printed_times(text := path.read_text(encoding="utf-8", errors="replace"))
+                notes += [f"{name}: {nonsense} of its lines are no step's time."] if nonsense else []
+                timings.append(Timings(f"{path.stem}, {_device(text)}", steps))
+            else:
+                losses.append(_read_losses(path))
+        except (OSError, ValueError, KeyError, TypeError, IndexError, OverflowError, RecursionError) as error:
+            notes.append(f"{name}: not readable ({type(error).__name__}).")
+    losses.sort(key=lambda one: ("known" in one.source, one.source))
+    return Extras([one for one in timings if one.steps], losses, notes)
+
+
+def _files(results: Path) -> Iterable[Path]:
+    """What lies beside the runs: printed times (`step_*.txt`), and losses of convex layers (`cvxpy/*.json`)."""
+    for parent, folders, files in os.walk(results):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        for name in sorted([*files, *folders]):
+            is_loss = name.endswith(".json") and Path(parent).name == "cvxpy"
+            if is_loss or (name.startswith("step_") and name.endswith(".txt")):
+                yield Path(parent, name)
+
+
+_LINE = re.compile(
+    r"^(?:sorting n=(?P<n>\d+)|paths) +(?P<loss>[\w-]+) +(?P<method>none|fisher|hessian) +(?P<time>[\d.]+) ms/step",
+    re.MULTILINE,
+)
+
+
+def _printed_times(text: str) -> tuple[dict[str, dict[str, float]], int]:
+    """Times that `benchmarks/training_step.py` printed, and the number of lines that make no sense."""
+    steps: dict[str, dict[str, float]] = defaultdict(dict)
+    nonsense = 0
+    for line in _LINE.finditer(text):
+        algorithm, time = line["loss"], _milliseconds(line["time"])
+        if time is None or algorithm not in (SORTING_ALGORITHMS if line["n"] else PATHS_ALGORITHMS):
+            nonsense += 1
+            continue
+        # The benchmark times the defaults: for loop and L₁, ten samples.
+        detail = f"n{line['n']}" if line["n"] else ("for-l1" if algorithm == "bellman-ford" else "10")
+        steps[f"{algorithm}-{detail}"]["baseline" if line["method"] == "none" else line["method"]] = time
+    return dict(steps), nonsense
+
+
+def _timed_runs(index: Index) -> list[Timings]:
+    """Runs of the runtime table; only runs of one folder on one device are compared."""
+    times: dict[str, dict[str, dict[str, list[float]]]] = defaultdict(lambda: defaultdict(lambda: defaultdict(list)))
+    for cell in cells("runtimes"):
+        length = cell.protocol.get("steps", cell.protocol.get("epochs"))
+        found = index.group("runtimes", cell.key, lambda protocol, length=length: protocol.length == length)  # type: ignore[misc]
+        for record in found.records if found else ():
+            if (time := _milliseconds(record.milliseconds_per_step)) is not None:
+                times[timing_source(record)][cell.column][cell.variant].append(time)
+    return [
+        Timings(
+            source,
+            {column: {name: statistics.median(each) for name, each in found.items()} for column, found in by.items()},
+        )
+        for source, by in times.items()
+    ]
+
+
+def timing_source(record: RunRecord) -> str:
+    """Where and how a run was timed: times of different sources are never compared."""
+    device = record.environment.get("gpu") or record.environment.get("cpu") or "unknown device"
+    settings = record.configuration
+    how = [str(settings.get("precision")), *(name for name in ("compile", "graph") if settings.get(name))]
+    how += [f"{record.at_once} at once"] if record.at_once > 1 else []
+    return f"{record.path.parent.name}, {device}, {', '.join(how)}"
+
+
+def _convex_runs(index: Index) -> list[Losses]:
+    groups = {cell.variant: index.group("cvxpy", cell.key, lambda _: True) for cell in cells("cvxpy")}
+    found = {
+        variant: {record.seed: record.test["loss"] for record in one.records if "loss" in record.test} if one else {}
+        for variant, one in groups.items()
+    }
+    return [Losses("runs", found["baseline"], found["fisher"])] if any(found.values()) else []
+
+
+def _read_losses(path: Path) -> Losses:
+    """What `examples/convex_layers.py` wrote."""
+    content = json.loads(path.read_text(encoding="utf-8"))
+    finals = {key: {int(run["seed"]): float(run[key][-1]) for run in content["runs"]} for key in ("baseline", "fisher")}
+    facts = content.get("facts")
+    command = str(facts.get("command", "")) if isinstance(facts, dict) else ""
+    kind = "known solution" if "exact" in path.stem else "cvxpylayers"
+    return Losses(f"{kind} ({path.name})", finals["baseline"], finals["fisher"], command)
+
+
+def _milliseconds(found: str | float) -> float | None:
+    try:
+        time = float(found)
+    except ValueError:
+        return None
+    return time if 0 < time < math.inf else None
+
+
+def _device(text: str) -> str:
+    """The device from a line such as `torch 2.11.0, NVIDIA H200, {...}`."""
+    parts = text.splitlines()[0].split(", ") if text else []
+    return parts[1] if len(parts) > 1 else "unknown device"
+
+
+def _judged_times(found: Sequence[Timings], method: str, only: tuple[str, ...] = ("",)) -> list[Judgement]:
+    judgements = []
+    for one in found:
+        ratios = {column: one.ratio(column, method) for column in one.steps if column.startswith(only)}
+        parts = [Part(r <= SAME_TIME, f"{column_title(c)} × {r:.2f}") for c, r in ratios.items() if r is not None]
+        judgements += [judge(one.source, parts)] if parts else []
+    return judgements or [judge("ours", [])]
+
+
+def _explosions(variant: str, *, exact: bool) -> list[Part]:
+    found = {
+        one.title: (gradients.largest(one, "plain", exact), gradients.largest(one, variant, exact))
+        for one in gradients.SETTINGS
+    }
+    return [
+        Part(after > EXPLODES * before, f"{title} {before:.3g} to {after:,.3g}")
+        for title, (before, after) in found.items()
+    ]
+
+
+def _recoveries(variant: str) -> list[Part]:
+    parts = []
+    for one in gradients.SETTINGS:
+        plain, spread, newton = (gradients.largest(one, name) for name in ("plain", "spread", variant))
+        words = f"{one.title} {spread:,.3g} becomes {newton:.3g} ({plain:.3g} for close scores)"
+        parts.append(Part(newton <= EXPLODES * plain, words))
+    return parts
+
+
+def _judged_losses(found: Sequence[Losses], least: int = 5) -> list[Judgement]:
+    judgements = []
+    for one in found:
+        parts = [
+            Part(fisher < base, f"seed {seed} {fisher:.3f} against {base:.3f}")
+            for seed, (base, fisher) in one.pairs.items()
+        ]
+        parts += [Part(None, "a further seed (not run)")] * (least - len(parts))
+        judgements.append(judge(one.source, parts))
+    return judgements or [judge("ours", [])]
+
+
+def extra_verdicts(found: Extras) -> list[Verdict]:
+    """The claims about time, gradients and convex layers, which rest on other measurements than the tables."""
+    return [
+        Verdict(
+            "A step with the Fisher takes as long as the baseline’s.",
+            "section 4.4",
+            f"Every measured step takes at most {SAME_TIME} times as long as the baseline’s.",
+            _judged_times(found.timings, "fisher"),
+        ),
+        Verdict(
+            "For stochastic losses a step with the Hessian does too.",
+            "section 4.4",
+            f"Every measured step of the smoothed loss and of Fenchel-Young takes at most {SAME_TIME} times as long.",
+            _judged_times(found.timings, "hessian", ("smoothed-loss", "fenchel-young")),
+        ),
+        Verdict(
+            "NeuralSort and logistic networks have exploding gradients for scores far apart.",
+            "appendix, gradient visualisations",
+            f"With {gradients.SPREAD:g} times the spread the largest gradient grows by a factor of more than "
+            f"{EXPLODES:g}, for both.",
+            [
+                judge("float32, the paper’s numerics", _explosions("spread", exact=False)),
+                judge("float64, the same", _explosions("spread", exact=True)),
+                judge("float32, in log space", _explosions("stable", exact=False)),
+            ],
+        ),
+        Verdict(
+            "The empirical Fisher recovers from exploding gradients.",
+            "appendix, gradient visualisations",
+            f"With λ = {gradients.DAMPING} the largest Newton gradient at the larger spread is at most {EXPLODES:g} "
+            "times the largest plain gradient of close scores, for both.",
+            [
+                judge("Fisher of each point alone", _recoveries("fisher")),
+                judge("one Fisher for all points", _recoveries("fisher-batch")),
+            ],
+        ),
+        Verdict(
+            "With convex layers the Fisher lowers the loss on every seed.",
+            "appendix, table on cvxpylayers",
+            "On each of at least 5 seeds the loss after the last step is lower with the Fisher.",
+            _judged_losses(found.convex),
+        ),
+    ]
+
+
+def runtime_table(found: Sequence[Timings]) -> Table:
+    """One row per loss and source: the baseline's time and the ratios to it, ours and the paper's."""
+    rows = []
+    for column, ratios in paper_ratios().items():
+        papers = [_times(ratios.get(method)) for method in NEWTON]
+        sources = [one for one in found if "baseline" in one.steps.get(column, {})]
+        for one in sources:
+            base = one.steps[column]["baseline"]
+            ours = [_times(one.ratio(column, method)) for method in NEWTON]
+            rows.append(
+                (Cell(column_title(column)), Cell(brief(one.source)), Cell(f"{base:.2f}", base), *ours, *papers)
+            )
+        if not sources:
+            rows.append((Cell(column_title(column)), NOTHING, NOT_RUN, NOT_RUN, NOT_RUN, *papers))
+    caption = (
+        "A step’s time as a multiple of the plain loss’s, timed beside it on the same device. The paper’s ratios are "
+        "of whole trainings on an A6000. Times are never compared across devices."
+    )
+    heads = ("loss", "timed in", "plain, ms", "Hessian", "Fisher", "paper, Hessian", "paper, Fisher")
+    return Table("runtimes", caption, heads, rows, 2)
+
+
+def paper_ratios() -> dict[str, dict[str, float]]:
+    """The paper's runtimes as ratios to its baseline.
+
+    >>> round(paper_ratios()["logistic-n10"]["hessian"], 2)
+    3.66
+    """
+    minutes: dict[str, dict[str, float]] = defaultdict(dict)
+    for cell in cells("runtimes"):
+        if cell.paper:
+            minutes[cell.column][cell.variant] = cell.paper["minutes"][0]
+    return {
+        column: {method: time / times["baseline"] for method, time in times.items() if method != "baseline"}
+        for column, times in minutes.items()
+    }
+
+
+def _times(ratio: float | None) -> Cell:
+    return NOTHING if ratio is None else Cell(f"× {ratio:.2f}", ratio)
+
+
+def convex_table(found: Sequence[Losses]) -> Table:
+    """One row per source: on how many seeds the Fisher ends lower, and the median losses."""
+    papers = {cell.variant: cell.paper_seeds or {} for cell in cells("cvxpy")}
+    rows = []
+    for one in (Losses("the paper", papers["baseline"], papers["fisher"]), *found):
+        lower = sum(fisher < base for base, fisher in one.pairs.values())
+        medians = [statistics.median(losses) for losses in zip(*one.pairs.values(), strict=True)] or [None, None]
+        rows.append(
+            (
+                Cell(brief(one.source)),
+                Cell(f"{lower} of {len(one.pairs)}", lower / max(1, len(one.pairs))),
+                *(NOTHING if value is None else Cell(f"{value:.3f}", value) for value in medians),
+            )
+        )
+    caption = (
+        "Training loss after the last step. Only the two losses of one seed can be compared, and our seeds are not the "
+        "paper’s. “Known solution” has max(Wx + b, 0) in place of the solver, and so none of its errors."
+    )
+    return Table("convex-layers", caption, ("source", "Fisher lower", "median, plain", "median, Fisher"), rows)
+
+
+def other_runs_table(found: Evidence) -> Table | None:
+    """Finished runs that no table before has shown."""
+    groups: dict[str, list[RunRecord]] = {}
+    for record in found.index.others:
+        groups.setdefault(identity({**record.configuration, "seed": 0}), []).append(record)
+    rows = []
+    for records in groups.values():
+        first = records[0]
+        place = first.path if len(records) == 1 else Path(os.path.commonpath([record.path for record in records]))
+        figures = summarise_all(record.test for record in records)
+        averaged = summarise_all(record.averaged for record in records if record.averaged)
+        texts = [f"{name} {figure}" for name, figure in figures.items()]
+        texts += [f"averaged {name} {figure}" for name, figure in averaged.items()]
+        rows.append(
+            (
+                Cell(brief(relative(place, found.results))),
+                Cell(brief(_setting(first), 120)),
+                Cell(brief(first.configuration.get("data", "–"))),
+                Cell(str(first.steps), float(first.steps)),
+                count_cell(len(records)),
+                Cell(brief(", ".join(texts) or "–", 120), next((one.mean for one in figures.values()), None)),
+            )
+        )
+    caption = (
+        "Finished runs with other settings than the tables’ cells: another λ, length or data. They count in no table, "
+        "figure or claim above."
+    )
+    return Table("others", caption, ("runs", "setting", "data", "steps", "seeds", "test"), rows) if rows else None
+
+
+def _setting(record: RunRecord) -> str:
+    try:
+        return describe_setting(configuration_class(record.task).from_dict(record.configuration))
+    except (NewtonLossesError, TypeError, ValueError, KeyError, AttributeError, OverflowError):
+        names = ("task", "algorithm", "curvature", "damping", "numerics")
+        return ", ".join(str(record.configuration.get(name, "–")) for name in names)
+
+
+def folders_table(found: Evidence) -> Table | None:
+    """Where the figures come from: folders, machines, versions."""
+    by_folder: dict[str, list[RunRecord]] = defaultdict(list)
+    for record in found.index.records:
+        by_folder[relative(record.path.parent, found.results)].append(record)
+    rows = [
+        (
+            Cell(brief(folder)),
+            count_cell(len(records)),
+            _several(record.environment.get("gpu") or record.environment.get("cpu") for record in records),
+            _several(record.configuration.get("precision") for record in records),
+            _several(record.environment.get("torch") for record in records),
+            _several(str(record.environment.get("commit") or "unknown")[:12] for record in records),
+        )
+        for folder, records in by_folder.items()
+    ]
+    heads = ("folder", "runs", "device", "precision", "torch", "commit")
+    return Table("folders", "The folders of finished runs.", heads, rows) if rows else None
+
+
+def _several(values: Iterable[Any]) -> Cell:
+    return Cell(brief(", ".join(sorted({str(value) for value in values if value is not None})) or "–"))
