@@ -17,7 +17,7 @@ demo: $(VENV)/.installed
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/lint-imports --no-cache
+	PYTHONPATH=tests $(BIN)/lint-imports --no-cache
 	$(BIN)/mypy
 
 test: lint

@@ -22,7 +22,7 @@ FAILED = 2
 # For each extra: the modules it brings, and what they are for.
 EXTRAS: dict[str, tuple[tuple[str, ...], str]] = {
     "bench": (
-        ("typer", "rich", "matplotlib", "scipy", "sklearn", "pooch", "tensorboard", "jinja2"),
+        ("typer", "rich", "matplotlib", "scipy", "sklearn", "tensorboard", "jinja2"),
         "the command, data sets, figures, reports",
     ),
     "numba": (("numba",), "faster sorting losses and shortest paths on the CPU"),

@@ -83,8 +83,8 @@ class MNIST(LabeledImages):
 
     Read from `root/MNIST/raw/` as torchvision keeps them (idx files, packed or not), or else from `mnist.npz`
     in `root/MNIST/` or `root/` (keys `x_train`, `y_train`, `x_test`, `y_test`). With `download`, packed idx
-    files that are missing are fetched there first; the package pooch does that. With `check`, the contents
-    have to be MNIST's, byte for byte, wherever they come from.
+    files that are missing are fetched there first. With `check`, the contents have to be MNIST's, byte for byte,
+    wherever they come from.
     """
 
     def __init__(

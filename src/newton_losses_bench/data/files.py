@@ -1,7 +1,6 @@
 """Where data lies, how it is downloaded, and how damage is found. Nothing here knows what is in the files.
 
-A file or folder appears under its name only once all of it is there: half of one is never taken for a whole. Downloads
-grow under the name `<name>.part`, and an interrupted one is continued where the mirror can do that.
+A file or folder appears under its name only once all of it is there: half of one is never taken for a whole.
 """
 
 import errno
@@ -14,8 +13,11 @@ import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
+from http.client import HTTPException
 from pathlib import Path
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Generic, NamedTuple, TypeVar
+from urllib.request import Request, urlopen
 
 from newton_losses.errors import ArgumentError, NewtonLossesError
 
@@ -172,21 +174,38 @@ def fetch(folder: Path, name: str, md5: str, mirrors: Sequence[str], progress: P
 
 
 def _fetch(folder: Path, name: str, md5: str, mirrors: Sequence[str], progress: Progress | None) -> Path:
-    target = folder / name
+    target, part = folder / name, folder / f"{name}.part"
     if target.exists() and file_md5(target) == md5:
         return target
-    part = folder / f"{name}.part"
     failures = []
     for mirror in mirrors:
         url = f"{mirror.rstrip('/')}/{name}"
-        # A part may come from another file or be damaged: if continuing it fails, this mirror starts afresh.
-        for resume in (True, False) if part.exists() else (False,):
-            failure = _attempt(url, part, md5, resume, progress)
-            if failure is None:
+        try:
+            _download(url, part, progress and partial(progress, name))
+            found, size = file_md5(part), part.stat().st_size
+            if found == md5:
                 os.replace(part, target)
                 return target
-            failures.append(f"{url}: {failure}")
+            failures.append(f"{url}: gave {size} bytes with the md5 sum {found} instead of {md5}")
+        except (OSError, HTTPException) as error:
+            # Errors of the network are OSErrors as well; trouble with the own disk is not the mirror's fault.
+            if getattr(error, "errno", None) in _LOCAL_TROUBLE:
+                raise
+            failures.append(f"{url}: {type(error).__name__}: {error}".splitlines()[0][:300])
+        part.unlink(missing_ok=True)
     raise DataError(f"{name} could not be downloaded to {folder}. " + "; ".join(failures) + ".")
+
+
+def _download(url: str, part: Path, progress: Callable[[int, int], None] | None) -> None:
+    # The sum is that of the packed file: no server may unpack it on the way.
+    request = Request(url, headers={"Accept-Encoding": "identity"})
+    with part.open("wb") as file, urlopen(request, timeout=60) as response:
+        total, done = int(response.headers.get("Content-Length", 0)), 0
+        while chunk := response.read(1 << 16):
+            file.write(chunk)
+            done += len(chunk)
+            if progress is not None:
+                progress(done, total)
 
 
 @contextmanager
@@ -206,64 +225,3 @@ def _one_process_at_a_time(folder: Path) -> Iterator[None]:
         yield
     finally:
         os.close(handle)
-
-
-def _attempt(url: str, part: Path, md5: str, resume: bool, progress: Progress | None) -> str | None:
-    """Download to `part`, and say what went wrong, or None. A part with a wrong sum is removed."""
-    downloader = _downloader()
-    there = part.stat().st_size if resume else 0
-    # The sum is that of the packed file: no server may unpack it on the way.
-    headers = {"Accept-Encoding": "identity"}
-    if there:
-        headers["Range"] = f"bytes={there}-"
-    bar = _Bar(part.name.removesuffix(".part"), there, progress)
-    try:
-        with part.open("ab" if resume else "wb") as file:
-            downloader(progressbar=bar, chunk_size=1 << 16, headers=headers)(url, file, None)
-    except OSError as error:
-        # Errors of the network are OSErrors as well; trouble with the own disk is not the mirror's fault.
-        if error.errno in _LOCAL_TROUBLE:
-            raise
-        return _one_line(error)
-    found = file_md5(part)
-    if found == md5:
-        return None
-    size = part.stat().st_size
-    part.unlink()
-    return f"gave {size} bytes with the md5 sum {found} instead of {md5}"
-
-
-def _downloader() -> Any:
-    try:
-        from pooch import HTTPDownloader
-    except ImportError as error:
-        raise ArgumentError(
-            "Downloading needs the package pooch: install newton-losses[bench], or copy the files by hand."
-        ) from error
-    return HTTPDownloader
-
-
-def _one_line(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}".splitlines()[0][:300]
-
-
-class _Bar:
-    """What pooch takes for a progress bar, as a callback."""
-
-    def __init__(self, name: str, there: int, progress: Progress | None) -> None:
-        self.name, self.there, self.progress = name, there, progress
-        self.total = 0
-        self.done = 0
-
-    def update(self, count: int) -> None:
-        # pooch reports whole chunks, also for the last one, which is smaller.
-        self.done = min(self.done + count, self.total) if self.total else self.done + count
-        if self.progress is not None:
-            self.progress(self.name, self.there + self.done, self.there + self.total)
-
-    def reset(self) -> None:
-        """At the end pooch goes back to zero and then reports the total."""
-        self.done = 0
-
-    def close(self) -> None:
-        """Nothing to close."""

@@ -1,4 +1,4 @@
-"""Downloads against a server on this machine: mirrors that fail in every way, parts that are continued."""
+"""Downloads against a server on this machine: mirrors that fail in every way."""
 
 import gzip
 import hashlib
@@ -19,21 +19,14 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self):
         _, behaviour, name = self.path.split("/")
-        asked = self.headers.get("Range")
-        self.server.requests.append((behaviour, name, asked))
-        content = self.server.files.get(name, CONTENT)
-        begin = int(asked.removeprefix("bytes=").removesuffix("-")) if asked else 0
+        self.server.requests.append((behaviour, name))
+        body = self.server.files.get(name, CONTENT)
         if behaviour == "missing":
             self.send_error(404)
             return
         if behaviour == "garbage":
-            content = b"<html>maintenance</html>"
-        if behaviour == "good" and asked and begin >= len(content):
-            self.send_error(416)
-            return
-        ranged = behaviour != "norange" and asked
-        body = content[begin:] if ranged else content
-        self.send_response(206 if ranged else 200)
+            body = b"<html>maintenance</html>"
+        self.send_response(200)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         # "truncated" promises all of it and hangs up in the middle.
@@ -86,27 +79,10 @@ def test_without_a_good_mirror_nothing_is_taken_for_the_file(server, tmp_path, b
     assert not (tmp_path / "data").exists()
 
 
-def test_an_interrupted_download_is_continued(server, tmp_path):
-    with pytest.raises(DataError):
-        fetch(tmp_path, "data", MD5, [server.mirror("truncated")])
-    there = (tmp_path / "data.part").stat().st_size
-    assert 0 < there < len(CONTENT)
-    fetch(tmp_path, "data", MD5, [server.mirror("good")])
-    assert server.requests[1:] == [("good", "data", f"bytes={there}-")]
-    assert (tmp_path / "data").read_bytes() == CONTENT
-
-
-@pytest.mark.parametrize("part", [b"other bytes", CONTENT + b"too long", b""])
-def test_a_part_that_does_not_fit_is_dropped(server, tmp_path, part):
-    (tmp_path / "data.part").write_bytes(part)
-    path = fetch(tmp_path, "data", MD5, [server.mirror("good")])
-    assert path.read_bytes() == CONTENT
+def test_what_an_interrupted_download_left_is_overwritten(server, tmp_path):
+    (tmp_path / "data.part").write_bytes(b"other bytes")
+    assert fetch(tmp_path, "data", MD5, [server.mirror("good")]).read_bytes() == CONTENT
     assert [path.name for path in tmp_path.iterdir()] == ["data"]
-
-
-def test_a_server_without_ranges_starts_afresh(server, tmp_path):
-    (tmp_path / "data.part").write_bytes(CONTENT[:1000])
-    assert fetch(tmp_path, "data", MD5, [server.mirror("norange")]).read_bytes() == CONTENT
 
 
 def test_a_damaged_file_is_fetched_again(server, tmp_path):

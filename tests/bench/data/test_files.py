@@ -58,7 +58,7 @@ def test_importing_the_data_reads_nothing_and_needs_no_extra(tmp_path):
 
     code = (
         "import sys\n"
-        "for name in ('pooch', 'sklearn', 'matplotlib', 'scipy', 'numba'): sys.modules[name] = None\n"
+        "for name in ('sklearn', 'matplotlib', 'scipy', 'numba'): sys.modules[name] = None\n"
         "import newton_losses_bench.data, newton_losses_bench.models\n"
     )
     source = Path(__file__).resolve().parents[3] / "src"
