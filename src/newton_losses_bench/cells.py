@@ -103,7 +103,7 @@ def cells(
         and (controls or cell.control is None)
     )
     if not found:
-        raise ArgumentError(f"No cell of {table} is left. `newton-losses reproduce ls {table}` lists them by name.")
+        raise ArgumentError(f"No cell of {table} is left. `newton-losses reproduce list {table}` lists them by name.")
     return found
 
 

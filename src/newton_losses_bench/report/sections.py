@@ -189,7 +189,7 @@ def _full_length(found: Evidence) -> Section:
             "of the means."
         )
         blocks += [tables.goal_table(averaged, averaged=True), Figures(caption, draw.averaged_curves(found.full))]
-    sweep = "newton-losses sweep sorting --algorithm {} --curvature {} --steps 100000 --average true " + _HOW
+    sweep = "newton-losses sweep sorting --algorithm {} --curvature {} --steps 100000 --average " + _HOW
     blocks.append(
         Commands(
             (
