@@ -24,8 +24,8 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import newton_losses as nl
 from newton_losses_bench.config import SortingConfig
-from newton_losses_bench.loop import run
 from newton_losses_bench.report import write_report
+from newton_losses_bench.train import run
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src"

@@ -13,9 +13,9 @@ WARM_UP_STEPS = 3
 class CapturedStep:
     """`function(size)` for each of the `sizes`, captured once, on the current device, and replayed.
 
-    `state` are all tensors that the function changes and reads again in the next call; they and the
-    `generators` are as before when capturing is done, so that the warm-up leaves no trace in the results.
-    All tensors must keep their place in memory: change them in place only.
+    `state` is every tensor that the function changes and reads again in the next call. They and the `generators` are
+    put back after capturing, so that the warm-up leaves no trace in the results. All tensors must keep their place in
+    memory: change them in place only.
     """
 
     def __init__(
@@ -27,7 +27,7 @@ class CapturedStep:
     ) -> None:
         undo = _Undo(list(state), list(generators))
         pool = torch.cuda.graph_pool_handle()
-        stream = _own_stream()
+        stream = _capture_stream(torch.cuda.current_stream().device)
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
         for size in sizes:
             _warm_up(function, size, undo, stream)
@@ -59,26 +59,20 @@ class _Undo:
             generator.set_state(seed)
 
 
-def _own_stream() -> torch.cuda.Stream:
-    """The stream at hand; where that is the default one, which takes no capture, the device's one for runs alone.
-
-    Never the stream that torch captures on by itself: cuBLAS has its scratch memory by stream, so that all graphs
-    captured on one write into the same, and graphs of several runs are replayed at the same time. And not a new one
-    each time: that memory is kept, and a process may do many runs.
-    """
-    here = torch.cuda.current_stream()
-    return _stream_of_runs_alone(here.device) if here == torch.cuda.default_stream() else here
-
-
 @cache
-def _stream_of_runs_alone(device: torch.device) -> torch.cuda.Stream:
+def _capture_stream(device: torch.device) -> torch.cuda.Stream:
+    """A device's one stream for capturing.
+
+    Not torch's own for this purpose: warming up has to happen on the same stream, because cuBLAS keeps its scratch
+    memory by stream. And not a new one for each run: that memory is never given back, and a process may do many runs.
+    """
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
 def _warm_up(function: Callable[[int], None], size: int, undo: _Undo, stream: torch.cuda.Stream) -> None:
     """A few calls on the stream that is to be captured, each from the same state.
 
-    Left to itself the state could run off: an epoch's order has an end.
+    Otherwise the state could run off: an epoch's order has an end.
     """
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):

@@ -1,13 +1,20 @@
-"""Who is told how a run goes: a person at a terminal, lines for a pipe, JSON for a program. The words are in
-`words.py`, the live bar in `live.py`."""
+"""Who hears how a run goes: somebody at a terminal, a log, a program, TensorBoard. The words are in `words.py`.
+
+rich and tensorboard are imported when they are needed: not everybody has them, and both take their time.
+"""
 
 import json
 import sys
 import time
-from typing import Any, Protocol, TextIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
 from .config import RunConfig
-from .describe import delay, describe, describe_setting, duration, figures, number, outcome
+from .describe import by_split, delay, describe, duration, figures, number, outcome
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import Progress as RichProgress
 
 Record = dict[str, Any]
 
@@ -26,7 +33,7 @@ class Progress(Protocol):
 
 
 class Silent:
-    """Tells nothing; also what the others start from."""
+    """Reports nothing. The other listeners start from it."""
 
     def preparing(self, config: RunConfig) -> None:
         pass
@@ -93,14 +100,14 @@ class Together(Silent):
 
 
 class JsonLines(Silent):
-    """One JSON object a line, with the field `event`, and `seed` where it is given: whose event it is."""
+    """One JSON object per line, with the field `event`, and `seed` where it is given."""
 
     def __init__(self, stream: TextIO | None = None, *, seed: int | None = None) -> None:
         self._stream = stream or sys.stdout
-        self._whose = {} if seed is None else {"seed": seed}
+        self._seed = {} if seed is None else {"seed": seed}
 
     def _emit(self, event: str, **fields: Any) -> None:
-        print(json.dumps({"event": event, **self._whose, **fields}), file=self._stream, flush=True)
+        print(json.dumps({"event": event, **self._seed, **fields}), file=self._stream, flush=True)
 
     def started(self, config: RunConfig, step: int, total: int, evaluations: list[Record]) -> None:
         self._emit("started", step=step, total=total, configuration=config.to_dict())
@@ -116,17 +123,15 @@ class JsonLines(Silent):
 
 
 class PlainLines(Silent):
-    """A line an evaluation, for a log file or a pipe. Where `seed` is given every line begins with it."""
+    """One line per evaluation, for a log file or a pipe."""
 
-    def __init__(self, stream: TextIO | None = None, *, seed: int | None = None) -> None:
+    def __init__(self, stream: TextIO | None = None) -> None:
         self._stream = stream or sys.stdout
-        self._describe = describe if seed is None else describe_setting
-        self._prefix = "" if seed is None else f"seed {seed}: "
         self._pace = Pace()
         self._total = 0
 
     def _say(self, text: str) -> None:
-        print(self._prefix + text, file=self._stream, flush=True)
+        print(text, file=self._stream, flush=True)
 
     def preparing(self, config: RunConfig) -> None:
         if patience := delay(config):
@@ -135,9 +140,9 @@ class PlainLines(Silent):
     def started(self, config: RunConfig, step: int, total: int, evaluations: list[Record]) -> None:
         self._total = total
         self._pace.start(step)
-        self._say(f"{self._describe(config)}: {total} steps on {config.device}")
+        self._say(f"{describe(config)}: {total} steps on {config.device}")
         if step:
-            self._say(f"going on after step {step}")
+            self._say(f"resuming after step {step}")
 
     def evaluated(self, record: Record) -> None:
         self._pace.reach(record["step"])
@@ -154,8 +159,94 @@ class PlainLines(Silent):
         self._say(outcome(result, again))
 
 
+class LiveBar(Silent):
+    """A bar with the steps, their rate, the time left, the loss and the last accuracies, in 80 columns."""
+
+    def __init__(self, console: "Console | None" = None) -> None:
+        from rich.console import Console
+        from rich.progress import TaskID
+
+        self._console = console or Console()
+        self._bar: RichProgress | None = None
+        self._task = TaskID(0)
+        self._pace = Pace()
+        self._total = 0
+
+    def preparing(self, config: RunConfig) -> None:
+        if patience := delay(config):
+            self._console.print(patience, style="dim", markup=False, highlight=False)
+
+    def started(self, config: RunConfig, step: int, total: int, evaluations: list[Record]) -> None:
+        self._total = total
+        self._pace.start(step)
+        again = f", resuming after step {step}" if step else ""
+        self._console.print(f"[bold]{describe(config)}[/], on {config.device}{again}", highlight=False)
+        self._bar = _new_bar(self._console)
+        last = _short(evaluations[-1]) if evaluations else ""
+        self._task = self._bar.add_task("", total=total, completed=step, pace="", loss="", figures=last)
+        self._bar.start()
+
+    def advanced(self, step: int, loss: float | None) -> None:
+        if self._bar is not None:
+            self._bar.update(self._task, completed=step, pace=self._reach(step), loss=f"loss {number(loss)}")
+
+    def evaluating(self, step: int) -> None:
+        if self._bar is not None:
+            self._bar.update(self._task, completed=step, pace="evaluating", refresh=True)
+
+    def evaluated(self, record: Record) -> None:
+        if self._bar is not None:
+            step = record["step"]
+            self._bar.update(self._task, completed=step, pace=self._reach(step), figures=_short(record))
+
+    def _reach(self, step: int) -> str:
+        self._pace.reach(step)
+        return f"{self._pace.rate():.1f}/s, {duration(self._pace.left(self._total))} left"
+
+    def note(self, text: str) -> None:
+        self._console.print(text, style="yellow", markup=False, highlight=False)
+
+    def finished(self, result: Record, *, again: bool = False) -> None:
+        self.close()
+        self._console.print(outcome(result, again), markup=False, highlight=False)
+
+    def close(self) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+
+
+class TensorBoard(Silent):
+    """Writes all figures of every evaluation to the run's folder. A resumed run continues the curves."""
+
+    def __init__(self, folder: str) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._folder = str(Path(folder) / "tensorboard")
+        self._make = SummaryWriter
+        self._writer: SummaryWriter | None = None
+
+    def started(self, config: RunConfig, step: int, total: int, evaluations: list[Record]) -> None:
+        # The purge hides what a killed process wrote after the checkpoint that this one resumes from.
+        self._writer = self._make(self._folder, purge_step=step + 1)  # type: ignore[no-untyped-call]
+
+    def evaluated(self, record: Record) -> None:
+        assert self._writer is not None
+        for split, values in by_split(record).items():
+            for figure, per_cent in values.items():
+                self._writer.add_scalar(f"{split}/{figure}", per_cent, record["step"])  # type: ignore[no-untyped-call]
+        for name, value in record.items():
+            if name != "step" and isinstance(value, int | float):
+                self._writer.add_scalar(name, value, record["step"])  # type: ignore[no-untyped-call]
+
+    def close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()  # type: ignore[no-untyped-call]
+            self._writer = None
+
+
 class Pace:
-    """Steps a second since the start of this process, and the time that is left at that pace."""
+    """Steps per second since the start of this process, and the time left at that pace."""
 
     def __init__(self) -> None:
         self.start(0)
@@ -172,3 +263,28 @@ class Pace:
 
     def left(self, total: int) -> float:
         return (total - self._step) / self.rate() if self._step > self._first else float("nan")
+
+
+def _new_bar(console: "Console") -> "RichProgress":
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
+    from rich.progress import Progress as RichProgress
+
+    return RichProgress(
+        BarColumn(bar_width=12),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[pace]}"),
+        TextColumn("{task.fields[loss]}"),
+        TextColumn("[green]{task.fields[figures]}"),
+        console=console,
+        transient=True,
+    )
+
+
+def _short(record: Record) -> str:
+    """The accuracies of an evaluation in a few characters.
+
+    >>> _short({"validation": {"exact_match": 81.25}, "test": {"exact_match": 80.0}})
+    'val 81.2 test 80.0 %'
+    """
+    validation, test = (next(iter(record[split].values())) for split in ("validation", "test"))
+    return f"val {validation:.1f} test {test:.1f} %"

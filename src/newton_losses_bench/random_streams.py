@@ -1,5 +1,8 @@
 """All randomness of a run, from its one seed: separate streams, so that no arm disturbs another's batches."""
 
+import contextlib
+from collections.abc import Iterator
+
 import numpy as np
 import torch
 
@@ -17,3 +20,12 @@ def stream(seed: int, name: str, device: str | torch.device = "cpu") -> torch.Ge
     words = np.random.SeedSequence([seed, STREAMS.index(name)]).generate_state(1, np.uint64)
     # torch takes seeds up to 2⁶³ on every device.
     return torch.Generator(device).manual_seed(int(words[0] >> np.uint64(1)))
+
+
+@contextlib.contextmanager
+def seeded_weights(seed: int) -> Iterator[None]:
+    """Draw a network's weights from the seed's stream: torch initialises from its global generator."""
+    with torch.random.fork_rng(devices=[]):
+        # Not torch.manual_seed, which would seed all GPUs and not put them back.
+        torch.default_generator.manual_seed(stream(seed, "weights").initial_seed())
+        yield

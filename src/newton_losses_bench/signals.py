@@ -1,17 +1,14 @@
-"""Ctrl-C and a polite `kill`: finish the step, save, say how to go on. A second one stops at once."""
+"""Ctrl-C and a polite `kill`: finish the step, save, say how to resume. A second signal stops at once."""
 
 import contextlib
 import os
 import signal
 import sys
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from types import FrameType
 
-STOPPING = "stopping as soon as what is under way is done and saved; once more stops at once"
-
-
-_OTHERS = "interrupted_with_it"
+STOPPING = "stopping after the current step or evaluation is saved; press Ctrl-C again to stop at once"
 
 
 class Interrupted(Exception):
@@ -23,61 +20,40 @@ class Interrupted(Exception):
         self.exit_code = 128 + signal_number
 
 
-def name_others(error: Exception, others: Iterable[Interrupted]) -> None:
-    """Let the error or the interruption of a run know of the runs that were interrupted with it."""
-    # Their tracebacks would keep networks in memory; the step is all that is told of them.
-    setattr(error, _OTHERS, tuple(other.with_traceback(None) for other in others))
-
-
-def others_of(error: Exception) -> tuple[Interrupted, ...]:
-    """The interruptions of the other runs that were under way in the same process."""
-    found: tuple[Interrupted, ...] = getattr(error, _OTHERS, ())
-    return found
-
-
 class StopRequests:
     """`requested` is the number of the signal that arrived, else `None`.
 
-    `is_own`: none arrived, and runs are asked to save because another of them has failed. `answers`: a person at a
-    terminal is told that the first was heard.
+    With `answers`, somebody at a terminal reads that the first signal was received.
     """
 
     requested: int | None = None
-    is_own: bool = False
 
     def __init__(self, *, answers: bool = True) -> None:
         self._answers = answers
 
     def receive(self, number: int, frame: FrameType | None) -> None:
-        if self.requested is not None and not self.is_own:
+        if self.requested is not None:
             raise KeyboardInterrupt
-        self.requested, self.is_own = number, False
+        self.requested = number
         if self._answers:
             _answer()
 
-    def request(self) -> None:
-        """Ask runs to stop, if nobody has."""
-        if self.requested is None:
-            self.requested, self.is_own = signal.SIGTERM, True
-
-    def withdraw(self) -> None:
-        """Go on after a request of our own."""
-        if self.is_own:
-            self.requested, self.is_own = None, False
-
 
 def _answer() -> None:
-    """Without it a person would wonder: an evaluation can take minutes to come to its end."""
-    if sys.stderr is None or not sys.stderr.isatty() or os.environ.get("RANK", "0") != "0":
+    """Confirm the signal: an evaluation can take minutes to end."""
+    if sys.stderr is None or not sys.stderr.isatty():
         return
-    # Not by print: this comes in the middle of anything, of another print too. A terminal may be gone by now.
+    # Not print: a signal can arrive in the middle of another print. The terminal may be gone by now.
     with contextlib.suppress(OSError):
         os.write(sys.stderr.fileno(), f"\n{STOPPING}\n".encode())
 
 
 @contextlib.contextmanager
 def stop_requests(*, answers: bool = True) -> Iterator[StopRequests]:
-    """Note signals instead of being stopped by them. Off the main thread Python cannot, so nothing happens."""
+    """Note signals instead of being stopped by them. Python cannot do this off the main thread; there, nothing happens.
+
+    Within another `stop_requests`, a signal reaches both: the inner one saves its run, the outer one begins no other.
+    """
     stop = StopRequests(answers=answers)
     if threading.current_thread() is not threading.main_thread():
         yield stop
@@ -88,3 +64,6 @@ def stop_requests(*, answers: bool = True) -> Iterator[StopRequests]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+            outer = getattr(handler, "__self__", None)
+            if isinstance(outer, StopRequests) and stop.requested == number:
+                outer.requested = number

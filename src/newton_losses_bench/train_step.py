@@ -1,20 +1,20 @@
-"""One training step, whatever the task: batch, network, loss, curvature, solve, optimizer; and its whole state.
+"""One training step, whatever the task: batch, network, loss, curvature, solve, optimizer; and the state it changes.
 
-Everything that a step changes is a tensor in `Trainer.tensors` or a generator, which is what makes both a
-captured graph and an exact checkpoint possible. When to step, evaluate and save is in `loop.py`.
+Everything that a step changes is a tensor in `Trainer.tensors` or a generator. That is what makes both a captured
+graph and an exact checkpoint possible. When to step, evaluate and save is decided in `train.py`.
 """
 
+import contextlib
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from .average import WeightAverage
 from .config import RunConfig
 from .cuda_graph import CapturedStep
 from .kernels import make_adam
-from .ranks import current_ranks
 from .store import RunError
 from .tasks import Task
 
@@ -26,12 +26,10 @@ class Trainer:
         self.task = task
         self.step = 0
         self._clip_norm = config.clip_norm
-        self._ranks = current_ranks()
-        self._is_baseline = config.curvature == "none"
         self._parameters = list(task.model.parameters())
         self._optimizer = _adam(self._parameters, config)
-        self.average = WeightAverage(task.model) if config.average else None
         self._rate = config.learning_rate
+        self.average = WeightAverage(task.model) if config.average else None
         device = self._parameters[0].device
         self.tensors: dict[str, Tensor] = {
             **_named("model", task.model),
@@ -43,12 +41,8 @@ class Trainer:
             "loss_count": torch.zeros((), dtype=torch.float64, device=device),
             "last_loss": torch.zeros((), dtype=torch.float64, device=device),
         }
-        self._skipped = self.tensors.get("loss.skipped")
-        # Rank 0 evaluates alone, from a stream of its own.
-        self._generators = [g for name, g in task.generators.items() if name != "evaluation"]
         self._run = self._compute
-        # Several ranks wait for each other in a step, which a graph would have to be told about: they do without.
-        if config.graph and self._ranks.count == 1:
+        if config.graph:
             task.model.train()
             generators = task.generators.values()
             self._run = CapturedStep(self._compute, task.batch_sizes, self.tensors.values(), generators)
@@ -75,10 +69,8 @@ class Trainer:
 
     def _compute(self, size: int) -> None:
         self._optimizer.zero_grad(set_to_none=True)
-        self._ranks.begin(size, self._skipped)
-        rows = self.task.draw_loss(size)
-        self._ranks.keep_in_step(self._generators)
-        loss = self._ranks.backward(rows, self._parameters, self._skipped, is_mean_of_rows=self._is_baseline)
+        loss = self.task.draw_loss(size)
+        loss.backward()  # type: ignore[no-untyped-call]
         if self._clip_norm is not None:
             torch.nn.utils.clip_grad_norm_(self._parameters, self._clip_norm)
         self._optimizer.step()
@@ -90,13 +82,13 @@ class Trainer:
             self.tensors["loss_count"].add_(finite == loss)
 
     def last_loss(self) -> float | None:
-        """The loss of the last step; waits for the device. `None` if it is not finite."""
+        """The loss of the last step, or `None` if it is not finite; waits for the device."""
         return _finite(self.tensors["last_loss"])
 
     def take_mean_loss(self) -> tuple[float | None, int]:
-        """The mean loss of the steps since this was last asked for, and of how many; waits for the device.
+        """The mean of the finite losses since the last call, and their number; waits for the device.
 
-        Of those with a finite loss. If there is none, there is no mean.
+        If there are none, the mean is `None`.
         """
         mean, count = _finite(self.tensors["loss_sum"] / self.tensors["loss_count"]), int(self.tensors["loss_count"])
         self.tensors["loss_sum"].zero_()
@@ -104,15 +96,12 @@ class Trainer:
         return mean, count
 
     def skipped_samples(self) -> int:
-        """How many samples so far had a loss or gradient that was not finite, where that is counted."""
-        return 0 if self._skipped is None else int(self._skipped)
-
-    def replicated(self) -> list[Tensor]:
-        """What is the same on all ranks of a run, to the last bit."""
-        return [*self.tensors.values(), *(generator.get_state() for generator in self._generators)]
+        """How many samples so far had a loss or gradient that was not finite; a baseline does not count them."""
+        skipped = self.tensors.get("loss.skipped")
+        return 0 if skipped is None else int(skipped)
 
     def state(self) -> dict[str, Any]:
-        """Everything that going on needs, on the CPU."""
+        """Everything that resuming needs, on the CPU."""
         return {
             "step": self.step,
             "tensors": {name: tensor.detach().cpu().clone() for name, tensor in self.tensors.items()},
@@ -120,17 +109,18 @@ class Trainer:
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Be as at the time of `state()`, in place: captured graphs stay valid."""
+        """Return to the moment of `state()`, in place: captured graphs stay valid."""
         if state["tensors"].keys() != self.tensors.keys():
             raise RunError(
-                "The checkpoint is of another version of newton-losses or torch: it holds other tensors than this one "
-                "trains. Go on with the versions named in the run's config.json, or start anew in another folder."
+                "The checkpoint was written by another version of newton-losses or torch: it holds other tensors than "
+                "this version trains. Resume with the versions named in the run's config.json, or start again in "
+                "another folder."
             )
         self.step = state["step"]
         with torch.no_grad():
             for name, tensor in self.tensors.items():
                 tensor.copy_(state["tensors"][name])
-            # An earlier version has added up losses that were not finite, too: what it had of the others is lost.
+            # Early versions added losses that were not finite, too: their sum of the others is lost.
             if not self.tensors["loss_sum"].isfinite():
                 self.tensors["loss_sum"].zero_()
                 self.tensors["loss_count"].zero_()
@@ -138,7 +128,46 @@ class Trainer:
             generator.set_state(state["generators"][name])
 
 
-def _adam(parameters: list[torch.nn.Parameter], config: RunConfig) -> torch.optim.Adam:
+class WeightAverage:
+    """A mean of a network's weights and statistics over the steps of a run; `tensors` is all that it keeps.
+
+    At a constant learning rate a network ends somewhere in the noise of its last steps; their mean lies amid them
+    (Polyak and Juditsky, 1992). The share of a step grows with a power of its number (Shamir and Zhang, 2013), so that
+    the mean is always about a tenth of the run old, and there is no length to choose. Training does not notice it.
+    """
+
+    # A step counts by about its number to this power: on average a step that was a tenth of all steps ago.
+    POWER = 8
+    # Weights change little in this many steps, and the mean of every tenth costs a tenth. Before the tenth step the
+    # average is the weights.
+    EVERY = 10
+
+    def __init__(self, model: nn.Module) -> None:
+        named = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+        # A counter of batches has no mean.
+        self._of = {name: tensor for name, tensor in named.items() if tensor.is_floating_point()}
+        self.tensors: dict[str, Tensor] = {name: tensor.detach().clone() for name, tensor in self._of.items()}
+
+    @torch.no_grad()
+    def follow(self, step: int) -> None:
+        """Take in the weights after step number `step` (from 1), if this step counts."""
+        if step % self.EVERY == 0 or step < self.EVERY:
+            share = (self.POWER + 1) / (max(1, step // self.EVERY) + self.POWER)
+            torch._foreach_lerp_(list(self.tensors.values()), [one.detach() for one in self._of.values()], share)
+
+    @contextlib.contextmanager
+    def in_place(self) -> Iterator[None]:
+        """Give the network the averaged weights for a while; afterwards it has its own, to the last bit."""
+        weights = [one.detach() for one in self._of.values()]
+        own = [one.clone() for one in weights]
+        torch._foreach_copy_(weights, list(self.tensors.values()))
+        try:
+            yield
+        finally:
+            torch._foreach_copy_(weights, own)
+
+
+def _adam(parameters: list[nn.Parameter], config: RunConfig) -> torch.optim.Adam:
     """Adam with its moments already made, so that they have their place in memory before the first step."""
     assert config.learning_rate is not None
     captured = config.graph
@@ -147,7 +176,7 @@ def _adam(parameters: list[torch.nn.Parameter], config: RunConfig) -> torch.opti
     optimizer = make_adam(parameters, rate, captured)
     for parameter in parameters:
         parameter.grad = torch.zeros_like(parameter)
-    # Zero gradients move nothing; they only make Adam allocate what it keeps.
+    # Zero gradients move nothing; they only make Adam allocate its moments.
     optimizer.step()
     for kept in optimizer.state.values():
         for tensor in kept.values():
@@ -156,7 +185,7 @@ def _adam(parameters: list[torch.nn.Parameter], config: RunConfig) -> torch.opti
     return optimizer
 
 
-def _named(prefix: str, module: torch.nn.Module) -> dict[str, Tensor]:
+def _named(prefix: str, module: nn.Module) -> dict[str, Tensor]:
     """Parameters and all buffers, also those that a `state_dict` leaves out."""
     tensors = dict(module.named_parameters()) | dict(module.named_buffers())
     return {f"{prefix}.{name}": tensor for name, tensor in tensors.items()}

@@ -11,7 +11,7 @@ from newton_losses.curvature import NormalizedDamping
 from newton_losses_bench.config import SORTING_ALGORITHMS, ConvexConfig, PathsConfig, SortingConfig, identity
 from newton_losses_bench.device import resolve_device
 from newton_losses_bench.settings import option
-from newton_losses_bench.tasks._task import training_loss
+from newton_losses_bench.tasks import training_loss
 
 
 def sorting(**settings):

@@ -9,13 +9,13 @@ import torch
 from small_runs import small_runs
 
 from newton_losses.errors import ArgumentError
-from newton_losses_bench import loop
+from newton_losses_bench import train
 from newton_losses_bench.device import is_out_of_memory, on_device, resolve_device
-from newton_losses_bench.loop import PlannedRun, run, run_together
 from newton_losses_bench.store import RunError, RunFolder
 from newton_losses_bench.sweep.jobs import Job, _as_begun
 from newton_losses_bench.sweep.processes import LocalPool
 from newton_losses_bench.tasks import make_task
+from newton_losses_bench.train import run
 
 CONFIG = small_runs(steps=4, eval_every=2, epochs=2)["sorting"]
 
@@ -35,8 +35,7 @@ def test_a_cuda_device_is_entered(name, monkeypatch):
         assert entered == [name]
 
 
-@pytest.mark.parametrize("at_once", [1, 2])
-def test_all_of_a_run_happens_on_its_device(at_once, tmp_path, monkeypatch):
+def test_all_of_a_run_happens_on_its_device(tmp_path, monkeypatch):
     """From making the task to the last evaluation, and nothing after it."""
     inside, seen = [], []
 
@@ -54,26 +53,22 @@ def test_all_of_a_run_happens_on_its_device(at_once, tmp_path, monkeypatch):
         task.evaluate = lambda: seen.append(list(inside)) or evaluate()
         return task
 
-    monkeypatch.setattr(loop, "on_device", entering)
-    plans = [PlannedRun(replace(CONFIG, seed=seed), str(tmp_path / str(seed))) for seed in range(2)]
-    run_together(plans, at_once=at_once, make=make)
-    assert seen == [["cpu"]] * 14
+    monkeypatch.setattr(train, "on_device", entering)
+    run(CONFIG, str(tmp_path), make=make)
+    assert seen == [["cpu"]] * 7
     assert inside == []
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs a second CUDA device")
-@pytest.mark.parametrize("at_once", [1, 2])
-def test_runs_on_a_second_device_leave_the_first_alone(at_once, tmp_path):
+def test_a_run_on_a_second_device_leaves_the_first_alone(tmp_path):
     config = replace(CONFIG, device="cuda:1", graph=True, precision="bf16", augment=False)
     before = torch.cuda.memory_allocated(0), torch.cuda.max_memory_allocated(0)
-    plans = [PlannedRun(replace(config, seed=seed), str(tmp_path / str(seed))) for seed in range(2)]
-    found = run_together(plans, at_once=at_once)
+    found = run(config, str(tmp_path / "second"))
     assert (torch.cuda.memory_allocated(0), torch.cuda.max_memory_allocated(0)) == before
     assert torch.cuda.current_device() == 0
-    first = [run(replace(plan.config, device="cuda:0"), f"{plan.out}-first") for plan in plans]
-    for one, other in zip(found, first, strict=True):
-        assert one["final"]["loss"] == pytest.approx(other["final"]["loss"], rel=1e-2)
+    first = run(replace(config, device="cuda:0"), str(tmp_path / "first"))
+    assert found["final"]["loss"] == pytest.approx(first["final"]["loss"], rel=1e-2)
 
 
 # Its name

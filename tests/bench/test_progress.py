@@ -8,7 +8,7 @@ import pytest
 
 from newton_losses_bench.config import PathsConfig, SortingConfig
 from newton_losses_bench.describe import describe, describe_setting, duration, number, outcome
-from newton_losses_bench.progress import JsonLines, Pace, PlainLines, Silent, Together
+from newton_losses_bench.progress import JsonLines, LiveBar, Pace, PlainLines, Silent, Together
 
 CONFIG = SortingConfig(algorithm="softsort", device="cpu").resolved()
 RECORD = {
@@ -36,7 +36,7 @@ def test_plain_lines():
     stream = io.StringIO()
     tell(PlainLines(stream))
     lines = stream.getvalue().splitlines()
-    assert lines[:2] == ["sorting n=5, softsort (stable), baseline, seed 0: 100 steps on cpu", "going on after step 10"]
+    assert lines[:2] == ["sorting n=5, softsort (stable), baseline, seed 0: 100 steps on cpu", "resuming after step 10"]
     assert lines[2].startswith("step 50/100  loss 0.25  validation exact match 41.00 %  test exact match 40.00 %")
     assert lines[3] == "careful"
     assert lines[4] == (
@@ -55,12 +55,10 @@ def test_json_lines():
 
 def test_the_live_bar_fits_a_terminal():
     rich = pytest.importorskip("rich.console")
-    from newton_losses_bench.live import LiveBar
-
     stream = io.StringIO()
     tell(LiveBar(rich.Console(file=stream, width=80, force_terminal=True, color_system=None)))
     text = stream.getvalue()
-    assert "going on after step 10" in text
+    assert "resuming after step 10" in text
     # While an evaluation is under way, and not after it.
     _, found, after = text.rpartition("50/100 evaluating")
     assert found
@@ -70,53 +68,10 @@ def test_the_live_bar_fits_a_terminal():
     assert "…" not in text
 
 
-def test_lines_of_several_runs_say_whose_they_are():
-    stream = io.StringIO()
-    tell(PlainLines(stream, seed=7))
-    lines = stream.getvalue().splitlines()
-    assert lines[0] == "seed 7: sorting n=5, softsort (stable), baseline: 100 steps on cpu"
-    assert all(line.startswith("seed 7: ") for line in lines)
+def test_json_lines_carry_the_seed_that_they_are_given():
     stream = io.StringIO()
     tell(JsonLines(stream, seed=7))
     assert {json.loads(line)["seed"] for line in stream.getvalue().splitlines()} == {7}
-
-
-def told_bar(steps):
-    """Four seeds at once for a person: one goes on, one was finished before, all are evaluated, two end."""
-    rich = pytest.importorskip("rich.console")
-    from newton_losses_bench.live import LiveBarOfSeveral
-
-    stream = io.StringIO()
-    bar = LiveBarOfSeveral([0, 1, 2, 3], rich.Console(file=stream, width=80, force_terminal=True, color_system=None))
-    runs = [bar.of(seed) for seed in range(4)]
-    runs[0].finished({**RESULT, "steps": steps}, again=True)
-    for seed in (1, 2, 3):
-        runs[seed].started(replace(CONFIG, seed=seed), steps // 2 if seed == 1 else 0, steps, [])
-        runs[seed].evaluating(steps // 2)
-        runs[seed].evaluated({**RECORD, "step": steps // 2, "test": {"exact_match": 40.0 + seed}})
-    runs[2].advanced(3 * steps // 4, 0.5)
-    runs[1].note("careful")
-    runs[1].finished({**RESULT, "steps": steps, "at_once": 3})
-    runs[2].evaluated({**RECORD, "step": steps})
-    bar.close()
-    return stream.getvalue()
-
-
-@pytest.mark.parametrize("steps", [100, 100_000])
-def test_the_live_bar_of_several_fits_a_terminal(steps):
-    text = told_bar(steps)
-    assert "sorting n=5, softsort (stable), baseline, on cpu, seeds 0, 1, 2, 3" in text
-    assert "seed 1: going on after step" in text
-    assert "seed 0: this run is finished" in text
-    assert "1.50 ms a step with 3 runs at once, evaluations included" in " ".join(text.split())
-    assert "seed 1: careful" in text
-    _, found, after = text.rpartition("evaluating seed 3")
-    assert found
-    assert "/s, " in after
-    # At the end: seeds 2 and 3 are under way, all steps of seeds 0, 1 and 2 are done and half of seed 3's.
-    assert "test 40.0 43.0 %" in text
-    assert f"{7 * steps // 2}/{4 * steps}" in text
-    assert "…" not in text
 
 
 def test_several_listeners_hear_of_an_evaluation():

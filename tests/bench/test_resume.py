@@ -16,7 +16,7 @@ from newton_losses_bench.store import read_checkpoint
 def killed(tmp_path_factory):
     """Folders of runs that were killed, and how often each was."""
     base = tmp_path_factory.mktemp("killed")
-    worker = Path(__file__).with_name("kill_worker.py")
+    worker = Path(__file__).with_name("killed_runs.py")
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [sys.executable, str(worker), str(base)], env=environment, capture_output=True, text=True, check=False

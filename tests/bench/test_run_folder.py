@@ -126,14 +126,14 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(tmp_path, damage):
         assert folder.load()["step"] == 2
         # The lines know no more than the checkpoint that is gone on from.
         assert lines(path) == [record(1), record(2)]
-        assert "Going on from the one before it, of step 2" in folder.notes[0]
+        assert "Resuming from the previous one, of step 2" in folder.notes[0]
 
 
 def test_two_damaged_checkpoints_are_an_error_that_changes_nothing(tmp_path):
     path = fill(tmp_path / "run")
     for name in ("checkpoint.pt", "checkpoint.previous.pt"):
         (path / name).write_bytes((path / name).read_bytes()[:100])
-    with RunFolder(path, CONFIG) as folder, pytest.raises(RunError, match="no older one that could be read"):
+    with RunFolder(path, CONFIG) as folder, pytest.raises(RunError, match="no older one that can be read"):
         folder.load()
     assert len(lines(path)) == 3
 
@@ -142,7 +142,7 @@ def test_a_removed_checkpoint_is_an_error(tmp_path):
     path = fill(tmp_path / "run")
     (path / "checkpoint.pt").unlink()
     (path / "checkpoint.previous.pt").unlink()
-    with RunFolder(path, CONFIG) as folder, pytest.raises(RunError, match="no checkpoint to go on from"):
+    with RunFolder(path, CONFIG) as folder, pytest.raises(RunError, match="no checkpoint to resume from"):
         folder.load()
     assert len(lines(path)) == 3
 
@@ -236,9 +236,9 @@ def test_evaluations_of_earlier_versions_have_steps_without_a_loss_too(tmp_path)
 def test_the_lock_ends_with_its_process(tmp_path):
     script = f"""
 import os, signal
-from newton_losses_bench.store.run_folder import _take_lock
-from pathlib import Path
-lock = _take_lock(Path({str(tmp_path / ".lock")!r}))
+from newton_losses_bench.config import SortingConfig
+from newton_losses_bench.store import RunFolder
+RunFolder({str(tmp_path)!r}, SortingConfig(algorithm="softsort", device="cpu").resolved()).__enter__()
 os.kill(os.getpid(), signal.SIGKILL)
 """
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}

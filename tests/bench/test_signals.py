@@ -37,11 +37,16 @@ def test_a_person_is_answered(monkeypatch):
         assert said(terminal) == ""
 
 
-def test_of_several_ranks_one_answers(monkeypatch):
-    monkeypatch.setenv("RANK", "1")
-    with standard_error(os.openpty, monkeypatch) as terminal, stop_requests():
-        os.kill(os.getpid(), signal.SIGINT)
-        assert said(terminal) == ""
+def test_a_signal_in_a_run_reaches_the_command_around_it():
+    with stop_requests(answers=False) as command:
+        with stop_requests(answers=False) as run:
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert (run.requested, command.requested) == (signal.SIGTERM, None)
+        assert command.requested == signal.SIGTERM
+    with stop_requests(answers=False) as command:
+        with stop_requests(answers=False):
+            pass
+        assert command.requested is None
 
 
 def test_a_terminal_that_is_gone_does_not_matter(monkeypatch):

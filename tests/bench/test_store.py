@@ -12,8 +12,8 @@ import pytest
 
 from newton_losses_bench import environment
 from newton_losses_bench.config import ConvexConfig, PathsConfig, SortingConfig, identity, run_name
-from newton_losses_bench.loop import run
 from newton_losses_bench.store import Store, compact
+from newton_losses_bench.train import run
 
 ROOT = Path(__file__).parents[2]
 CONFIG = SortingConfig(

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from cli.running import TINY, command
-from newton_losses_bench import train_step
+from newton_losses_bench import train, train_step
 from newton_losses_bench.config import run_name
 from newton_losses_bench.store import RunError, Store
-from newton_losses_bench.tasks import kept
+from newton_losses_bench.tasks import from_config, load_data
 
 
 def test_training_prints_lines_and_a_result(tmp_path):
@@ -98,8 +98,8 @@ def test_seeds_mean_the_same_as_in_a_sweep(words, seeds, tmp_path):
 
 
 def test_the_seeds_of_a_command_share_their_data(tmp_path, monkeypatch):
-    read, loads = kept.load_data, []
-    monkeypatch.setattr(kept, "load_data", lambda config: loads.append(config.seed) or read(config))
+    loads = []
+    monkeypatch.setattr(from_config, "load_data", lambda config: loads.append(config.seed) or load_data(config))
     assert command(*TINY, "--seeds", "3-5", "--out", str(tmp_path / "runs"))[0] == 0
     assert loads == [3]
 
@@ -198,7 +198,7 @@ def test_an_interrupted_seed_is_named(at_step, tmp_path):
     ("act", "code", "event", "message"),
     [
         (fail, 2, "error", "the dog ate it"),
-        (divide, 1, "error", "unexpected ZeroDivisionError: division by zero"),
+        (divide, 2, "error", "seed-5: the run failed with ZeroDivisionError: division by zero"),
         (interrupt_twice, 130, "interrupted", "stopped at once. The last checkpoint is intact"),
     ],
     ids=["an error of ours", "an error of anybody", "a second Ctrl-C"],
@@ -211,18 +211,31 @@ def test_a_run_that_ends_badly_is_told_in_a_sentence(act, code, event, message, 
     finally:
         signal.signal(signal.SIGINT, before)
     assert (found, told[-1]["event"], told[-1]["seed"]) == (code, event, 5)
-    assert told[-1]["message"].startswith(message)
+    assert message in told[-1]["message"]
     assert "Traceback" not in told[-1]["message"]
 
 
-def test_the_traceback_of_an_unexpected_error_is_kept_in_a_file(at_step, tmp_path, monkeypatch):
+def test_the_traceback_of_an_unexpected_error_is_kept_in_a_file(tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    at_step(1, divide)
+    monkeypatch.setattr("newton_losses_bench.cli._train.run", lambda *arguments, **options: divide())
     code, text = command(*TINY, "--out", str(tmp_path / "run"))
     assert code == 1
     assert "Traceback" not in text
     path = text.split("traceback in ")[1].strip()
     assert "in divide" in Path(path).read_text()
+
+
+def test_a_stop_after_the_last_step_of_a_seed_begins_no_other(tmp_path, monkeypatch):
+    finish = train.RunFolder.finish
+
+    def interrupted(self, result):
+        signal.raise_signal(signal.SIGINT)
+        return finish(self, result)
+
+    monkeypatch.setattr(train.RunFolder, "finish", interrupted)
+    code, told = events("--seeds", "3,5", "--out", str(tmp_path / "runs"))
+    assert code == 130
+    assert [(event["event"], event["seed"]) for event in told][-2:] == [("finished", 3), ("interrupted", 5)]
 
 
 def test_a_folder_that_is_refused_names_its_seed(tmp_path):

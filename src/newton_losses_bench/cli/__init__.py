@@ -22,7 +22,12 @@ def main() -> None:
         sys.exit(2)
     with quiet_interrupts():
         from .app import app
-    app(prog_name="newton-losses")
+    try:
+        app(prog_name="newton-losses")
+    finally:
+        # All is said: a last Ctrl-C, while Python takes itself apart, must not print the traceback of some finalizer.
+        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 @contextlib.contextmanager

@@ -15,7 +15,7 @@ import typer
 
 from newton_losses.errors import ArgumentError, NewtonLossesError
 
-from ..progress import PlainLines, Progress
+from ..progress import LiveBar, PlainLines, Progress
 from ..signals import Interrupted
 
 FAILED = 2
@@ -107,8 +107,4 @@ def emit(content: dict[str, Any]) -> None:
 
 def choose_progress() -> Progress:
     """A live bar for a person at a terminal, plain lines for a pipe."""
-    if sys.stdout.isatty():
-        from ..live import LiveBar
-
-        return LiveBar()
-    return PlainLines()
+    return LiveBar() if sys.stdout.isatty() else PlainLines()

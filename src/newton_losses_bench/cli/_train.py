@@ -9,10 +9,11 @@ import typer
 from newton_losses.errors import ArgumentError
 
 from ..config import PathsConfig, RunConfig, SortingConfig, run_name
-from ..loop import run
-from ..progress import JsonLines, Progress, Together
+from ..progress import JsonLines, Progress, TensorBoard, Together
+from ..signals import Interrupted, stop_requests
 from ..statistics import summarise_all
-from ..tasks import KeptData, make_task
+from ..tasks import DataCache, make_task
+from ..train import run
 from ._options import ONE, OUTPUT, Json, Seed, Seeds, chosen_seeds, option, with_settings
 from ._output import choose_progress, emit, refuse_torchrun, spoken_errors
 from .app import Command, new_group
@@ -90,15 +91,18 @@ def _train(
         configs = [replace(base, seed=one).resolved() for one in chosen_seeds(seed, seeds)]
         folders = [_folder(config, out, several=seeds is not None) for config in configs]
         # A run alone gives its data back as soon as it is on the device; several share it.
-        make = KeptData().make_task if len(configs) > 1 else make_task
+        make = DataCache().make_task if len(configs) > 1 else make_task
         results = []
-    for config, folder in zip(configs, folders, strict=True):
-        with spoken_errors(as_json, config.seed):
-            progress = _listener(config, folder, as_json, board)
-            try:
-                results.append(run(config, str(folder), progress=progress, make=make, overwrite=overwrite))
-            finally:
-                progress.close()
+    with stop_requests(answers=False) as stop:
+        for config, folder in zip(configs, folders, strict=True):
+            with spoken_errors(as_json, config.seed):
+                if stop.requested:  # just after the last step of the run before, which is finished all the same
+                    raise Interrupted(0, stop.requested)
+                progress = _listener(config, folder, as_json, board)
+                try:
+                    results.append(run(config, str(folder), progress=progress, make=make, overwrite=overwrite))
+                finally:
+                    progress.close()
     if not as_json:
         for folder in folders:
             typer.echo(f"in {folder}")
@@ -117,10 +121,9 @@ def _listener(config: RunConfig, folder: Path, as_json: bool, board: bool) -> Pr
     if not board:
         return progress
     try:
-        from ..tensorboard import TensorBoard
+        return Together(progress, TensorBoard(str(folder)))
     except ImportError:
         raise ArgumentError("--tensorboard needs the package tensorboard: pip install tensorboard") from None
-    return Together(progress, TensorBoard(str(folder)))
 
 
 def _summarise(results: list[dict[str, Any]], as_json: bool) -> None:

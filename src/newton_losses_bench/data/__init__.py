@@ -12,7 +12,9 @@ from .files import DataError as DataError
 from .files import DataNotFoundError as DataNotFoundError
 from .files import Splits as Splits
 from .files import data_root as data_root
+from .files import locked as locked
 from .files import stamps as stamps
+from .files import take_lock as take_lock
 from .multi_digit import Affine as Affine
 from .multi_digit import DigitBatch as DigitBatch
 from .multi_digit import MultiDigit as MultiDigit

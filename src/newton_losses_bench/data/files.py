@@ -104,6 +104,36 @@ def atomic_folder(path: Path) -> Iterator[Path]:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
+def take_lock(path: Path, *, wait: bool) -> int:
+    """Lock a folder, or a file that is created if missing, and return its descriptor: closing it releases the lock.
+
+    Without `wait`, a lock that another process holds is a `BlockingIOError`. Windows has nothing to lock with, and some
+    network file systems have no locks either: then a `wait` ends at once.
+    """
+    try:
+        import fcntl
+    except ImportError:
+        return os.open(os.devnull, os.O_RDWR)
+    descriptor = os.open(path, os.O_RDONLY) if path.is_dir() else os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        if not wait:
+            os.close(descriptor)
+            raise
+    return descriptor
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Wait for the lock of a file or folder, and hold it for a while."""
+    descriptor = take_lock(path, wait=True)
+    try:
+        yield
+    finally:
+        os.close(descriptor)
+
+
 def file_md5(path: Path) -> str:
     """The md5 sum of a file, in hexadecimal digits."""
     with path.open("rb") as file:
@@ -169,7 +199,8 @@ def fetch(folder: Path, name: str, md5: str, mirrors: Sequence[str], progress: P
     `progress(name, done, total)` counts bytes. When no mirror gives the file, the error lists what each did.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    with _one_process_at_a_time(folder):
+    # Runs that start together must not write to one part; the second finds what the first one fetched.
+    with locked(folder):
         return _fetch(folder, name, md5, mirrors, progress)
 
 
@@ -206,22 +237,3 @@ def _download(url: str, part: Path, progress: Callable[[int, int], None] | None)
             done += len(chunk)
             if progress is not None:
                 progress(done, total)
-
-
-@contextmanager
-def _one_process_at_a_time(folder: Path) -> Iterator[None]:
-    """Runs that start together must not write to one part; the second finds what the first one fetched."""
-    try:
-        import fcntl
-    except ImportError:  # on Windows, where the sums alone have to keep damage out
-        yield
-        return
-    # The folder itself is locked, so that no lock file is left behind.
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        # Some network file systems have no locks: there too, only the sums keep damage out.
-        with suppress(OSError):
-            fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(handle)

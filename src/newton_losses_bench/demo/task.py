@@ -17,12 +17,12 @@ from torch import Tensor, nn
 
 from ..config import SortingConfig, run_name
 from ..data import Affine, LabeledImages, MultiDigit, Splits
-from ..loop import run
 from ..progress import Progress
 from ..random_streams import stream
 from ..settings import setting
 from ..sweep import Job
 from ..tasks import SortingTask
+from ..train import run
 
 # Ten digits of 5×7 pixels, one word per row.
 _FONT = (

@@ -1,16 +1,16 @@
 """What runs leave on the disk: files that survive a crash, checkpoints, and the folder of one run."""
 
+from .atomic_io import BadCheckpoint as BadCheckpoint
 from .atomic_io import RunError as RunError
 from .atomic_io import append_line as append_line
 from .atomic_io import check_writable as check_writable
 from .atomic_io import checksummed_json as checksummed_json
 from .atomic_io import file_checksum as file_checksum
+from .atomic_io import read_checkpoint as read_checkpoint
 from .atomic_io import read_json as read_json
 from .atomic_io import write_atomically as write_atomically
+from .atomic_io import write_checkpoint as write_checkpoint
 from .atomic_io import write_error as write_error
-from .checkpoint import BadCheckpoint as BadCheckpoint
-from .checkpoint import read_checkpoint as read_checkpoint
-from .checkpoint import write_checkpoint as write_checkpoint
 from .packed import Packed as Packed
 from .packed import pack as pack
 from .records import RunRecord as RunRecord
@@ -22,6 +22,7 @@ from .records import read_record as read_record
 from .run_folder import AVERAGE as AVERAGE
 from .run_folder import CHECKPOINT as CHECKPOINT
 from .run_folder import CONFIG as CONFIG
+from .run_folder import ERROR as ERROR
 from .run_folder import EVALUATIONS as EVALUATIONS
 from .run_folder import PREVIOUS as PREVIOUS
 from .run_folder import RESULT as RESULT

@@ -6,26 +6,36 @@ content, so that a changed digit is never taken for a result:
     {"test": {"exact_match": 84.0}, …, "sha256": "5f1d…"}
 
 The checksum is that of the content without it, as JSON with sorted keys: reading a file and writing it again does not
-change it. Files of early versions have none and are read as they are.
+change it. Files of early versions have none and are read as they are. A checkpoint is a header line with a checksum,
+then what `torch.save` writes; it is read with `weights_only=True`, so that nothing in a file can run code.
 """
 
 import contextlib
 import errno
 import hashlib
+import io
 import json
 import os
+import pickle
 import tempfile
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from newton_losses.errors import NewtonLossesError
 
 Record = dict[str, Any]
 _CHECKSUM = "sha256"
+_CHECKPOINT_HEADER = b"newton-losses checkpoint 1"
 
 
 class RunError(NewtonLossesError, RuntimeError):
     """A run folder cannot be used or written; the message says why and what to do."""
+
+
+class BadCheckpoint(RunError):
+    """A checkpoint that is there but cannot be trusted."""
 
 
 # Writing
@@ -140,3 +150,38 @@ def _advice(path: Path) -> str:
             return "Restore it; or delete it and rerun the command, which writes it again from the checkpoint."
         return "Restore it; or delete its folder and rerun the command, which repeats the run."
     return "Restore it, or use another folder."
+
+
+# Checkpoints
+
+
+def write_checkpoint(path: Path, state: Record) -> None:
+    """Write a dictionary of tensors, numbers, strings, lists and dictionaries of those."""
+    buffer = io.BytesIO()
+    torch.save(state, buffer)
+    payload = buffer.getvalue()
+    header = b"%s sha256=%s\n" % (_CHECKPOINT_HEADER, hashlib.sha256(payload).hexdigest().encode())
+    write_atomically(path, header + payload)
+
+
+def read_checkpoint(path: Path) -> Record:
+    """Read what `write_checkpoint` wrote, on the CPU; `BadCheckpoint` if a single bit has changed."""
+    try:
+        header, _, payload = path.read_bytes().partition(b"\n")
+    except OSError as error:
+        raise BadCheckpoint(f"{path}: could not be read ({error.strerror}).") from error
+    if not header.startswith(_CHECKPOINT_HEADER):
+        raise BadCheckpoint(f"{path}: not a checkpoint of newton-losses, or its beginning is damaged.")
+    digest = header.rpartition(b"sha256=")[2].decode("ascii", errors="replace")
+    if hashlib.sha256(payload).hexdigest() != digest:
+        raise BadCheckpoint(f"{path}: damaged, its checksum does not match ({len(payload)} bytes).")
+    try:
+        state = torch.load(io.BytesIO(payload), map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise BadCheckpoint(f"{path}: holds more than weights and numbers, and is not loaded ({error}).") from error
+    except Exception as error:
+        # The checksum is right, so this was made, not damaged; torch has many ways to fail at what it did not write.
+        raise BadCheckpoint(f"{path}: not written by torch.save, and not loaded ({error!r}).") from error
+    if not isinstance(state, dict):
+        raise BadCheckpoint(f"{path}: holds a {type(state).__name__} instead of the state of a run.")
+    return state

@@ -1,13 +1,14 @@
 """The folder of one run: its configuration, its evaluations, two checkpoints, its result, and a lock on it all.
 
     config.json             the configuration, and the versions that it ran with
-    evaluations.jsonl       one line an evaluation
-    checkpoint.pt           everything that going on needs; checkpoint.previous.pt is the one before
+    evaluations.jsonl       one line per evaluation
+    checkpoint.pt           everything that resuming needs; checkpoint.previous.pt is the one before
     weights.pt              the network that the result is about; weights.average.pt that of its averaged figures
     result.json             written last: a folder that has it is finished
+    error.txt               the traceback of an unexpected error, until the run is finished
 
-A checkpoint holds the evaluations up to its step, and it is on the disk before their last line is. So the
-lines on the disk never know more than the checkpoint, and after a crash they are written anew from it.
+A checkpoint holds the evaluations up to its step, and it is on the disk before their last line is. So the lines on the
+disk never know more than the checkpoint, and after a crash they are written again from it.
 """
 
 import contextlib
@@ -15,6 +16,7 @@ import hashlib
 import io
 import json
 import os
+import traceback
 from dataclasses import MISSING, fields
 from datetime import UTC, datetime
 from pathlib import Path
@@ -24,27 +26,32 @@ from typing import Any, Self
 import torch
 
 from ..config import RunConfig
+from ..data import take_lock
 from ..device import device_kind
 from ..environment import environment
 from ..settings import option
 from .atomic_io import (
+    BadCheckpoint,
     RunError,
     append_line,
     checksummed_json,
     file_checksum,
+    read_checkpoint,
     read_json,
     sync_folder,
     write_atomically,
+    write_checkpoint,
     write_error,
 )
-from .checkpoint import BadCheckpoint, read_checkpoint, write_checkpoint
 
 Record = dict[str, Any]
 
 CONFIG, EVALUATIONS, RESULT = "config.json", "evaluations.jsonl", "result.json"
 WEIGHTS, AVERAGE = "weights.pt", "weights.average.pt"
 CHECKPOINT, PREVIOUS = "checkpoint.pt", "checkpoint.previous.pt"
-_OWN_FILES = (CONFIG, EVALUATIONS, RESULT, WEIGHTS, AVERAGE, CHECKPOINT, PREVIOUS)
+ERROR = "error.txt"
+# The configuration is deleted last: until then an interrupted deletion can be repeated.
+_OWN_FILES = (EVALUATIONS, RESULT, WEIGHTS, AVERAGE, CHECKPOINT, PREVIOUS, ERROR, CONFIG)
 _LOCK = ".lock"
 
 
@@ -55,9 +62,9 @@ class RunInUse(RunError):
 class RunFolder:
     """The folder at `path`, opened for a run with this (resolved) configuration; use it in a `with`.
 
-    Refused with a `RunError`: a folder in use by another process, one that holds a run with another
-    configuration, one that holds something else, and one that cannot be written. `overwrite` deletes the
-    files of the run that is there and starts anew.
+    Refused with a `RunError`: a folder in use by another process, one that holds a run with another configuration, one
+    that holds something else, and one that cannot be written. `overwrite` deletes the files of the run that is there
+    and starts over.
     """
 
     def __init__(self, path: str | os.PathLike[str], config: RunConfig, *, overwrite: bool = False) -> None:
@@ -66,36 +73,34 @@ class RunFolder:
         self.evaluations: list[Record] = []
         self.notes: list[str] = []
         self._overwrite = overwrite
-        self._lock: io.TextIOWrapper | None = None
+        self._lock: int | None = None
 
     def __enter__(self) -> Self:
-        self.open()
-        return self
-
-    def open(self) -> None:
-        """Lock the folder, and make sure that it is this run's."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            self._lock = _take_lock(self.path / _LOCK)
+            self._lock = _take_lock(self.path)
         except OSError as error:
             raise write_error(self.path, error) from error
         try:
             cleared = self._overwrite and self._clear()
             self._agree_on_configuration(may_hold_others=cleared)
         except BaseException:
-            self.close()
+            self._close()
             raise
+        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        self._close()
 
-    def close(self) -> None:
-        """Give the lock back. The kernel does it as well when the process ends in whatever way."""
+    def _close(self) -> None:
+        """Release the lock. The kernel does so, too, however the process ends."""
         if self._lock is not None:
-            self._lock.close()
+            os.close(self._lock)
             self._lock = None
+
+    # Reading
 
     @property
     def result(self) -> Record | None:
@@ -103,39 +108,39 @@ class RunFolder:
         if not (self.path / RESULT).exists():
             return None
         result = read_json(self.path / RESULT)
-        sums = result.get("files", {})
-        if EVALUATIONS in sums and file_checksum(self.path / EVALUATIONS) != sums[EVALUATIONS]:
-            self._restore_evaluations(sums[EVALUATIONS])
-        # Weights may have been removed to save room; only wrong ones are worth a word.
+        checksums = result.get("files", {})
+        if EVALUATIONS in checksums and file_checksum(self.path / EVALUATIONS) != checksums[EVALUATIONS]:
+            self._restore_evaluations(checksums[EVALUATIONS])
+        # Weights may have been removed to save space; only wrong ones are worth a note.
         for name in (WEIGHTS, AVERAGE):
-            if name in sums and file_checksum(self.path / name) not in (sums[name], None):
+            if name in checksums and file_checksum(self.path / name) not in (checksums[name], None):
                 self.notes.append(
                     f"{self.path / name}: damaged, its checksum is not the one in {RESULT}. Do not use these weights; "
-                    "the figures are not touched by this."
+                    "the figures are not affected."
                 )
         return result
 
     @property
     def steps_without_loss(self) -> int:
-        """How many at the end: those without a finite loss since the last evaluation before which there was none."""
+        """How many steps at the end had no finite loss: all since the last evaluation that no such step preceded."""
         found = last = skipped = 0
         for one in self.evaluations:
-            # Runs of earlier versions tell the mean of nothing, where a Newton loss has skipped every sample, as 0.
+            # Early versions report 0 for the mean of nothing, where a Newton loss has skipped every sample.
             has_mean = one["loss"] is not None and (one["loss"] != 0 or one["skipped_samples"] == skipped)
-            # Those versions have no mean either where one step had none, and do not count.
+            # They do not count such steps, and have no mean at all as soon as there is one.
             here = one.get("not_finite_steps", 0) if has_mean else one["step"] - last
             found = found + here if here else 0
             last, skipped = one["step"], one["skipped_samples"]
         return found
 
     def load(self) -> Record | None:
-        """The state to go on from, or `None` for a new run. Brings `evaluations` to the state's step."""
+        """The state to resume from, or `None` for a new run. Brings `evaluations` to the state's step."""
         state = self._newest_checkpoint()
         if state is None:
             if (self.path / EVALUATIONS).exists():
                 raise RunError(
-                    f"{self.path}: there are evaluations but no checkpoint to go on from. Somebody removed it. "
-                    "Nothing has been changed; choose another folder, or add --overwrite to start anew here."
+                    f"{self.path}: there are evaluations but no checkpoint to resume from; it was removed. Nothing has "
+                    "been changed. Choose another folder, or add --overwrite to start over here."
                 )
             return None
         self.evaluations = [json.loads(line) for line in state["evaluations"]]
@@ -145,8 +150,42 @@ class RunFolder:
             write_atomically(target, lines)
         return state
 
+    def _newest_checkpoint(self) -> Record | None:
+        damaged: BadCheckpoint | None = None
+        for name in (CHECKPOINT, PREVIOUS):
+            if not (self.path / name).exists():
+                continue
+            try:
+                state = read_checkpoint(self.path / name)
+            except BadCheckpoint as error:
+                damaged = damaged or error
+                continue
+            if damaged:
+                self.notes.append(f"{damaged} Resuming from the previous one, of step {state['step']}.")
+            return state
+        if damaged:
+            raise RunError(
+                f"{damaged} There is no older one that can be read. Nothing has been changed. Restore the file, choose "
+                "another folder, or add --overwrite to start over here."
+            )
+        return None
+
+    def _restore_evaluations(self, wanted: str) -> None:
+        """Write the evaluations of a finished run again from its checkpoint."""
+        state = self._newest_checkpoint()
+        lines = b"" if state is None else _lines(state)
+        if hashlib.sha256(lines).hexdigest() != wanted:
+            raise RunError(
+                f"{self.path / EVALUATIONS}: damaged, its checksum is not the one in {RESULT}, and there is no "
+                "checkpoint to restore it from. Restore it, or use another folder."
+            )
+        write_atomically(self.path / EVALUATIONS, lines)
+        self.notes.append(f"{self.path / EVALUATIONS}: was damaged, and is restored from the checkpoint.")
+
+    # Writing
+
     def save(self, state: Record, evaluation: Record | None = None) -> None:
-        """Write a checkpoint and, if one was made at this step, add the evaluation to the others."""
+        """Write a checkpoint and, if this step was evaluated, add the evaluation to the others."""
         evaluations = [*self.evaluations, evaluation] if evaluation else self.evaluations
         state = {**state, "evaluations": [json.dumps(record) for record in evaluations]}
         newest = self.path / CHECKPOINT
@@ -172,42 +211,22 @@ class RunFolder:
     def finish(self, result: Record) -> Record:
         """Write the result, and return it: from now on the run is finished."""
         names = (EVALUATIONS, WEIGHTS, AVERAGE)
-        sums = {name: found for name in names if (found := file_checksum(self.path / name)) is not None}
-        result = {**result, "files": sums}
+        checksums = {name: found for name in names if (found := file_checksum(self.path / name)) is not None}
+        result = {**result, "files": checksums}
         write_atomically(self.path / RESULT, checksummed_json(result))
+        with contextlib.suppress(OSError):
+            (self.path / ERROR).unlink(missing_ok=True)
         return result
 
-    def _restore_evaluations(self, wanted: str) -> None:
-        """Write the evaluations of a finished run anew from its checkpoint."""
-        state = self._newest_checkpoint()
-        lines = b"" if state is None else _lines(state)
-        if hashlib.sha256(lines).hexdigest() != wanted:
-            raise RunError(
-                f"{self.path / EVALUATIONS}: damaged, its checksum is not the one in {RESULT}, and no checkpoint is "
-                "there to write it anew from. Restore it, or use another folder."
-            )
-        write_atomically(self.path / EVALUATIONS, lines)
-        self.notes.append(f"{self.path / EVALUATIONS}: was damaged, and is written anew from the checkpoint.")
+    def keep_traceback(self, error: Exception) -> Path | None:
+        """Write the traceback of an error that ended the run; `None` if that is not possible."""
+        try:
+            (self.path / ERROR).write_text("".join(traceback.format_exception(error)), encoding="utf-8")
+        except OSError:
+            return None
+        return self.path / ERROR
 
-    def _newest_checkpoint(self) -> Record | None:
-        damaged: BadCheckpoint | None = None
-        for name in (CHECKPOINT, PREVIOUS):
-            if not (self.path / name).exists():
-                continue
-            try:
-                state = read_checkpoint(self.path / name)
-            except BadCheckpoint as error:
-                damaged = damaged or error
-                continue
-            if damaged:
-                self.notes.append(f"{damaged} Going on from the one before it, of step {state['step']}.")
-            return state
-        if damaged:
-            raise RunError(
-                f"{damaged} There is no older one that could be read. Nothing has been changed; restore the file, "
-                "choose another folder, or add --overwrite to start anew here."
-            )
-        return None
+    # Whose folder it is
 
     def _agree_on_configuration(self, may_hold_others: bool) -> None:
         wanted = json.loads(json.dumps(self.config.to_dict()))
@@ -223,8 +242,8 @@ class RunFolder:
             return
         stored = read_json(file).get("configuration", {})
         if not isinstance(stored, dict):
-            raise RunError(f"{file}: its configuration is no JSON object. Restore it, or use another folder.")
-        # A setting that an earlier version did not have yet was then what it is by itself.
+            raise RunError(f"{file}: its configuration is not a JSON object. Restore it, or use another folder.")
+        # A setting that an early version did not have yet had what is now its default.
         stored = {**{one.name: one.default for one in fields(self.config) if one.default is not MISSING}, **stored}
         names = [name for name in {**stored, **wanted} if stored.get(name) != wanted.get(name)]
         # The same data may lie elsewhere today, and the same kind of device have another number.
@@ -237,8 +256,8 @@ class RunFolder:
         elif names:
             lines = [f"  {option(n)}: {stored.get(n)} there, {wanted.get(n)} here" for n in names]
             raise RunError(
-                f"{self.path} holds a run with another configuration:\n" + "\n".join(lines) + "\nGive the same "
-                "settings to go on with it, choose another folder with --out, or add --overwrite to delete it."
+                f"{self.path} holds a run with another configuration:\n" + "\n".join(lines) + "\nUse the same settings "
+                "to resume it, choose another folder with --out, or add --overwrite to delete it."
             )
 
     def _write_configuration(self, configuration: Record) -> None:
@@ -250,8 +269,7 @@ class RunFolder:
         """Delete the run that is here, and nothing else; whether there was one."""
         if not (self.path / CONFIG).exists():
             return False
-        # The configuration goes last: until then an interrupted deletion can be repeated.
-        for name in sorted(_OWN_FILES, key=lambda name: name == CONFIG):
+        for name in _OWN_FILES:
             try:
                 (self.path / name).unlink(missing_ok=True)
             except OSError as error:
@@ -264,36 +282,27 @@ def is_in_use(path: Path) -> bool:
     if not (path / _LOCK).exists():
         return False
     try:
-        _take_lock(path / _LOCK).close()
+        os.close(_take_lock(path))
     except RunInUse:
         return True
     return False
 
 
-def _lines(state: Record) -> bytes:
-    return "".join(line + "\n" for line in state["evaluations"]).encode()
-
-
-def _take_lock(path: Path) -> io.TextIOWrapper:
-    """Lock a file for this process, or refuse. The lock ends with the process, however that ends."""
-    file = open(path, "a+", encoding="utf-8")  # noqa: SIM115  the open file is the lock
+def _take_lock(folder: Path) -> int:
+    """Lock a run folder for this process, and leave the process's number in the lock for others to name."""
     try:
-        import fcntl
-    except ImportError:  # Windows: nothing to lock with, so nothing is promised
-        return file
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        lock = take_lock(folder / _LOCK, wait=False)
     except BlockingIOError:
-        file.seek(0)
-        owner = file.read().strip()
-        file.close()
+        owner = (folder / _LOCK).read_text(encoding="utf-8").strip()
         who = f" (process {owner})" if owner else ""
         raise RunInUse(
-            f"{path.parent} is in use by another run{who}. Wait until that has ended, or choose another folder "
-            "with --out."
+            f"{folder} is in use by another run{who}. Wait until it has ended, or choose another folder with --out."
         ) from None
     with contextlib.suppress(OSError):  # a full disk is no reason to refuse here: nothing depends on the number
-        file.truncate(0)
-        file.write(str(os.getpid()))
-        file.flush()
-    return file
+        os.truncate(lock, 0)
+        os.write(lock, str(os.getpid()).encode())
+    return lock
+
+
+def _lines(state: Record) -> bytes:
+    return "".join(line + "\n" for line in state["evaluations"]).encode()

@@ -6,22 +6,21 @@ A job knows nothing of the others. How many run at once, and where, is decided i
 import contextlib
 import importlib
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import MISSING, asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Self
 
 from newton_losses.errors import NewtonLossesError
 
-from ..config import ConvexConfig, PathsConfig, RunConfig, SortingConfig, configuration_class, run_name
+from ..config import ConvexConfig, RunConfig, SortingConfig, configuration_class, run_name
 from ..convex_experiment import run_convex
-from ..data import DataError, DataNotFoundError, Terrain, data_root, terrain
 from ..device import device_kind
-from ..loop import run
 from ..progress import Progress
 from ..settings import option
 from ..store import AVERAGE, CHECKPOINT, CONFIG, RESULT, WEIGHTS, Record, RunError, compact, read_json
 from ..tasks import Task, make_task
+from ..train import run
 
 # Exit codes of a job's process.
 FINISHED, FAILED, IN_USE = 0, 1, 75
@@ -83,7 +82,6 @@ def _program(name: str) -> Callable[[dict[str, Any], str, Progress], object]:
 
 def _train(job: Job, progress: Progress, make: Callable[[Any], Task]) -> None:
     config = configuration_class(job.configuration["task"]).from_dict(job.configuration).resolved()
-    prepare_data(config)
     if isinstance(config, ConvexConfig):
         run_convex(config, job.folder, progress=progress)
         return
@@ -126,44 +124,6 @@ def _as_begun(config: RunConfig, folder: Path) -> tuple[RunConfig, bool]:
     kept = {name: begun[name] for name in ("compile", "graph", "kernels") if name in begun}
     # Old configurations have no `average`, and averaged nothing.
     return replace(config, **kept, average=begun.get("average", False)), False
-
-
-def prepare_data(config: RunConfig) -> None:
-    """Draw terrain maps that do not exist yet; other jobs that need them wait. Existing maps are left alone."""
-    if not isinstance(config, PathsConfig) or config.data != "terrain" or _has_maps(config):
-        return
-    with _one_at_a_time(data_root(config.data_root) / ".terrain.lock"):
-        if not _has_maps(config):  # else another process has drawn them meanwhile
-            counts = (config.train_maps, config.test_maps, config.test_maps)
-            terrain.make(config.data_root, config.size, counts, config.data_seed)
-
-
-def _has_maps(config: PathsConfig) -> bool:
-    try:
-        Terrain(config.data_root, "test", config.size, check=False)
-    except DataNotFoundError:
-        return False
-    return True
-
-
-@contextlib.contextmanager
-def _one_at_a_time(path: Path) -> Iterator[None]:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        file = open(path, "a", encoding="utf-8")  # noqa: SIM115
-    except OSError as error:
-        raise DataError(
-            f"{path.parent}: could not be written ({error.strerror or error}), and the maps do not exist yet. "
-            "Choose a writable folder with --data-root or the variable NEWTON_LOSSES_DATA, or draw the maps first "
-            "with `newton-losses data make terrain`."
-        ) from error
-    with file:
-        # Without locks, as on Windows and some network file systems, the last writer wins, and all write the same.
-        with contextlib.suppress(ImportError, OSError):
-            import fcntl
-
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 def train_command(configuration: dict[str, Any]) -> list[str]:

@@ -27,7 +27,7 @@ from newton_losses.errors import NewtonLossesError
 from ..progress import JsonLines
 from ..signals import Interrupted
 from ..store import RunInUse
-from ..tasks import KeptData
+from ..tasks import DataCache
 from .jobs import FAILED, FINISHED, IN_USE, Job, execute, in_words, train_command
 
 _NEWS_SECONDS = 2.0
@@ -146,7 +146,7 @@ def main() -> int:
     stream = _event_stream()
     # The sweep requests a stop with it, and a shell's background jobs are born ignoring it.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    reset, jobs, data = ProcessReset(), Jobs(), KeptData()
+    reset, jobs, data = ProcessReset(), Jobs(), DataCache()
     try:
         while (job := jobs.next()) is not None:
             log = job.pop("log")
@@ -163,7 +163,7 @@ def main() -> int:
     return FINISHED
 
 
-def _do(job: Job, log: str, events: Events, data: KeptData) -> tuple[int, bool, str | None]:
+def _do(job: Job, log: str, events: Events, data: DataCache) -> tuple[int, bool, str | None]:
     """Run a job: its exit code, whether the process may run another, and what to say about a failure."""
     events.begun()
     _log_to(log)
@@ -183,7 +183,7 @@ def _compiles_its_loss(configuration: dict[str, Any]) -> bool:
     return bool(configuration.get("compile")) and configuration["task"] == "sorting"
 
 
-def _execute(job: Job, events: Events, data: KeptData) -> tuple[int, str | None]:
+def _execute(job: Job, events: Events, data: DataCache) -> tuple[int, str | None]:
     try:
         execute(job, events, data.make_task)
     except RunInUse:

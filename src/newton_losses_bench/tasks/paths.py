@@ -11,21 +11,20 @@ from newton_losses.perturbed import FenchelYoungLoss
 from newton_losses.smoothing import SmoothedAlgorithm, SmoothedLoss
 
 from ..config import PathsConfig
-from ..data import PathMaps, Splits, Terrain, Warcraft, terrain
+from ..data import DataError, DataNotFoundError, PathMaps, Splits, Terrain, Warcraft, data_root, locked, terrain
 from ..device import device_kind
 from ..models import MapCNN
 from ..random_streams import stream
-from ..ranks import current_ranks
-from ._model import make_model
-from ._task import Figures, Record, training_loss
+from .task import Figures, Record, make_model, training_loss
 
+# Maps in one batch of an evaluation.
 _MAPS_AT_ONCE = {"cpu": 100, "cuda": 1000}
 
 
 class PathsTask:
     """Maps, a cost for each of their cells, a loss of the best path by these costs. See `Task`.
 
-    `splits` are the maps to use instead of those that the configuration names.
+    `splits` replaces the maps that the configuration names.
     """
 
     def __init__(self, config: PathsConfig, splits: Splits[PathMaps] | None = None) -> None:
@@ -35,15 +34,14 @@ class PathsTask:
         self._train = splits.train.to(config.device)
         self._held_out = {"validation": splits.val.to(config.device), "test": splits.test.to(config.device)}
         self.model = make_model(lambda p: MapCNN(self._train.size, p), config)
-        # The network alone: a black box in the loss would break the graph.
-        # An epoch has two sizes of batch, each with code of its own: for any size it would be slower.
+        # The network alone: a black box in the loss would break the graph. An epoch has two batch sizes, each compiled
+        # separately: code for any size would be slower.
         self._forward = torch.compile(self.model, dynamic=False) if config.compile else self.model
         loss = path_loss(config, self.generators["noise"])
-        current_ranks().share_noise(loss)
         self.loss_module = training_loss(loss, config).to(config.device)
         self._steps_per_epoch = -(-len(self._train) // config.batch_size)
         self.total_steps = self._steps_per_epoch * config.epochs
-        # The order of this epoch and the place in it live on the device: a captured step reads and moves them.
+        # The order of this epoch and the place in it are on the device: a captured step reads and moves them.
         self.tensors = {
             "order": torch.zeros(len(self._train), dtype=torch.int64, device=config.device),
             "place": torch.zeros((), dtype=torch.int64, device=config.device),
@@ -63,7 +61,7 @@ class PathsTask:
     def draw_loss(self, size: int) -> Tensor:
         place = self.tensors["place"]
         drawn = self.tensors["order"].index_select(0, place + self._offsets[:size])
-        batch = self._train.batch(current_ranks().rows(drawn))
+        batch = self._train.batch(drawn)
         place += size
         return cast(Tensor, self.loss_module(self._forward(batch.images), batch.paths))
 
@@ -107,7 +105,7 @@ def tenths(weights: Tensor, path: Tensor) -> Tensor:
 
 
 def path_loss(config: PathsConfig, generator: torch.Generator) -> Callable[..., Tensor]:
-    """The loss of costs `(B, H, W)` against the wanted paths, one value a map: a sum over the cells."""
+    """The loss of costs `(B, H, W)` against the wanted paths, one value per map: a sum over the cells."""
     if config.algorithm == "bellman-ford":
         assert config.beta is not None
         assert config.iterations is not None
@@ -135,10 +133,10 @@ def hamming(costs: Tensor, wanted: Tensor) -> Tensor:
 
 
 def best_path(costs: Tensor) -> Tensor:
-    """The masks of the best paths, NaN where the costs are: a run that has diverged goes on, and shows it in its loss.
+    """The masks of the best paths, NaN where the costs are: a run that has diverged continues, and its loss shows it.
 
-    An empty path, as `shortest_path` has it for such a map, would be a finite loss; an error would end on the CPU what
-    goes on on CUDA, where nobody looks.
+    An empty path, which `shortest_path` returns for such a map, would be a finite loss; an error would end a run on the
+    CPU that continues on CUDA, where nothing checks.
 
     >>> best_path(torch.tensor([[[1.0, 2.0], [3.0, 4.0]], [[1.0, torch.nan], [3.0, 4.0]]]))
     tensor([[[1., 0.],
@@ -152,15 +150,12 @@ def best_path(costs: Tensor) -> Tensor:
 
 
 def load_maps(config: PathsConfig) -> Splits[PathMaps]:
-    """The three splits, normalised by the training maps. Look-alikes are drawn, and kept where nothing is yet."""
+    """The three splits, normalised by the training maps. Generated maps are drawn, and stored if none are yet."""
     if config.data == "warcraft":
         return Warcraft.splits(config.data_root)
+    draw_missing_maps(config)
     counts = (config.train_maps, config.test_maps, config.test_maps)
-    try:
-        stored = [Terrain(config.data_root, split, config.size) for split in Splits._fields]
-    except FileNotFoundError:
-        terrain.make(config.data_root, config.size, counts, config.data_seed)
-        return Terrain.splits(config.data_root, config.size)
+    stored = [Terrain(config.data_root, split, config.size) for split in Splits._fields]
     enough = all(len(files) >= count for files, count in zip(stored, counts, strict=True))
     if enough and stored[0].settings["seed"] == config.data_seed:
         # A longer set begins with the shorter one, so that its beginning is what was asked for.
@@ -176,3 +171,33 @@ def load_maps(config: PathsConfig) -> Splits[PathMaps]:
         parts = [PathMaps.from_arrays(*arrays) for arrays in drawn]
     train = parts[0].with_statistics()
     return Splits(train, *(part.with_statistics(train.mean, train.std) for part in parts[1:]))
+
+
+def draw_missing_maps(config: PathsConfig) -> None:
+    """Draw and store the maps of a size if there are none yet; other processes that need them wait meanwhile."""
+    if _has_maps(config):
+        return
+    root = data_root(config.data_root)
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        with locked(root / ".terrain.lock"):
+            if not _has_maps(config):  # else another process has drawn them meanwhile
+                counts = (config.train_maps, config.test_maps, config.test_maps)
+                terrain.make(config.data_root, config.size, counts, config.data_seed)
+    except DataError:
+        raise
+    except OSError as error:
+        raise DataError(
+            f"{root}: could not be written ({error.strerror or error}), and the maps do not exist yet. Choose a folder "
+            "that is writable, with --data-root or the variable NEWTON_LOSSES_DATA, or have them drawn there with "
+            "`newton-losses data make terrain`."
+        ) from error
+
+
+def _has_maps(config: PathsConfig) -> bool:
+    try:
+        for split in Splits._fields:
+            Terrain(config.data_root, split, config.size, check=False)
+    except DataNotFoundError:
+        return False
+    return True

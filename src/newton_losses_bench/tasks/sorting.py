@@ -13,19 +13,17 @@ from ..data import MNIST, Affine, Digits, LabeledImages, MultiDigit, Splits
 from ..device import device_kind
 from ..models import DigitCNN
 from ..random_streams import stream
-from ..ranks import current_ranks
-from ._model import make_model
-from ._task import Figures, Record, training_loss
+from .task import Figures, Record, make_model, training_loss
 
-# How many pictures an evaluation holds in memory at once: 28×112 pixels make 1.4 MB each after the first layer.
+# Pictures in one batch of an evaluation: 28×112 pixels make 1.4 MB each after the first layer.
 _PICTURES_AT_ONCE = {"cpu": 500, "cuda": 10_000}
 
 
 class SortingTask:
     """Sets of `n` multi-digit numbers, a score for each, a sorting loss on the scores. See `Task`.
 
-    `splits` are the digits to use instead of those that the configuration names, and `network(image_size,
-    precision)` makes another network than the benchmark's.
+    `splits` replaces the digits that the configuration names, and `network(image_size, precision)` makes another
+    network than the benchmark's.
     """
 
     def __init__(
@@ -68,9 +66,7 @@ class SortingTask:
         return self._config.batch_size
 
     def draw_loss(self, size: int) -> Tensor:
-        indices, changes = self._train.draw(size, self.generators["batches"])
-        rows = current_ranks().rows
-        images, values = self._train.assemble(rows(indices), None if changes is None else rows(changes))
+        images, values = self._train.sample(size, self.generators["batches"])
         return cast(Tensor, self._loss(self._forward(images), values))
 
     def learning_rate(self, step: int) -> float:

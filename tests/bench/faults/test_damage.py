@@ -16,9 +16,9 @@ from newton_losses_bench.config import SortingConfig
 from newton_losses_bench.data import MNIST, Terrain, terrain
 from newton_losses_bench.data import digits as mnist_module
 from newton_losses_bench.data.files import DataError
-from newton_losses_bench.loop import run
 from newton_losses_bench.progress import Silent
 from newton_losses_bench.store import RunError, read_json
+from newton_losses_bench.train import run
 
 CONFIG = SortingConfig(
     algorithm="softsort", data="digits", digits=1, n=3, steps=4, eval_every=2, batch_size=4, validation_sets=5,
@@ -104,7 +104,7 @@ def test_damaged_evaluations_are_written_anew(copy: Path, is_finished: bool) -> 
         notes = Notes()
         run(CONFIG, str(copy), progress=notes)
         assert (copy / "evaluations.jsonl").read_bytes() == content
-        assert not is_finished or "written anew from the checkpoint" in notes.texts[0]
+        assert not is_finished or "restored from the checkpoint" in notes.texts[0]
 
 
 def test_damaged_evaluations_without_a_checkpoint_are_refused(copy: Path) -> None:
@@ -134,7 +134,7 @@ def test_a_damaged_checkpoint_is_never_gone_on_from(copy: Path, finished: tuple[
         (copy / "checkpoint.pt").write_bytes(damage)
         notes = Notes()
         assert run(CONFIG, str(copy), progress=notes)["final"] == finished[1]["final"]
-        assert "Going on from the one before it" in notes.texts[0]
+        assert "Resuming from the previous one" in notes.texts[0]
         shutil.copy(finished[0] / "checkpoint.previous.pt", copy)
 
 

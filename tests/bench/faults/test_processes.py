@@ -14,8 +14,8 @@ import pytest
 import torch
 from processes import command, config, environment, start
 
-from newton_losses_bench.loop import run
 from newton_losses_bench.store import read_checkpoint
+from newton_losses_bench.train import run
 
 
 def test_a_second_process_in_the_folder_is_refused_and_disturbs_nothing(tmp_path: Path) -> None:
@@ -35,6 +35,38 @@ def test_a_second_process_in_the_folder_is_refused_and_disturbs_nothing(tmp_path
     assert first.returncode == 0, output
     run(config(60, 20), str(tmp_path / "alone"))
     assert (folder / "evaluations.jsonl").read_bytes() == (tmp_path / "alone" / "evaluations.jsonl").read_bytes()
+
+
+def interrupted(folder: Path, pauses: list[float]) -> tuple[int, str]:
+    """A long run that gets Ctrl-C after each of these seconds, once it trains; its exit code and what it says."""
+    process = start(command(1_000_000, 20, folder))
+    while not (folder / "checkpoint.pt").exists():
+        assert process.poll() is None, process.communicate()[0]
+        time.sleep(0.01)
+    for pause in pauses:
+        time.sleep(pause)
+        process.send_signal(signal.SIGINT)
+    output = process.communicate(timeout=120)[0]
+    return process.returncode, output
+
+
+def test_control_c_saves_and_says_how_to_resume(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    code, output = interrupted(folder, [0.0])
+    assert code == 130
+    step = read_checkpoint(folder / "checkpoint.pt")["step"]
+    assert f"stopped after step {step}; everything is saved. The same command resumes:" in output
+    assert "newton-losses train sorting -a softsort --data=digits" in output
+
+
+@pytest.mark.parametrize("pause", [0.0, 0.001, 0.003, 0.01])
+def test_a_second_control_c_ends_in_a_sentence(tmp_path: Path, pause: float) -> None:
+    """Wherever it arrives: in a step, while saving, or when the run has ended already."""
+    code, output = interrupted(tmp_path / "run", [0.05, pause])
+    assert code == 130
+    assert "Traceback" not in output
+    assert "stopped" in output.splitlines()[-1] or "newton-losses train" in output.splitlines()[-1]
+    assert read_checkpoint(tmp_path / "run" / "checkpoint.pt")["step"] > 0
 
 
 @pytest.fixture

@@ -1,19 +1,15 @@
 """One run of a sweep: going on as it was begun, what it leaves behind, its command and its data."""
 
-import threading
-import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from newton_losses_bench.config import PathsConfig, SortingConfig
-from newton_losses_bench.data import DataError, terrain
+from newton_losses_bench.config import SortingConfig
 from newton_losses_bench.progress import Silent
 from newton_losses_bench.signals import Interrupted
 from newton_losses_bench.store import checksummed_json, read_json
 from newton_losses_bench.sweep import Job, execute, train_command
-from newton_losses_bench.sweep.jobs import prepare_data
 
 CONFIG = SortingConfig(
     algorithm="softsort", data="digits", digits=1, n=3, steps=3, eval_every=1, batch_size=4, validation_sets=5,
@@ -85,38 +81,3 @@ def test_a_command_has_all_digits_of_a_number(rate):
     text = words[words.index("--learning-rate") + 1]
     assert float(text) == rate
     assert len(text) <= len(repr(rate))
-
-
-def test_maps_are_drawn_once_by_whoever_comes_first(tmp_path, monkeypatch):
-    drawn = []
-    make = terrain.make
-
-    def slowly(*arguments):
-        drawn.append(arguments)
-        time.sleep(0.3)  # long enough for the other to come
-        return make(*arguments)
-
-    monkeypatch.setattr(terrain, "make", slowly)
-    config = PathsConfig(algorithm="fenchel-young", size=3, train_maps=2, test_maps=2, data_root=str(tmp_path))
-    threads = [threading.Thread(target=prepare_data, args=(config.resolved(),)) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(drawn) == 1
-
-
-def test_maps_that_are_there_need_no_folder_that_can_be_written(tmp_path):
-    config = PathsConfig(algorithm="fenchel-young", size=3, train_maps=2, test_maps=2, data_root=str(tmp_path))
-    terrain.make(tmp_path, 3, (2, 2, 2))
-    (tmp_path / ".terrain.lock").mkdir()  # which nobody can open, not even root
-    prepare_data(config.resolved())
-    with pytest.raises(DataError, match="could not be written"):
-        prepare_data(replace(config, size=4).resolved())
-
-
-def test_a_root_that_cannot_be_written_is_named(tmp_path):
-    (tmp_path / "file").touch()
-    config = PathsConfig(algorithm="fenchel-young", size=3, data_root=str(tmp_path / "file"))
-    with pytest.raises(DataError, match=r"file: could not be written .* --data-root"):
-        prepare_data(config.resolved())

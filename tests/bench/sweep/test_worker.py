@@ -19,7 +19,7 @@ from newton_losses_bench.progress import Silent
 from newton_losses_bench.store import Store, read_json
 from newton_losses_bench.sweep import Job, Lines, LocalPool, execute, processes, run_sweep, worker
 from newton_losses_bench.sweep.jobs import FAILED, FINISHED
-from newton_losses_bench.tasks import KeptData
+from newton_losses_bench.tasks import DataCache
 
 SORTING, PATHS = small_runs(steps=6, eval_every=2, epochs=2).values()
 
@@ -239,7 +239,7 @@ def test_who_stays(error, config, wanted, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(worker, "_log_to", lambda path: None)
     monkeypatch.setattr(sys, "argv", ["worker"])
     (job,) = jobs(tmp_path, config)
-    assert worker._do(job, "log", worker.Events(sys.stdout), KeptData()) == wanted
+    assert worker._do(job, "log", worker.Events(sys.stdout), DataCache()) == wanted
     assert sys.argv[1:3] == ["train", config.task]
 
 

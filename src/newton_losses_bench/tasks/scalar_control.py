@@ -14,9 +14,9 @@ class EnergyCurvature:
 
         c = (1/N) Σ ‖∇ℓᵢ‖² / m,   ∂/∂yᵢ of its Newton loss = ∇ℓᵢ / (N (c + λ))
 
-    c·m is the trace of the empirical Fisher, so this is a Fisher that knows its scale and has forgotten all
-    directions. It is an expansion like any other: damping, samples that are not finite and capturing are
-    the business of `NewtonLoss`. `curvature` says only whether c·I is wanted.
+    c·m is the trace of the empirical Fisher, so this is a Fisher that keeps its scale and forgets all directions. It is
+    an expansion like any other: `NewtonLoss` takes care of damping, of samples that are not finite and of capturing.
+    `curvature` only says whether c·I is wanted.
 
     >>> from newton_losses import newton_target
     >>> loss = EnergyCurvature(lambda y: (3 * y).sum(1))  # gradient 3 everywhere, c = 9
@@ -35,9 +35,8 @@ class EnergyCurvature:
 
 def _energy(found: Expansion) -> Dense:
     kept = finite(found)
-    # In float64 where there is one, as the Fisher: the squares of large gradients leave float32 early.
-    wide = torch.float32 if found.gradient.device.type == "mps" else torch.float64
-    gradient = torch.where(kept[:, None], found.gradient, 0.0).to(wide)
+    # In float64, as the Fisher: the squares of large gradients leave float32 early.
+    gradient = torch.where(kept[:, None], found.gradient, 0.0).double()
     size = gradient.shape[1]
     energy = gradient.square().sum() / (kept.sum().clamp(min=1) * size)
-    return Dense(energy * torch.eye(size, dtype=wide, device=gradient.device), semidefinite=True)
+    return Dense(energy * torch.eye(size, dtype=gradient.dtype, device=gradient.device), semidefinite=True)

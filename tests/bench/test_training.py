@@ -1,5 +1,6 @@
 """Every algorithm with every curvature makes finite steps; the loop evaluates, selects and reports."""
 
+import contextlib
 import json
 import math
 from dataclasses import replace
@@ -9,12 +10,12 @@ import torch
 
 from newton_losses_bench.config import PATHS_ALGORITHMS, SORTING_ALGORITHMS, PathsConfig, SortingConfig
 from newton_losses_bench.describe import outcome
-from newton_losses_bench.loop import run
 from newton_losses_bench.progress import Silent
 from newton_losses_bench.signals import Interrupted, StopRequests
-from newton_losses_bench.store import RunError
-from newton_losses_bench.tasks import make_task
+from newton_losses_bench.store import RunError, read_checkpoint
+from newton_losses_bench.tasks import load_data, make_task
 from newton_losses_bench.tasks.paths import tenths
+from newton_losses_bench.train import run
 from newton_losses_bench.train_step import Trainer
 
 SORTING = SortingConfig(
@@ -165,12 +166,10 @@ def test_an_epoch_visits_every_map_once(paths_config):
 
 
 def test_a_longer_set_of_maps_begins_with_the_shorter_one(paths_config, tmp_path):
-    from newton_losses_bench.tasks.paths import load_maps
-
     config = replace(paths_config, data_root=str(tmp_path)).resolved()
-    long = load_maps(config)
+    long = load_data(config)
     for maps in (5, 9):  # a beginning of what is stored, and more than is stored
-        found = load_maps(replace(config, train_maps=maps))
+        found = load_data(replace(config, train_maps=maps))
         shared = min(maps, 7)
         assert torch.equal(found.train.maps[:shared], long.train.maps[:shared])
         assert len(found.train) == maps
@@ -208,10 +207,8 @@ def test_a_stop_request_saves_and_the_run_goes_on(tmp_path, monkeypatch):
         def evaluated(self, record):
             self.stop.requested = 2
 
-    import contextlib
-
     listener = StopAtThree()
-    monkeypatch.setattr("newton_losses_bench.loop.stop_requests", lambda: contextlib.nullcontext(listener.stop))
+    monkeypatch.setattr("newton_losses_bench.train.stop_requests", lambda: contextlib.nullcontext(listener.stop))
     with pytest.raises(Interrupted) as caught:
         run(SORTING, str(tmp_path / "run"), progress=listener)
     assert caught.value.step == 2
@@ -219,6 +216,56 @@ def test_a_stop_request_saves_and_the_run_goes_on(tmp_path, monkeypatch):
     monkeypatch.undo()
     again = run(SORTING, str(tmp_path / "run"))
     assert again["final"] == whole["final"]
+
+
+def failing(error, at):
+    """A task of the user's own that fails in this step (from 0)."""
+
+    def make(config):
+        task = make_task(config)
+        begin = task.begin_step
+
+        def begin_step(step):
+            if step == at:
+                raise error
+            return begin(step)
+
+        task.begin_step = begin_step
+        return task
+
+    return make
+
+
+def test_an_error_in_a_task_is_a_sentence_and_the_run_resumes(tmp_path):
+    whole = run(SORTING, str(tmp_path / "whole"))
+    folder = tmp_path / "run"
+    error = ValueError("no such colour")
+    with pytest.raises(RunError, match=r"ValueError: no such colour\. Its traceback is in .*error\.txt") as told:
+        run(SORTING, str(folder), make=failing(error, 3), checkpoint_seconds=0)
+    assert told.value.__cause__ is error
+    assert "in begin_step" in (folder / "error.txt").read_text()
+    assert run(SORTING, str(folder))["final"] == whole["final"]
+    assert not (folder / "error.txt").exists()
+
+
+@pytest.mark.parametrize("full", [torch.OutOfMemoryError(), RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED")])
+def test_a_full_device_is_a_sentence_and_the_run_resumes(full, tmp_path):
+    whole = run(SORTING, str(tmp_path / "whole"))
+    with pytest.raises(RunError, match=r"memory of cpu\. A smaller --batch-size or --n needs less") as told:
+        run(SORTING, str(tmp_path / "run"), make=failing(full, 3), checkpoint_seconds=0)
+    assert told.value.__cause__ is full
+    assert read_checkpoint(tmp_path / "run" / "checkpoint.pt")["step"] == 3
+    assert run(SORTING, str(tmp_path / "run"))["final"] == whole["final"]
+
+
+@pytest.mark.parametrize("compile", [True, False])
+def test_a_fault_of_the_device_names_the_compiler_if_there_was_one(compile, tmp_path):
+    def make(config):
+        raise RuntimeError("CUDA error: misaligned address\nCompile with `TORCH_USE_CUDA_DSA`")
+
+    with pytest.raises(RunError, match="misaligned") as caught:
+        run(replace(SORTING, compile=compile), str(tmp_path / "run"), make=make)
+    assert ("without --compile" in str(caught.value)) == compile
 
 
 def test_a_checkpoint_of_another_version_is_a_clear_error():

@@ -9,15 +9,15 @@ from small_runs import small_runs
 from torch import nn
 
 from newton_losses.errors import ArgumentError
-from newton_losses_bench.average import EVERY, POWER, WeightAverage
 from newton_losses_bench.config import ConvexConfig
-from newton_losses_bench.loop import PlannedRun, run, run_together
-from newton_losses_bench.progress import Silent
+from newton_losses_bench.progress import Silent, TensorBoard
 from newton_losses_bench.signals import Interrupted
 from newton_losses_bench.store import checksummed_json, read_json, read_record
 from newton_losses_bench.tasks import make_task
-from newton_losses_bench.train_step import Trainer
+from newton_losses_bench.train import run
+from newton_losses_bench.train_step import Trainer, WeightAverage
 
+EVERY, POWER = WeightAverage.EVERY, WeightAverage.POWER
 RUNS = small_runs(steps=60, eval_every=15, epochs=8)
 
 
@@ -178,25 +178,11 @@ def test_a_folder_from_before_there_were_averages_goes_on(tmp_path):
 
 def test_its_curves_are_beside_the_others(tmp_path):
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    from newton_losses_bench.tensorboard import TensorBoard
-
     board = TensorBoard(str(tmp_path))
     run(replace(RUNS["sorting"], average=True), str(tmp_path / "run"), progress=board)
     board.close()
     events = accumulator.EventAccumulator(str(tmp_path / "tensorboard")).Reload()
     assert {"test/exact_match", "averaged test/exact_match"} <= set(events.Tags()["scalars"])
-
-
-@pytest.mark.parametrize("at_once", [1, 3])
-def test_several_at_once_have_the_averages_that_they_have_alone(at_once, tmp_path):
-    config = replace(RUNS["sorting"], average=True)
-    plans = [PlannedRun(replace(config, seed=seed), str(tmp_path / str(seed))) for seed in range(3)]
-    together = run_together(plans, at_once=at_once)
-    alone = run(plans[1].config, str(tmp_path / "alone"))
-    assert together[1]["averaged"] == alone["averaged"]
-    assert (tmp_path / "1" / "weights.average.pt").read_bytes() == (
-        tmp_path / "alone" / "weights.average.pt"
-    ).read_bytes()
 
 
 @pytest.mark.gpu

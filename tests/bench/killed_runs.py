@@ -1,6 +1,6 @@
 """Run by `test_resume.py` in a process of its own: forks runs, kills them with SIGKILL, lets them go on.
 
-    python kill_worker.py FOLDER
+    python killed_runs.py FOLDER
 
 It imports torch once and forks from there, so that a killed run costs milliseconds instead of seconds. Each
 scenario ends in a folder with a finished run; the test compares them. Standard output is one JSON object.
@@ -25,7 +25,7 @@ if __name__ == "__main__":  # the test runner imports this file as well, to look
 
 from small_runs import small_runs  # noqa: E402  after the above
 
-from newton_losses_bench.loop import run  # noqa: E402
+from newton_losses_bench.train import run  # noqa: E402
 
 CONFIGS = small_runs(steps=24, eval_every=7, epochs=5)
 

@@ -1,27 +1,52 @@
-"""The data of runs that one process does one after another: read once for all that have it in common."""
+"""From a configuration to its data and its task. The data of runs with the same is read once."""
 
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from ..config import PathsConfig, RunConfig
+from newton_losses.errors import ArgumentError
+
+from ..config import PathsConfig, RunConfig, SortingConfig
 from ..data import MNIST, Splits, Terrain, Warcraft, data_root, stamps
-from ._make import load_data, make_task
-from ._task import Task
+from .paths import PathsTask, load_maps
+from .sorting import SortingTask, load_digits
+from .task import Task
 
 
-class KeptData:
+def make_task(config: RunConfig, splits: Splits[Any] | None = None) -> Task:
+    """The task that a resolved configuration describes; `splits` is its data where that has been read already."""
+    if isinstance(config, SortingConfig):
+        return SortingTask(config, splits)
+    if isinstance(config, PathsConfig):
+        return PathsTask(config, splits)
+    raise _no_task(config)
+
+
+def load_data(config: RunConfig) -> Splits[Any]:
+    """The data of a resolved configuration, in memory."""
+    if isinstance(config, SortingConfig):
+        return load_digits(config)
+    if isinstance(config, PathsConfig):
+        return load_maps(config)
+    raise _no_task(config)
+
+
+def _no_task(config: RunConfig) -> ArgumentError:
+    return ArgumentError(f"There is no task for a {type(config).__name__}.")
+
+
+class DataCache:
     """`make_task` for one run after another. The data of the last one stays in memory for the next.
 
-    It is the next one's if all that says which data it is agrees: name, folder, the arguments of generated maps, and
-    size and times of the files. One set is kept at most, and none while another is read. Runs only read their data:
-    a set that has been written to is read again.
+    The next run uses it if everything that identifies data agrees: name, folder, the arguments of generated maps, and
+    the sizes and times of the files. At most one set is kept, and none while another is read. Runs only read their
+    data: a set that has been written to is read again.
 
     >>> from newton_losses_bench.config import SortingConfig
     >>> first = SortingConfig(algorithm="softsort", data="digits", device="cpu").resolved()
     >>> second = SortingConfig(algorithm="cauchy", data="digits", device="cpu", seed=1).resolved()
-    >>> data = KeptData()
+    >>> data = DataCache()
     >>> data.splits(first) is data.splits(second)
     True
     """
@@ -30,7 +55,7 @@ class KeptData:
         self._kept: tuple[tuple[Any, ...], Splits[Any]] | None = None
 
     def make_task(self, config: RunConfig) -> Task:
-        """The task that a resolved configuration describes, on the data that is kept where it is the same."""
+        """The task that a resolved configuration describes, on cached data where it is the same."""
         return make_task(config, self.splits(config))
 
     def splits(self, config: RunConfig) -> Splits[Any]:
@@ -40,13 +65,13 @@ class KeptData:
             return self._kept[1]
         self._kept = None
         splits = load_data(config)
-        # By what the files were before they were read: changed meanwhile, they are read again.
+        # Keyed by the files as they were before reading: if they change meanwhile, they are read again.
         self._kept = (*key, _versions(splits)), splits
         return splits
 
 
 def _key(config: RunConfig) -> tuple[Any, ...]:
-    """All that says which data a run has."""
+    """Everything that identifies the data of a run."""
     root = config.data_root
     drawn: tuple[int, ...] = ()
     places: list[Path] = []

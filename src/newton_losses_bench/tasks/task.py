@@ -1,0 +1,92 @@
+"""What the training loop asks of a task, and the two parts that both tasks share: the network and the training loss."""
+
+from collections.abc import Callable
+from typing import Any, Protocol, cast
+
+import torch
+from torch import Tensor, nn
+
+from newton_losses import NewtonLoss
+from newton_losses.curvature import Damping, NormalizedDamping, RelativeDamping
+
+from ..config import RunConfig
+from ..random_streams import seeded_weights
+from ..settings import auto_factor
+from .scalar_control import EnergyCurvature
+
+Figures = dict[str, dict[str, float]]
+Record = dict[str, Any]
+
+
+class Task(Protocol):
+    """A network with its data and its loss. The loop counts steps; everything else is asked of the task.
+
+    `model` is what is trained and `loss_module` what may hold counters; a checkpoint has to hold `generators` and
+    `tensors` as well. `draw_loss` runs inside the captured graph, `begin_step` before it.
+    """
+
+    model: nn.Module
+    loss_module: nn.Module
+    generators: dict[str, torch.Generator]
+    tensors: dict[str, Tensor]
+    total_steps: int
+    batch_sizes: tuple[int, ...]
+
+    def begin_step(self, step: int) -> int:
+        """Get ready for step number `step` (from 0) and return its batch size."""
+
+    def draw_loss(self, size: int) -> Tensor:
+        """Draw a batch of this size, run the network, and return the mean loss with its graph."""
+
+    def learning_rate(self, step: int) -> float:
+        """The learning rate of step number `step` (from 0)."""
+
+    def is_evaluation(self, steps: int) -> bool:
+        """Whether to evaluate after this many steps."""
+
+    def evaluate(self) -> Figures:
+        """The figures of validation and test set, in per cent."""
+
+    def reported(self, evaluations: list[Record]) -> Record:
+        """The evaluation whose test figures are the result."""
+
+
+def make_model(build: Callable[[str], nn.Module], config: RunConfig) -> nn.Module:
+    """The network of `build(precision)` on its device, with the seed's weights, in training mode."""
+    with seeded_weights(config.seed):
+        model = build("bf16" if config.precision == "bf16" else "float32")
+    model = model.to(config.device)
+    if config.device.startswith("cuda"):
+        model = cast(nn.Module, model.to(memory_format=torch.channels_last))  # type: ignore[call-overload]
+    return model.train()
+
+
+def training_loss(loss: Callable[..., Tensor], config: RunConfig) -> nn.Module:
+    """The scalar loss of a batch: the mean of `loss`, its Newton loss, or that of the control without directions."""
+    if config.curvature == "none":
+        return _MeanLoss(loss)
+    damping = damping_rule(config)
+    # No check on the first call: it would draw noise, and a resumed run makes a first call of its own.
+    if config.curvature == "energy":
+        return NewtonLoss(EnergyCurvature(loss), "fisher", damping, check=False)  # type: ignore[arg-type]
+    return NewtonLoss(loss, config.curvature, damping, spectrum=config.spectrum, check=False)  # type: ignore[arg-type]
+
+
+def damping_rule(config: RunConfig) -> Damping | None:
+    """The damping that a resolved configuration asks for; `None` for a baseline."""
+    if config.relative_damping is not None:
+        return RelativeDamping(config.relative_damping)
+    if isinstance(config.damping, str):
+        return NormalizedDamping(auto_factor(config.damping))
+    return config.damping
+
+
+class _MeanLoss(nn.Module):
+    """The baseline: the plain mean of a loss over the batch."""
+
+    def __init__(self, loss: Callable[..., Tensor]) -> None:
+        super().__init__()
+        self.loss = loss
+
+    def forward(self, y: Tensor, *targets: Tensor) -> Tensor:
+        return self.loss(y, *targets).mean()
