@@ -37,51 +37,48 @@ class RunConfig:
 
     task: ClassVar[str]
 
-    algorithm: str = setting(help="The differentiable algorithm.", topic="the experiment", short="a")
+    algorithm: str = setting("the experiment", "The differentiable algorithm.", short="a")
     curvature: str = setting(
+        "curvature",
+        "none is the baseline; energy, the gradients' mean square, is a control.",
         "none",
-        help="none (the baseline), hessian, fisher, or the control energy (the gradients' mean square, no directions).",
-        topic="curvature",
         choices=("none", "hessian", "fisher", "energy"),
         short="c",
     )
     damping: float | str | None = setting(
-        None, help="λ: a number, or auto or auto:FACTOR to derive it from each batch. Default: the paper's.",
-        topic="curvature",
-    )  # fmt: skip
+        "curvature", "λ: a number, auto, or auto:FACTOR (from each batch). Default: the paper's.", None
+    )
     relative_damping: float | None = setting(
-        None, help="λ as a multiple of the curvature's own scale, instead of --damping.", topic="curvature"
+        "curvature", "λ as a multiple of the curvature's own scale, instead of --damping.", None
     )
     spectrum: str | None = setting(
-        None, help="What to do with negative eigenvalues of the Hessian. Default: raw; with auto, absolute.",
-        topic="curvature", choices=("raw", "absolute", "clip"),
-    )  # fmt: skip
-    clip_norm: float | None = setting(None, help="Clip the norm of the weights' gradient at this.", topic="training")
-    learning_rate: float | None = setting(None, help="Learning rate of Adam. Default: the paper's.", topic="training")
-    batch_size: int = setting(100, help="Samples per batch.", topic="training", protocol=True)
-    eval_every: int = setting(1000, help="Steps between evaluations.", topic="training", protocol=True)
-    average: bool = setting(
-        False, help="Also evaluate an average of the last weights; training is unchanged.", topic="training",
-        experiment=False,
-    )  # fmt: skip
-    data: str = setting("", help="The data set.", topic="data", protocol=True)
-    data_root: str | None = setting(
-        None, help="Folder of the data; see `newton-losses data list`.", topic="data", experiment=False
+        "curvature",
+        "Negative eigenvalues of the Hessian. Default: raw; with auto, absolute.",
+        None,
+        choices=("raw", "absolute", "clip"),
     )
-    seed: int = setting(0, help="Seed of weights, batches, noise and evaluation sets.", topic="training")
+    clip_norm: float | None = setting("training", "Clip the norm of the weights' gradient at this.", None)
+    learning_rate: float | None = setting("training", "Learning rate of Adam. Default: the paper's.", None)
+    batch_size: int = setting("training", "Samples per batch.", 100, protocol=True)
+    eval_every: int = setting("training", "Steps between evaluations.", 1000, protocol=True)
+    average: bool = setting("training", "Also evaluate an average of the last weights.", False, experiment=False)
+    data: str = setting("data", "The data set.", "", protocol=True)
+    data_root: str | None = setting(
+        "data", "Folder of the data; see `newton-losses data list`.", None, experiment=False
+    )
+    seed: int = setting("training", "Seed of weights, batches, noise and evaluation sets.", 0)
     device: str = setting(
-        "auto", help="auto, cpu, cuda, or one of several GPUs, as in cuda:1.", topic="computing", experiment=False
+        "computing", "auto, cpu, cuda, or one of several GPUs, as in cuda:1.", "auto", experiment=False
     )
     precision: str = setting(
-        "float32", help="Precision of the convolutions; scores and losses are always float32.", topic="computing",
-        choices=("float32", "tf32", "bf16"), protocol=True,
-    )  # fmt: skip
-    compile: bool = setting(
-        False, help="Compile network and loss with torch.compile.", topic="computing", experiment=False
+        "computing",
+        "Of the convolutions; losses are float32.",
+        "float32",
+        choices=("float32", "tf32", "bf16"),
+        protocol=True,
     )
-    graph: bool = setting(
-        True, help="On CUDA, capture the whole step as one graph.", topic="computing", experiment=False
-    )
+    compile: bool = setting("computing", "Compile network and loss with torch.compile.", False, experiment=False)
+    graph: bool = setting("computing", "On CUDA, capture the whole step as one graph.", True, experiment=False)
 
     def resolved(self) -> Self:
         """This configuration with the paper's values in its holes, checked."""
@@ -111,7 +108,7 @@ class RunConfig:
         )
 
     def _papers_column(self) -> dict[str, Any]:
-        return nearest_column(self.task, self.algorithm)
+        return nearest_column(self.task, self.algorithm, n=getattr(self, "n", None), norm=getattr(self, "norm", None))
 
     def _check_curvature(self) -> None:
         if self.curvature == "none":
@@ -164,33 +161,34 @@ class SortingConfig(RunConfig):
     task: ClassVar[str] = "sorting"
 
     algorithm: str = setting(
-        help="The relaxation of sorting; logistic and cauchy are sorting networks.", topic="the experiment",
-        choices=SORTING_ALGORITHMS, short="a",
-    )  # fmt: skip
-    batch_size: int = setting(100, help="Sets per batch.", topic="training", protocol=True)
-    data: str = setting(
-        "mnist", help="mnist, or digits (8×8, no download).", topic="data", choices=("mnist", "digits"), protocol=True
+        "the experiment",
+        "The relaxation; logistic and cauchy are sorting networks.",
+        choices=SORTING_ALGORITHMS,
+        short="a",
     )
-    n: int = setting(5, help="Numbers in a set.", topic="the experiment", short="n")
-    digits: int = setting(4, help="Digits per number.", topic="data", protocol=True)
-    augment: bool = setting(False, help="Rotate and shift every training digit at random.", topic="data", protocol=True)
+    batch_size: int = setting("training", "Sets per batch.", 100, protocol=True)
+    data: str = setting(
+        "data", "mnist, or digits (8×8, no download).", "mnist", choices=("mnist", "digits"), protocol=True
+    )
+    n: int = setting("the experiment", "Numbers in a set.", 5, short="n")
+    digits: int = setting("data", "Digits per number.", 4, protocol=True)
+    augment: bool = setting("data", "Rotate and shift every training digit at random.", False, protocol=True)
     temperature: float | None = setting(
-        None, help="Temperature of neuralsort and softsort. Default: the paper's.", topic="the experiment"
+        "the experiment", "Temperature of neuralsort and softsort. Default: the paper's.", None
     )
     steepness: float | None = setting(
-        None, help="Inverse temperature of the sorting networks. Default: the paper's.", topic="the experiment"
+        "the experiment", "Inverse temperature of the sorting networks. Default: the paper's.", None
     )
     numerics: str = setting(
-        "stable", help="stable (log space), or reference (cross-entropy on probabilities, as in the paper).",
-        topic="the experiment", choices=("stable", "reference"),
-    )  # fmt: skip
-    steps: int = setting(100_000, help="Training steps.", topic="training", protocol=True)
-    validation_sets: int = setting(5_000, help="Fresh validation sets per evaluation.", topic="data", protocol=True)
-    test_sets: int = setting(10_000, help="Fresh test sets per evaluation.", topic="data", protocol=True)
-    kernels: bool = setting(
-        True, help="With bf16 on CUDA, use this project's kernels for the convolutions.", topic="computing",
-        experiment=False,
-    )  # fmt: skip
+        "the experiment",
+        "stable (log space), or reference (on probabilities, as in the paper).",
+        "stable",
+        choices=("stable", "reference"),
+    )
+    steps: int = setting("training", "Training steps.", 100_000, protocol=True)
+    validation_sets: int = setting("data", "Fresh validation sets per evaluation.", 5_000, protocol=True)
+    test_sets: int = setting("data", "Fresh test sets per evaluation.", 10_000, protocol=True)
+    kernels: bool = setting("computing", "With bf16 on CUDA, use this project's kernels.", True, experiment=False)
 
     def resolved(self) -> Self:
         config = super().resolved()
@@ -210,9 +208,6 @@ class SortingConfig(RunConfig):
             config = replace(config, steepness=_first(self.steepness, paper["steepness"]))
         return replace(config, kernels=self.kernels and config.device.startswith("cuda") and self.precision == "bf16")
 
-    def _papers_column(self) -> dict[str, Any]:
-        return nearest_column(self.task, self.algorithm, n=self.n)
-
 
 @dataclass(frozen=True, kw_only=True)
 class PathsConfig(RunConfig):
@@ -224,44 +219,38 @@ class PathsConfig(RunConfig):
 
     task: ClassVar[str] = "paths"
 
-    algorithm: str = setting(
-        help="The differentiable shortest path.", topic="the experiment", choices=PATHS_ALGORITHMS, short="a"
-    )
+    algorithm: str = setting("the experiment", "The differentiable shortest path.", choices=PATHS_ALGORITHMS, short="a")
     data: str = setting(
-        "terrain", help="terrain (generated), or warcraft (its own files).", topic="data",
-        choices=("terrain", "warcraft"), protocol=True,
-    )  # fmt: skip
-    batch_size: int = setting(70, help="Maps per batch.", topic="training", protocol=True)
-    eval_every: int = setting(1, help="Epochs between evaluations.", topic="training", protocol=True)
-    epochs: int = setting(50, help="Passes over the training maps.", topic="training", protocol=True)
-    drops: tuple[int, ...] | None = setting(
-        None, help="Epochs after which the learning rate falls tenfold. Default: 3/5 and 4/5 of them.",
-        topic="training", protocol=True,
-    )  # fmt: skip
-    size: int = setting(12, help="Cells along a side of a generated map.", topic="data", protocol=True)
-    train_maps: int = setting(10_000, help="Generated training maps.", topic="data", protocol=True)
-    test_maps: int = setting(
-        1_000, help="Generated validation maps, and as many test maps.", topic="data", protocol=True
+        "data",
+        "terrain (generated), or warcraft (its own files).",
+        "terrain",
+        choices=("terrain", "warcraft"),
+        protocol=True,
     )
-    data_seed: int = setting(0, help="Seed of the generated maps.", topic="data", protocol=True)
+    batch_size: int = setting("training", "Maps per batch.", 70, protocol=True)
+    eval_every: int = setting("training", "Epochs between evaluations.", 1, protocol=True)
+    epochs: int = setting("training", "Passes over the training maps.", 50, protocol=True)
+    drops: tuple[int, ...] | None = setting(
+        "training", "After which epochs the learning rate falls tenfold.", None, protocol=True
+    )
+    size: int = setting("data", "Cells along a side of a generated map.", 12, protocol=True)
+    train_maps: int = setting("data", "Generated training maps.", 10_000, protocol=True)
+    test_maps: int = setting("data", "Generated validation maps, and as many test maps.", 1_000, protocol=True)
+    data_seed: int = setting("data", "Seed of the generated maps.", 0, protocol=True)
     loop: str | None = setting(
-        None, help="Loop of bellman-ford: for (default) or while.", topic="the experiment", choices=("for", "while")
+        "the experiment", "Loop of bellman-ford: for (default) or while.", None, choices=("for", "while")
     )
     norm: str | None = setting(
-        None, help="Loss of bellman-ford: l1 (default) or l2 (squared).", topic="the experiment", choices=("l1", "l2")
+        "the experiment", "Loss of bellman-ford: l1 (default) or l2 (squared).", None, choices=("l1", "l2")
     )
     beta: float | None = setting(
-        None, help="Inverse temperature of bellman-ford. Default: the paper's 10.", topic="the experiment"
+        "the experiment", "Inverse temperature of bellman-ford. Default: the paper's 10.", None
     )
-    iterations: int | None = setting(
-        None, help="Iterations of bellman-ford. Default: the paper's 18.", topic="the experiment"
-    )
+    iterations: int | None = setting("the experiment", "Iterations of bellman-ford. Default: the paper's 18.", None)
     scale: float | None = setting(
-        None, help="Width of the noise of the other algorithms. Default: the paper's 0.1.", topic="the experiment"
+        "the experiment", "Width of the noise of the other algorithms. Default: the paper's 0.1.", None
     )
-    num_samples: int | None = setting(
-        None, help="Noise samples of the other algorithms. Default: 10.", topic="the experiment"
-    )
+    num_samples: int | None = setting("the experiment", "Noise samples of the other algorithms. Default: 10.", None)
 
     def resolved(self) -> Self:
         config = super().resolved()
@@ -285,11 +274,6 @@ class PathsConfig(RunConfig):
             found = {"scale": _first(self.scale, paper["scale"]), "num_samples": _first(self.num_samples, 10)}
             check_at_least("num_samples", found["num_samples"], 1)
         return replace(config, **found)
-
-    def _papers_column(self) -> dict[str, Any]:
-        # The first is that of a for loop and the L1 norm. Other algorithms have no norm, and refuse one later.
-        norm = self.norm if self.algorithm == "bellman-ford" else None
-        return nearest_column(self.task, self.algorithm, norm=norm)
 
     def _check_curvature(self) -> None:
         super()._check_curvature()
@@ -316,13 +300,13 @@ class ConvexConfig(RunConfig):
     task: ClassVar[str] = "convex"
 
     algorithm: str = setting(
-        help="relu (solved), or relu-exact (in closed form).", topic="the experiment", choices=("relu", "relu-exact")
+        "the experiment", "relu (solved), or relu-exact (in closed form).", choices=("relu", "relu-exact")
     )
-    data: str = setting("random", help="Random numbers.", topic="data", choices=("random",), protocol=True)
-    batch_size: int = setting(300, help="Samples of the one batch.", topic="training", protocol=True)
-    eval_every: int = setting(10, help="Steps between evaluations.", topic="training", protocol=True)
-    steps: int = setting(50, help="Training steps.", topic="training", protocol=True)
-    device: str = setting("cpu", help="cpu, where the solver runs.", topic="computing", experiment=False)
+    data: str = setting("data", "Random numbers.", "random", choices=("random",), protocol=True)
+    batch_size: int = setting("training", "Samples of the one batch.", 300, protocol=True)
+    eval_every: int = setting("training", "Steps between evaluations.", 10, protocol=True)
+    steps: int = setting("training", "Training steps.", 50, protocol=True)
+    device: str = setting("computing", "cpu, where the solver runs.", "cpu", experiment=False)
 
     def resolved(self) -> Self:
         if self.device not in ("cpu", "auto"):
@@ -333,9 +317,6 @@ class ConvexConfig(RunConfig):
             raise ArgumentError("--average: there is no average of convex layers, of which only the training counts.")
         # There is nothing to compile or to capture, and no convolution to be less precise in.
         return replace(config, device="cpu", graph=False, compile=False, precision="float32")
-
-    def _papers_column(self) -> dict[str, Any]:
-        return nearest_column(self.task, "relu")
 
     def _check_curvature(self) -> None:
         super()._check_curvature()

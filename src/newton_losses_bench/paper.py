@@ -31,7 +31,9 @@ def paper_grid() -> tuple[float, ...]:
 
 
 def nearest_column(task: str, algorithm: str, n: int | None = None, norm: str | None = None) -> Column:
-    """The column whose settings an experiment takes: of this algorithm and norm, with the nearest length of sets.
+    """The column whose settings an experiment takes: its algorithm's, with its norm, at the nearest length of sets.
+
+    Without a norm, and for other algorithms than Bellman-Ford, it is the first, that of a for loop and the L₁ norm.
 
     >>> nearest_column("sorting", "softsort", n=7)["fisher"]["damping"]  # the paper's for n = 5
     10.0
@@ -43,7 +45,7 @@ def nearest_column(task: str, algorithm: str, n: int | None = None, norm: str | 
         column
         for column in read_paper()["column"]
         if (column["settings"]["task"], column["settings"]["algorithm"]) == (task, algorithm)
-        and (norm is None or column["settings"]["norm"] == norm)
+        and norm in (None, column["settings"].get("norm", norm))
     )
     return min(columns, key=lambda column: abs(column["settings"].get("n", 0) - (n or 0)))
 

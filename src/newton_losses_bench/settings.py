@@ -42,16 +42,16 @@ class Setting:
 
 
 def setting(
+    topic: Topic,
+    help: str,
     default: Any = MISSING,
     *,
-    help: str,
-    topic: Topic,
     choices: tuple[str, ...] = (),
     experiment: bool = True,
     protocol: bool = False,
     short: str = "",
 ) -> Any:
-    """A dataclass field that brings what `Setting` tells about it."""
+    """A dataclass field that carries what `Setting` says about it."""
     told = {"help": help, "topic": topic, "choices": choices, "short": short}
     return field(default=default, metadata={**told, "experiment": experiment, "protocol": protocol})
 

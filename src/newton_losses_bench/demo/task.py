@@ -50,7 +50,7 @@ class DemoConfig(SortingConfig):
     """A run of the demonstration: a sorting run on drawn digits, with small batches and few steps."""
 
     algorithm: str = _other_default("algorithm", "softsort")
-    data: str = setting("glyphs", help="Drawn digits.", topic="data", choices=("glyphs",), protocol=True)
+    data: str = setting("data", "Drawn digits.", "glyphs", choices=("glyphs",), protocol=True)
     digits: int = _other_default("digits", 2)
     batch_size: int = _other_default("batch_size", 32)
     steps: int = _other_default("steps", 2_500)
