@@ -111,14 +111,14 @@ def group(cells: Iterable[Cell], records: Iterable[RunRecord]) -> list[Group]:
     A run belongs to a cell if all settings are the cell's, whatever its seed and protocol; to a cell with a
     protocol of its own, as a timed run has, only if it kept to that.
     """
-    runs: dict[tuple[Any, ...], list[RunRecord]] = {}
+    runs: dict[tuple[Any, ...], list[tuple[Protocol, RunRecord]]] = {}
     for record in records:
-        runs.setdefault(setting_of(record.configuration), []).append(record)
+        pair = Protocol.of(record.configuration), record
+        runs.setdefault(setting_of(record.configuration), []).append(pair)
     found = []
     for cell in cells:
         by_protocol: dict[Protocol, list[RunRecord]] = {}
-        for record in runs.get(setting_of(cell.make(device="cpu").to_dict()), []):
-            protocol = Protocol.of(record.configuration)
+        for protocol, record in runs.get(setting_of(cell.make(device="cpu").to_dict()), []):
             if all(protocol[name] == value for name, value in cell.protocol.items()):
                 by_protocol.setdefault(protocol, []).append(record)
         for protocol in sorted(by_protocol, key=lambda one: (-one.length, str(one))):
