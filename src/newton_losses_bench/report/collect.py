@@ -25,7 +25,7 @@ TABLES = ("table1", "table2", "table3")
 GRID = paper_grid()
 AUTO = "auto"
 NORMALISED = "auto:1000"  # λ so large that no curvature is left: the gradient, normalised by the batch
-_DAMPED = "damped"  # the table of cells with another damping than the paper's
+_BESIDE = "beside"  # the table of cells that no table of the paper has: other dampings, and clipped gradients
 # Runs of one cell may differ in these from the paper's, as long as they do not differ among themselves.
 _OPEN = ("precision", "eval_every")
 _CONTROLS = {"clipped": "clip", "energy": "energy"}
@@ -76,16 +76,16 @@ class Index:
         self.figures: dict[tuple[object, ...], Summary | None] = {}
         self._groups: dict[tuple[str, str], list[Group]] = defaultdict(list)
         every = [cell for table in (*TABLES, "ablation", "runtimes", "cvxpy") for cell in cells(table)]
-        for cell in curved_cells():
-            dampings: list[str | float] = [AUTO, *GRID, *([NORMALISED] if cell.task == "paths" else [])]
-            every += [damped(cell, damping) for damping in dampings]
+        dampings: list[str | float] = [AUTO, NORMALISED, *GRID]
+        every += [damped(cell, damping) for cell in curved_cells() for damping in dampings]
+        every += [clipped(cell) for table in TABLES for cell in cells(table) if cell.variant == "baseline"]
         for found in group(every, records):
             self._groups[found.cell.table, found.cell.key].append(found)
         # Each run of a table counts once: a run with another damping says nothing about a table's protocol.
         counted = {
             record.identity: one.protocol
             for (table, _), groups in self._groups.items()
-            if table != _DAMPED
+            if table != _BESIDE
             for one in groups
             for record in one.records
         }
@@ -127,7 +127,7 @@ class Runs:
     def runs(self, column: str, method: str, numerics: str = "reference") -> Group | None:
         """The runs of a cell, one per seed. A method can also be "hessian-auto", "fisher-10" or "fisher-auto:1000"."""
         key = f"{column}-{_CONTROLS.get(method, method)}" + ("-stable" if numerics == "stable" else "")
-        found = (self.index.group(table, key, self.accepts) for table in (*TABLES, _DAMPED))
+        found = (self.index.group(table, key, self.accepts) for table in (*TABLES, _BESIDE))
         return next((one for one in found if one is not None), None)
 
     def figure(
@@ -224,7 +224,13 @@ def damped(cell: Cell, damping: str | float) -> Cell:
     name = damping if isinstance(damping, str) else f"{damping:g}"
     suffix = "-stable" if cell.numerics == "stable" else ""
     changed = cell.changed({"damping": damping})
-    return replace(changed, table=_DAMPED, key=f"{cell.column}-{cell.variant}-{name}{suffix}")
+    return replace(changed, table=_BESIDE, key=f"{cell.column}-{cell.variant}-{name}{suffix}")
+
+
+def clipped(cell: Cell) -> Cell:
+    """The same cell with the norm of its gradient clipped at 1; in the paper's numerics the tables have it."""
+    suffix = "-stable" if cell.numerics == "stable" else ""
+    return replace(cell.changed({"clip_norm": 1.0}), table=_BESIDE, key=f"{cell.column}-clip{suffix}")
 
 
 def main_metric(cell: Cell) -> str:

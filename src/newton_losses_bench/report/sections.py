@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from . import figures as draw
 from . import gradients, tables
 from .claims import GOAL_RULE, Standing, Verdict, standings, verdicts
-from .collect import Evidence, Runs
+from .collect import Evidence, Runs, columns
 from .damping import (
     advantage_table,
     auto_table,
@@ -118,7 +118,7 @@ def compose(found: Evidence) -> Report:
         _sorting(found),
         _controls(found),
         _full_length(found),
-        _maps(found),
+        _effects(found),
         _paths(found),
         _damping(found),
         _curves(found),
@@ -208,21 +208,32 @@ def _counted(several: Sequence[Standing]) -> str:
     return f"of the paper’s {len(several)} best figures {', '.join(order)}."
 
 
-def _maps(found: Evidence) -> Section:
-    shown = tables.normalised_table(found.terrain)
-    answer, blocks = "Not run.", []
-    if shown is not None:
-        counts = Counter(row[1].text for row in shown.rows)
-        answer = "; ".join(f"{text} in {number} of {len(shown.rows)} cells" for text, number in counts.most_common())
-        answer = f"{answer[0].upper()}{answer[1:]} (paired tests on three seeds)."
-        blocks = [shown]
-    sweep = f"newton-losses sweep paths --algorithm {{}} --curvature fisher --damping auto,auto:1000 {_HOW}"
-    lines = (
-        sweep.format("bellman-ford --loop for,while --norm l1,l2"),
-        sweep.format("smoothed-loss,smoothed-algorithm,fenchel-young --samples 3,10,30"),
+def _effects(found: Evidence) -> Section:
+    sorting = tables.effects_table(found.short, columns("table1"), "stable")
+    maps = tables.effects_table(found.terrain, columns("table2", "table3"), "reference")
+    text = (
+        "How much of a Newton loss’s gain is only the size of the step? Three seeds tell large effects alone; of "
+        "twenty tests at .05 one is positive by chance."
     )
-    text = "How much of a Newton loss’s gain on maps is only the size of the step?"
-    return Section("maps", "Maps: size or curvature?", answer, [text, *blocks, Commands(lines)], documented=True)
+    answers: list[str] = []
+    blocks: list[Block] = [text]
+    for name, shown in (("Sorting in log space", sorting), ("Maps", maps)):
+        if shown is not None:
+            counts = Counter(row[1].text for row in shown.rows)
+            words = ", ".join(f"{text} in {number}" for text, number in counts.most_common())
+            answers.append(f"{name}, of {len(shown.rows)} cells: {words}.")
+            blocks += [Heading(name), shown]
+    sweep = f"newton-losses sweep {{}} {_HOW}"
+    every = "sorting --algorithm neuralsort,softsort,logistic,cauchy --n 5,10 --steps 10000"
+    normal = "--curvature fisher --damping auto,auto:1000"
+    lines = (
+        f"{every} --curvature none --clip-norm 1",
+        f"{every} {normal}",
+        f"paths --algorithm bellman-ford --loop for,while --norm l1,l2 {normal}",
+        f"paths --algorithm smoothed-loss,smoothed-algorithm,fenchel-young --samples 3,10,30 {normal}",
+    )
+    blocks.append(Commands(tuple(sweep.format(line) for line in lines)))
+    return Section("effects", "Size or curvature?", " ".join(answers) or "Not run.", blocks, documented=True)
 
 
 def _paths(found: Evidence) -> Section:

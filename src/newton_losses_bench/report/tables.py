@@ -3,7 +3,7 @@
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
 
@@ -233,16 +233,14 @@ def plain_table(runs: Runs) -> Table:
         newton = run.get(method)
         for averaged in (False, True) if plain or newton else (False,):
             lead = Lead.of(newton, plain, averaged=averaged)
+            figure = figure_cell(newton.summary("exact_match", averaged=averaged) if newton else None)
             rows.append(
                 (
                     Cell(column_title(column)),
                     Cell("averaged" if averaged else "as trained"),
                     _who(lead, "Newton ahead", "plain ahead"),
-                    *(
-                        figure_cell(one.summary("exact_match", averaged=averaged) if one else None)
-                        for one in (plain, newton)
-                    ),
-                    Cell(METHODS[method]) if method else NOTHING,
+                    figure_cell(plain.summary("exact_match", averaged=averaged) if plain else None),
+                    replace(figure, detail=f"{figure.detail} {METHODS.get(method, '')}".strip()),
                     Cell(signed(lead.mean), lead.mean) if lead else NOTHING,
                     probability(lead.p if lead else math.nan),
                 )
@@ -252,7 +250,7 @@ def plain_table(runs: Runs) -> Table:
         "have; p is the probability of so large a lead of whichever is ahead if there were none (paired t-test, "
         "one-sided). Level: p of at least .05."
     )
-    heads = ("loss", "weights", "verdict", "plain", "Newton", "setting", "difference", "p")
+    heads = ("loss", "weights", "verdict", "plain", "Newton", "difference", "p")
     return Table("plain-full", caption, heads, rows, 2)
 
 
@@ -264,34 +262,38 @@ def _who(lead: Lead | None, ahead: str, behind: str, level: str = "level") -> Ce
     return Cell(ahead, kind="good") if lead.mean > 0 else Cell(behind, kind="bad")
 
 
-def normalised_table(runs: Runs) -> Table | None:
-    """On maps: the plain loss, the loss normalised only, and the Fisher; where does the gain come from?"""
+# What may act when a Newton loss helps: the size of the step, a bound on each sample, or the directions.
+EFFECTS = {
+    "baseline": "plain",
+    "clipped": "clipped",
+    f"fisher-{NORMALISED}": "normalised only",
+    f"fisher-{AUTO}": "Fisher, auto",
+    f"hessian-{AUTO}": "Hessian, auto",
+}
+
+
+def effects_table(runs: Runs, names: Sequence[str], numerics: str) -> Table | None:
+    """The plain loss beside controls and curvature, column by column: where does a gain come from?"""
     rows = []
-    for column in columns("table2", "table3"):
-        plain, normal, fisher = groups = [
-            runs.runs(column, method) for method in ("baseline", f"fisher-{NORMALISED}", f"fisher-{AUTO}")
-        ]
+    for column in names:
+        groups = {method: runs.runs(column, method, numerics) for method in EFFECTS}
+        plain, _, normal, fisher, _ = groups.values()
         if normal is None:
             continue
         size, turn = Lead.of(normal, plain), Lead.of(fisher, normal)
         verdict = _who(turn, "curvature adds", "curvature harms", "within noise")
         if verdict.text == "within noise":
             verdict = _who(size, "normalising helps", "normalising harms", "within noise")
-        rows.append(
-            (
-                Cell(column_title(column)),
-                verdict,
-                *(figure_cell(None if one is None else one.summary("perfect_match")) for one in groups),
-                *(probability(lead.p if lead else math.nan) for lead in (size, turn)),
-            )
-        )
+        tests = "p " + ", ".join(probability(lead.p if lead else math.nan).text for lead in (size, turn))
+        figures = (one.summary(main_metric(one.cell)) if one else None for one in groups.values())
+        rows.append((Cell(column_title(column)), replace(verdict, detail=tests), *map(figure_cell, figures)))
     caption = (
-        f"Maps with exactly the best path in %, {runs.label}. “Normalised only” is the Fisher with λ a thousand times "
-        "its default, so that no curvature is left. p of the lead of whichever is ahead: normalised against plain, "
-        "and Fisher against normalised (paired t-test, one-sided)."
+        f"Test accuracy in %, {runs.label}. “Clipped”: the gradient’s norm at 1. “Normalised only”: the Fisher with λ "
+        "a thousand times its default, so that no curvature is left. p of the lead of whichever is ahead: normalised "
+        "against plain, then Fisher against normalised (paired t-test, one-sided)."
     )
-    heads = ("loss", "verdict", "plain", "normalised only", "Fisher, auto", "p, normalised", "p, Fisher")
-    return Table("normalised", caption, heads, rows) if rows else None
+    heads = ("loss", "verdict", *EFFECTS.values())
+    return Table(f"effects-{runs.data}", caption, heads, rows) if rows else None
 
 
 def paths_table(table: str, warcraft: Runs, terrain: Runs) -> Table:
