@@ -33,15 +33,15 @@ TIMED: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Cell:
-    """One cell: what to run, and what the paper has for it.
+    """One cell: what to run, and what the paper reports for it.
 
     - `column` names the comparison (`softsort-n5`), `key` the cell itself (`softsort-n5-fisher`).
     - `variant` is "baseline", "hessian" or "fisher"; `control` "clip" or "energy" where it is one, else `None`.
-    - `config` are settings for the task's configuration, without seed and length.
-    - `protocol` are settings that are the table's own, as the few steps of a timed run.
+    - `config` holds settings of the task's configuration, without seed and length.
+    - `protocol` holds settings of the table itself, such as the few steps of a timed run.
     - `paper` is mean and standard deviation by metric, `None` where the paper has none; `paper_bold` is "black",
-      "grey" or "" for each of these, `None` where the paper does not mark.
-    - `paper_seeds` are the paper's figures of single seeds, where it has no others.
+      "grey" or "" for each of them, `None` where the paper has no marks.
+    - `paper_seeds` holds the paper's figures per seed, where it has no others.
     """
 
     table: str
@@ -62,12 +62,12 @@ class Cell:
         return str(self.config["task"])
 
     def changed(self, settings: dict[str, Any]) -> Self:
-        """This cell with other settings than the paper's; seeds and protocol are no settings of a cell."""
+        """This cell with other settings than the paper's. Seeds and protocol are no part of a cell."""
         own = {name: value for name, value in settings.items() if name not in (*PROTOCOL, *_OF_A_RUN)}
         return replace(self, config={**self.config, **own})
 
     def make(self, **settings: Any) -> RunConfig:
-        """The resolved configuration of this cell, with `settings` such as a seed above its own.
+        """The resolved configuration of this cell; `settings`, such as a seed, override its own.
 
         >>> cell = cells("table1", only="softsort-n5-fisher")[0]
         >>> config = cell.make(seed=3, steps=10_000, device="cpu")
@@ -86,9 +86,8 @@ def cells(
 ) -> tuple[Cell, ...]:
     """The cells of a table.
 
-    `only` is a name in their keys (as softsort, n5, softsort-n5), or a pattern with * and ? for the whole of one;
-    several are separated by commas.
-    `numerics` takes the sorting cells with these numerics alone, `controls` says whether the controls are there.
+    `only` keeps cells whose key contains a name (softsort, n5, softsort-n5) or matches a pattern with * and ?; separate
+    several with commas. `numerics` keeps the sorting cells with these numerics; `controls=False` drops the controls.
 
     >>> [cell.key for cell in cells("table2", only="*-for-l1-*")]
     ['bellman-ford-for-l1-baseline', 'bellman-ford-for-l1-fisher']
@@ -108,7 +107,7 @@ def cells(
 
 
 def matches(key: str, patterns: str) -> bool:
-    """Whether a key has one of the comma-separated names in it as a whole, or fits one with * or ? altogether.
+    """Whether a key contains one of the comma-separated names, or as a whole matches one with * or ?.
 
     >>> matches("softsort-n5-fisher", "softsort-n5"), matches("softsort-n5-fisher", "*-n10-*,*-hessian")
     (True, False)

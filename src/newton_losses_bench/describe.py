@@ -3,23 +3,24 @@
 from dataclasses import fields, replace
 from typing import Any
 
-from .config import RunConfig
+from .config import NOT_THE_EXPERIMENT, RunConfig
 from .settings import option
 
 Record = dict[str, Any]
 
-# Told in any case; of no importance for what is learned; how long and how often, which lines about the run say.
-_NOT_TOLD_AGAIN = (
+# Not among the changes of a run: settings that its description always names, settings that do not affect training, and
+# how long and how often, which progress shows.
+_SHOWN_ELSEWHERE = (
     *("algorithm", "curvature", "damping", "relative_damping", "n", "numerics", "seed"),
-    *("data_root", "device", "compile", "graph", "kernels", "average"),
+    *NOT_THE_EXPERIMENT,
     *("steps", "epochs", "drops", "eval_every", "validation_sets", "test_sets"),
 )
 
 
 def delay(config: RunConfig) -> str | None:
-    """What to say before a wait that a person would wonder about."""
+    """What to say before a long wait; `None` where there is none."""
     if config.data == "terrain":
-        return "getting the maps ready; those that are not there yet are drawn, 400 or so a second"
+        return "loading the maps; missing ones are drawn first, about 400 per second"
     return None
 
 
@@ -34,7 +35,7 @@ def describe(config: RunConfig) -> str:
 
 
 def describe_setting(config: RunConfig) -> str:
-    """What runs that differ in nothing but their seed have in common: loss, arm, and all that has not its default.
+    """A run without its seed: loss, curvature, and every setting that is not at its default.
 
     >>> from newton_losses_bench.config import SortingConfig
     >>> describe_setting(SortingConfig(algorithm="softsort", temperature=0.5, clip_norm=1, device="cpu").resolved())
@@ -55,9 +56,9 @@ def _arm(config: RunConfig) -> str:
 
 
 def changes(config: RunConfig, without: tuple[str, ...] = ()) -> list[str]:
-    """The settings of a resolved configuration that are not what they would have been by themselves."""
-    told = [one for one in fields(config) if one.name not in (*_NOT_TOLD_AGAIN, *without)]
-    holes: dict[str, Any] = {one.name: one.default for one in told}
+    """The settings of a resolved configuration that are not at their defaults."""
+    shown = [one for one in fields(config) if one.name not in (*_SHOWN_ELSEWHERE, *without)]
+    holes: dict[str, Any] = {one.name: one.default for one in shown}
     usual = replace(config, **{**holes, "device": "cpu"}).resolved()
     return [describe_value(name, value) for name in holes if (value := getattr(config, name)) != getattr(usual, name)]
 
@@ -91,7 +92,7 @@ def figures(record: Record) -> str:
 
 
 def by_split(record: Record) -> dict[str, dict[str, float]]:
-    """All figures of an evaluation; those of averaged weights as splits of their own.
+    """All figures of an evaluation by split; those of averaged weights are splits of their own.
 
     >>> by_split({"step": 5, "test": {"exact_match": 80.0}, "averaged": {"test": {"exact_match": 81.0}}})
     {'test': {'exact_match': 80.0}, 'averaged test': {'exact_match': 81.0}}
@@ -101,14 +102,13 @@ def by_split(record: Record) -> dict[str, dict[str, float]]:
 
 
 def outcome(result: Record, again: bool) -> str:
-    """The last line about a run."""
+    """The line that ends a run."""
     values = _test_figures(result)
     start = "this run is finished" if again else "finished"
-    shared = f" with {result['at_once']} runs at once" if result.get("at_once", 1) > 1 else ""
     return (
         f"{start}: test {values} (evaluation after step {result['reported']['step']} of {result['steps']}), "
         f"{_average(result)}"
-        f"{duration(result['seconds'])}, {result['milliseconds_per_step']:.2f} ms a step{shared}, evaluations included"
+        f"{duration(result['seconds'])}, {result['milliseconds_per_step']:.2f} ms per step, evaluations included"
         f"{_warning(result)}"
     )
 
@@ -124,7 +124,7 @@ def _test_figures(record: Record) -> str:
 
 
 def _warning(result: Record) -> str:
-    """What to try where a run has ended without a loss; nothing elsewhere."""
+    """What to try if the last steps had no finite loss."""
     steps = result.get("not_finite_steps", 0)
     if not steps:
         return ""
@@ -138,13 +138,13 @@ def _warning(result: Record) -> str:
     }
     *most, last = [name for name, fits in tries.items() if fits]
     return (
-        f". Towards the end the loss of {steps} of {result['steps']} steps was not finite, or all their samples were "
-        f"skipped. Try {', '.join(most)}{' or ' if most else ''}{last}"
+        f". Towards the end, {steps} of {result['steps']} steps had no finite loss or skipped all their samples. "
+        f"Try {', '.join(most)}{' or ' if most else ''}{last}"
     )
 
 
 def number(value: float | None) -> str:
-    """A loss for people; one that is not finite was stored as `None`."""
+    """A loss as text; one that is not finite was stored as `None`."""
     return "not finite" if value is None else f"{value:.4g}"
 
 

@@ -1,9 +1,8 @@
 """The statistics of the paper: mean ± standard deviation over seeds, and a one-sided t-test against the baseline.
 
-The paper says "significant at .05" and no more. That its test is one-sided and its deviations are those of a sample
-(divided by n − 1) follows from its own tables: so, and in no other way, its means and deviations give all of its
-marks. Welch's test and the one with a pooled deviation agree on them; Welch's is taken, since the deviations
-of an arm that fails and one that does not differ tenfold.
+The paper only says "significant at .05". Its own tables show the rest: with a one-sided test and sample deviations
+(divided by n − 1), and only then, its means and deviations give all of its marks. Welch's test and the pooled one agree
+on them; we use Welch's, since the deviations of an arm that fails and one that does not differ tenfold.
 """
 
 import math
@@ -36,7 +35,7 @@ class Summary:
 
 
 def summarise(values: Iterable[float]) -> Summary:
-    """The summary of some values, at least one; without a deviation where one of them is not finite.
+    """The summary of at least one value; the deviation is NaN where a value is not finite.
 
     >>> summarise([1.0, 2.0, 3.0])
     Summary(mean=2.0, std=1.0, count=3)
@@ -49,7 +48,7 @@ def summarise(values: Iterable[float]) -> Summary:
 
 
 def summarise_all(several: Iterable[Mapping[str, float]]) -> dict[str, Summary]:
-    """The summaries of figures by their names, of those that all have.
+    """The summaries of figures by name, for those that every member has.
 
     >>> summarise_all([{"exact_match": 1.0}, {"exact_match": 3.0, "element_wise": 5.0}])
     {'exact_match': Summary(mean=2.0, std=1.4142135623730951, count=2)}
@@ -60,9 +59,9 @@ def summarise_all(several: Iterable[Mapping[str, float]]) -> dict[str, Summary]:
 
 
 def p_value(baseline: Summary, other: Summary) -> float:
-    """How probable so large an improvement over the baseline is by chance: Welch's t-test, one-sided.
+    """The probability of so large an improvement over the baseline by chance: Welch's t-test, one-sided.
 
-    NaN where either has a single value only: nothing can be said then.
+    NaN where either has a single value: one seed proves nothing.
 
     >>> round(p_value(Summary(77.01, 2.18, 10), Summary(78.82, 2.12, 10)), 3)
     0.038
@@ -77,9 +76,9 @@ def p_value(baseline: Summary, other: Summary) -> float:
 
 
 def paired_p_value(advantages: Iterable[float]) -> float:
-    """How probable so large a mean of advantages, one a seed, is by chance: the t-test of pairs, one-sided.
+    """The probability of so large a mean advantage over the seeds by chance: the paired t-test, one-sided.
 
-    Stronger than `p_value` where the runs of a seed have something in common. NaN for fewer than two.
+    Stronger than `p_value` where the runs of one seed are correlated. NaN for fewer than two.
 
     >>> round(paired_p_value([3.6, 4.1, 1.5]), 3)
     0.031

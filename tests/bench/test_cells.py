@@ -85,7 +85,7 @@ def test_selecting():
     }  # fmt: skip
     assert len(cells("table3", numerics="stable")) == 24  # paths have no choice of numerics
     assert matches("cauchy-n15-fisher", "softsort, cauchy-n15")
-    with pytest.raises(ArgumentError, match="reproduce ls table1"):
+    with pytest.raises(ArgumentError, match="reproduce list table1"):
         cells("table1", only="softsrot")
     with pytest.raises(ArgumentError, match="did you mean table1"):
         cells("tabel1")

@@ -41,7 +41,7 @@ def test_plain_lines():
     assert lines[3] == "careful"
     assert lines[4] == (
         "finished: test exact match 40.00 %, element wise 69.00 % (evaluation after step 50 of 100), 1:01, "
-        "1.50 ms a step, evaluations included"
+        "1.50 ms per step, evaluations included"
     )
 
 
@@ -145,11 +145,11 @@ def test_a_loss_that_is_not_finite_is_told_with_what_to_try():
     assert outcome(result, False) == outcome({**result, "not_finite_steps": 0}, False)
     text = outcome({**result, "not_finite_steps": 900}, False).removeprefix(outcome(result, False))
     assert text == (
-        ". Towards the end the loss of 900 of 1000 steps was not finite, or all their samples were skipped. "
+        ". Towards the end, 900 of 1000 steps had no finite loss or skipped all their samples. "
         "Try --numerics stable, --spectrum absolute, a larger --damping, --clip-norm 1 or a smaller --learning-rate"
     )
     baseline = {**result, "configuration": SortingConfig(algorithm="softsort", device="cpu", clip_norm=1).to_dict()}
-    assert outcome({**baseline, "not_finite_steps": 9}, False).endswith("were skipped. Try a smaller --learning-rate")
+    assert outcome({**baseline, "not_finite_steps": 9}, False).endswith("all their samples. Try a smaller --learning-rate")
 
 
 def test_numbers_for_people():
