@@ -149,7 +149,7 @@ def test_a_loss_that_is_not_finite_is_told_with_what_to_try():
         "Try --numerics stable, --spectrum absolute, a larger --damping, --clip-norm 1 or a smaller --learning-rate"
     )
     baseline = {**result, "configuration": SortingConfig(algorithm="softsort", device="cpu", clip_norm=1).to_dict()}
-    assert outcome({**baseline, "not_finite_steps": 9}, False).endswith("all their samples. Try a smaller --learning-rate")
+    assert outcome({**baseline, "not_finite_steps": 9}, False).endswith("samples. Try a smaller --learning-rate")
 
 
 def test_numbers_for_people():
