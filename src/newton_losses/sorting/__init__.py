@@ -1,12 +1,24 @@
 """Differentiable sorting and ranking: relaxations, soft operations, losses and metrics, stable at any spread."""
 
+from ._graded import ListNetLoss as ListNetLoss
+from ._graded import NDCGLoss as NDCGLoss
+from ._graded import PairwiseLogisticLoss as PairwiseLogisticLoss
+from ._graded import ndcg as ndcg
 from ._hard_ranks import target_matrix as target_matrix
+from ._laplace import LaplaceSort as LaplaceSort
 from ._lists import pad_lists as pad_lists
 from ._metrics import element_wise_match as element_wise_match
 from ._metrics import exact_match as exact_match
+from ._metrics import kendall as kendall
+from ._metrics import mean_reciprocal_rank as mean_reciprocal_rank
+from ._metrics import spearman as spearman
 from ._network import SortingNetwork as SortingNetwork
 from ._neuralsort import NeuralSort as NeuralSort
 from ._neuralsort import neuralsort as neuralsort
+from ._partial_orders import PartialOrderLoss as PartialOrderLoss
+from ._partial_orders import listed_ranks as listed_ranks
+from ._partial_orders import survival_ranks as survival_ranks
+from ._partial_orders import tied_ranks as tied_ranks
 from ._ranking_losses import SpearmanLoss as SpearmanLoss
 from ._ranking_losses import TopKLoss as TopKLoss
 from ._relaxation import Relaxation as Relaxation

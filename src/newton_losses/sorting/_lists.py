@@ -81,17 +81,17 @@ def paired_lists(
 
 
 def metric_lists(
-    scores: Tensor, values: Tensor, mask: Tensor | None, where: str
+    scores: Tensor, values: Tensor, mask: Tensor | None, where: str, value_name: str = "values"
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Scores, values and mask of a metric, padded: scores may be integers too, and are left as they are."""
-    for tensor, name in ((scores, "scores"), (values, "values")):
+    for tensor, name in ((scores, "scores"), (values, value_name)):
         if not is_nested(real_tensor(tensor, name, where)) and (tensor.ndim == 0 or tensor.shape[-1] == 0):
             raise ShapeError(f"{where}: {name} have shape {tuple(tensor.shape)}, without any items.")
     if is_nested(scores):
-        lists, values = paired_lists(scores.to(torch.float64), values, mask, where)
+        lists, values = paired_lists(scores.to(torch.float64), values, mask, where, value_name)
         return lists.scores, values, lists.mask
     check_mask(mask, scores, where)
-    check_same_shape(scores, values, where)
+    check_same_shape(scores, values, where, value_name)
     return scores, values, mask
 
 

@@ -81,6 +81,9 @@ class SortingNetwork(Relaxation):
             )
         return self.partners, self.signs
 
+    def matrices_recorded(self, n: int) -> int:
+        return n if self.network == "odd_even" else n.bit_length() ** 2 // 2 + 1
+
     def log_weights(self, scores: Tensor, mask: Tensor | None = None) -> Tensor:
         if mask is not None:
             order, active = self._compaction(mask)

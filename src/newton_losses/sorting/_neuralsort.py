@@ -12,16 +12,18 @@ from .._arguments import positive_number
 from ._arguments import as_wide
 from ._cross_entropy import row_derivatives, row_hessian
 from ._hard_ranks import average_ties, sort_evenly
-from ._relaxation import Relaxation, first_places, only_existing, places, sort_jacobian, to_items, to_ranks
+from ._relaxation import first_places, only_existing, places, sort_jacobian, to_ranks
+from ._row_chunks import SoftmaxRows
 
 
-def gap_weights(ascending: Tensor) -> Tensor:
-    """NeuralSort's logits at temperature 1 for sorted scores, less each row's largest, `(..., n, n)`.
+def gap_weights(ascending: Tensor, start: int = 0, stop: int | None = None) -> Tensor:
+    """NeuralSort's logits at temperature 1 for sorted scores, less each row's largest, `(..., rows, n)`.
 
-    −Σ |2(r−i)+1| (s_{r+1} − s_r) over the gaps r between places i and j: 0 at j = i, negative elsewhere.
+    −Σ |2(r−i)+1| (s_{r+1} − s_r) over the gaps r between places i and j: 0 at j = i, negative elsewhere. The rows are
+    the ranks i from `start` to before `stop`.
     """
     gaps = ascending.diff(dim=-1).unsqueeze(-2)
-    rank = places(ascending.shape[-1], ascending).unsqueeze(-1)
+    rank = places(ascending.shape[-1], ascending)[start:stop].unsqueeze(-1)
     gap = places(ascending.shape[-1] - 1, ascending)
     costs = (2 * (gap - rank) + 1).abs() * gaps
     above = torch.where(gap >= rank, costs, 0.0).cumsum(-1)
@@ -29,7 +31,7 @@ def gap_weights(ascending: Tensor) -> Tensor:
     return -(pad(above, (1, 0)) + pad(below, (0, 1)))
 
 
-class NeuralSort(Relaxation):
+class NeuralSort(SoftmaxRows):
     """NeuralSort with `matrix` and `log_matrix`.
 
     For k = 1 … n in descending order, P[k] = softmax(((n+1−2k) s − A 1)/τ) with A_ij = |s_i − s_j| and
@@ -45,9 +47,8 @@ class NeuralSort(Relaxation):
         super().__init__()
         self.temperature = positive_number(temperature, "temperature", "NeuralSort")
 
-    def log_weights(self, scores: Tensor, mask: Tensor | None = None) -> Tensor:
-        ascending, order = sort_evenly(as_wide(scores), mask)
-        return to_items(order, gap_weights(ascending) / self.temperature)
+    def row_weights(self, ascending: Tensor, start: int, stop: int) -> Tensor:
+        return gap_weights(ascending, start, stop) / self.temperature
 
     def derivatives(
         self, scores: Tensor, target: Tensor, cells: Tensor, hessian: bool, mask: Tensor | None = None

@@ -3,14 +3,18 @@
 Both are plain functions of a relaxation, differentiated automatically. `SortingLoss` is in `_sorting_loss.py`.
 """
 
+import math
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor, nn
 
-from .._arguments import real_tensor, whole_number
+from .._arguments import positive_number, real_tensor, whole_number
 from ..curvature import full_precision
 from ..errors import ArgumentError, ShapeError
 from ._arguments import check_count
 from ._hard_ranks import rank_span
+from ._laplace import LaplaceSort
 from ._lists import as_lists, paired_lists
 from ._registry import AlgorithmName, choose
 from ._relaxation import Relaxation
@@ -20,24 +24,43 @@ class TopKLoss(nn.Module):
     """Cross-entropy of "the label is among the k largest": `loss(scores, labels)`, `(..., n)` → `(...)`.
 
     ℓ = −log Σ_{i<k} P_ij with j the label, P the relaxed permutation matrix in descending order with its
-    columns normalised, computed in log space. `labels` are item numbers of shape `(...)`. A `mask` `(..., n)` says
-    which items exist; a list whose label does not has the loss 0.
+    columns normalised, computed in log space. `labels` are item numbers of shape `(...)`.
+
+    Several k at once: `k={1: 0.5, 5: 0.5}` is a distribution over k, ℓ = −log Σ_k p_k Σ_{i<k} P_ij; its weights are
+    normalised. `preselect=m` looks at the m largest scores and the label alone, for thousands of classes. A `mask`
+    `(..., n)` says which items exist; a list whose label does not has the loss 0.
 
     >>> loss = TopKLoss(2, "logistic", steepness=10.0)
     >>> loss(torch.tensor([[5.0, 4.0, 0.0]]), torch.tensor([1]))
     tensor([0.])
     """
 
+    exchangeable = True
+
     def __init__(
         self,
-        k: int,
+        k: int | Mapping[int, float],
         algorithm: AlgorithmName | Relaxation = "neuralsort",
         *,
         temperature: float | None = None,
         steepness: float | None = None,
+        preselect: int | None = None,
     ) -> None:
         super().__init__()
-        self.k = whole_number(k, "k", "TopKLoss", least=1)
+        parts = k if isinstance(k, Mapping) else {k: 1.0}
+        if not parts:
+            raise ArgumentError(
+                "TopKLoss: k is an empty distribution. Pass a number, or {k: weight} with one at least."
+            )
+        weights = {
+            whole_number(one, "k", "TopKLoss", least=1): positive_number(weight, "the weight of k", "TopKLoss")
+            for one, weight in parts.items()
+        }
+        self.weights = dict(sorted((one, weight / sum(weights.values())) for one, weight in weights.items()))
+        self.k = k
+        self.preselect = None if preselect is None else whole_number(preselect, "preselect", "TopKLoss", least=1)
+        if self.preselect is not None and max(self.weights) > self.preselect:
+            raise ArgumentError(f"TopKLoss: k={max(self.weights)} of {preselect} preselected items. Preselect more.")
         self.relaxation = choose(algorithm, temperature, steepness, "TopKLoss")
 
     def forward(self, scores: Tensor, labels: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -48,19 +71,44 @@ class TopKLoss(nn.Module):
                 f"TopKLoss: labels have shape {tuple(labels.shape)} for scores of shape "
                 f"{tuple(scores.shape)}. Pass one label for each row of scores: {tuple(scores.shape[:-1])}."
             )
-        check_count(self.k, scores.shape[-1], "k", "TopKLoss")
+        check_count(max(self.weights), scores.shape[-1], "k", "TopKLoss")
         _check_labels(labels, scores.shape[-1])
+        if self.preselect is not None and self.preselect < scores.shape[-1]:
+            scores, labels, mask = _preselected(scores, labels, mask, self.preselect)
         with full_precision(scores):
-            weights = self.relaxation.log_rank_weights(scores, True, mask)
-            index = labels[..., None, None].expand(*weights.shape[:-1], 1)
-            column = weights.gather(-1, index).squeeze(-1)
             # −log of a sum that rounds to above 1 would be just below 0.
-            loss = -column[..., : self.k].logsumexp(-1).clamp(max=0) + 0.0
+            loss = -self._log_mass(scores, labels.unsqueeze(-1), mask).clamp(max=0) + 0.0
         # A label that does not exist, as in an empty list, is no reason to learn anything.
         return loss if mask is None else torch.where(mask.gather(-1, labels.unsqueeze(-1)).squeeze(-1), loss, 0.0)
 
+    def _log_mass(self, scores: Tensor, label: Tensor, mask: Tensor | None) -> Tensor:
+        if isinstance(self.relaxation, LaplaceSort):
+            logs = [
+                self.relaxation.log_top_weights(scores, k, True, mask).gather(-1, label) + math.log(weight)
+                for k, weight in self.weights.items()
+            ]
+            return torch.cat(logs, -1).logsumexp(-1)
+        weights = self.relaxation.log_rank_weights(scores, True, mask)
+        column = weights.gather(-1, label.unsqueeze(-1).expand(*weights.shape[:-1], 1)).squeeze(-1)
+        # Rank i counts in all k > i.
+        share = [sum(weight for k, weight in self.weights.items() if k > rank) for rank in range(max(self.weights))]
+        return (column[..., : len(share)] + column.new_tensor(share).log()).logsumexp(-1)
+
     def extra_repr(self) -> str:
-        return f"k={self.k}"
+        return f"k={self.k}, preselect={self.preselect}" if self.preselect else f"k={self.k}"
+
+
+def _preselected(
+    scores: Tensor, labels: Tensor, mask: Tensor | None, count: int
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """The `count` largest scores of each row, the label among them, and where it is now."""
+    known = scores.detach()
+    key = known if mask is None else torch.where(mask, known, -torch.inf)
+    # The label comes first, whatever its score.
+    key = key.scatter(-1, labels.unsqueeze(-1), torch.inf)
+    index = key.topk(count, dim=-1).indices
+    place = (index == labels.unsqueeze(-1)).to(torch.int64).argmax(-1)
+    return scores.gather(-1, index), place, None if mask is None else mask.gather(-1, index)
 
 
 def _check_labels(labels: Tensor, n: int) -> None:
@@ -86,6 +134,8 @@ class SpearmanLoss(nn.Module):
     >>> loss(torch.tensor([[1.0, 2.0, 3.0]]), torch.tensor([[30.0, 20.0, 10.0]]))
     tensor([2.])
     """
+
+    exchangeable = True
 
     def __init__(
         self,

@@ -3,6 +3,7 @@
 from typing import Literal
 
 from ..errors import ArgumentError
+from ._laplace import LaplaceSort
 from ._network import SortingNetwork
 from ._network_distributions import DISTRIBUTIONS
 from ._neuralsort import NeuralSort
@@ -10,7 +11,7 @@ from ._relaxation import Relaxation
 from ._softsort import SoftSort
 
 AlgorithmName = Literal[
-    "neuralsort", "softsort", "logistic", "logistic_phi", "gaussian", "cauchy", "reciprocal", "optimal"
+    "neuralsort", "softsort", "laplace", "logistic", "logistic_phi", "gaussian", "cauchy", "reciprocal", "optimal"
 ]
 
 
@@ -20,7 +21,7 @@ def choose(
     steepness: float | None,
     where: str,
 ) -> Relaxation:
-    """The relaxation of that name: "neuralsort" and "softsort" take a temperature, a network takes a steepness.
+    """The relaxation of that name: "neuralsort", "softsort" and "laplace" take a temperature, a network a steepness.
 
     The name of a distribution stands for an odd-even network of any size that uses it.
     """
@@ -42,7 +43,9 @@ def choose(
         raise ArgumentError(f"{where}: {algorithm!r} takes temperature, not steepness.")
     if algorithm == "neuralsort":
         return NeuralSort(1.0 if temperature is None else temperature)
+    if algorithm == "laplace":
+        return LaplaceSort(0.1 if temperature is None else temperature)
     if algorithm == "softsort":
         return SoftSort(0.1 if temperature is None else temperature)
-    names = ", ".join(map(repr, ("neuralsort", "softsort", *DISTRIBUTIONS)))
+    names = ", ".join(map(repr, ("neuralsort", "softsort", "laplace", *DISTRIBUTIONS)))
     raise ArgumentError(f"{where}: algorithm={algorithm!r} is not known. Choose one of {names}, or pass a relaxation.")

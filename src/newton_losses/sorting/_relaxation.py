@@ -1,6 +1,6 @@
 """What all relaxations of sorting have in common: log-weights in, a stochastic matrix out.
 
-The three relaxations are `NeuralSort`, `SoftSort` and `SortingNetwork`, one file each.
+The relaxations are `NeuralSort`, `SoftSort`, `SortingNetwork` and `LaplaceSort`, one file each.
 """
 
 from abc import abstractmethod
@@ -9,18 +9,21 @@ import torch
 from torch import Tensor, nn
 
 from ..curvature import full_precision
+from ..errors import ArgumentError
 from ._cross_entropy import cross_entropy
 from ._hard_ranks import existing_cells
 from ._lists import as_lists
 from ._log_space import FAR
+
+# Cells of a matrix, or of all matrices that are recorded for it, that may be asked for: 16 GiB in float64.
+MOST_CELLS = 2**31
 
 
 class Relaxation(nn.Module):
     """A differentiable stand-in for the permutation matrix that sorts n scores.
 
     P[..., i, j] is the weight of item j at rank i: rows sum to 1, `sorted = P @ x`, ascending unless
-    `descending=True`. A subclass gives `log_weights`, and `derivatives` for the gradients of
-    `SortingLoss`.
+    `descending=True`. A subclass gives `log_weights`, and may give closed forms of the rest.
 
     Lists may be padded: with a `mask` `(..., n)`, True where an item exists, the m items of a list take its first m
     ranks, and all other cells of P are exactly 0.
@@ -42,6 +45,20 @@ class Relaxation(nn.Module):
             return self.log_weights(scores)
         return only_existing(self.log_weights(scores, mask), mask, mask)
 
+    def check_size(self, scores: Tensor) -> None:
+        """Raise where the matrix, or what is recorded to differentiate it, would not fit into memory."""
+        n, cells = scores.shape[-1], scores.numel() * scores.shape[-1] * self.matrices_recorded(scores.shape[-1])
+        if cells > MOST_CELLS:
+            raise ArgumentError(
+                f"{type(self).__name__}: {scores.shape[:-1].numel()} lists of n={n} items need {cells:.1e} cells. "
+                "Use the algorithm 'laplace', which needs O(n) of them for ranks, top-k weights and their losses"
+                + (", or 'softsort' and 'neuralsort'." if self.matrices_recorded(n) > 1 and n <= 10_000 else ".")
+            )
+
+    def matrices_recorded(self, n: int) -> int:
+        """How many matrices of n × n are recorded on the way to P."""
+        return 1
+
     def probabilities(self, scores: Tensor, mask: Tensor | None = None) -> Tensor:
         """P as prior work computes it, ascending: plain probabilities in the precision of the scores."""
         return self.existing_weights(scores, mask).to(scores.dtype).softmax(-1)
@@ -50,14 +67,26 @@ class Relaxation(nn.Module):
         """Cross-entropies `(N,)` of `(N, n)` scores, recorded for automatic differentiation."""
         return cross_entropy(self.existing_weights(scores, mask), target, cells)
 
-    @abstractmethod
     def derivatives(
         self, scores: Tensor, target: Tensor, cells: Tensor, hessian: bool, mask: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         """Cross-entropies `(N,)`, their gradients `(N, n)` and, if wanted, the sum of their Hessians.
 
-        With a mask each list's items may be renumbered in that sum, so that only its trace is meaningful.
+        With a mask each list's items may be renumbered in that sum, so that only its trace is meaningful. This is
+        automatic differentiation; a subclass may know a closed form.
         """
+
+        def losses(scores: Tensor) -> tuple[Tensor, Tensor]:
+            values = self.cross_entropies(scores, target, cells, *(() if mask is None else (mask,)))
+            return values.sum(), values
+
+        gradient, values = torch.func.grad(losses, has_aux=True)(scores)
+        if not hessian:
+            return values, gradient, None
+        # With one shift for all samples, the Hessian of the sum by it is the sum of the Hessians.
+        shift = torch.zeros_like(scores[0])
+        total = torch.func.jacrev(torch.func.jacrev(lambda shift: losses(scores + shift)[0]))(shift)
+        return values, gradient, total
 
     def matrix(self, scores: Tensor, dim: int = -1, descending: bool = False, mask: Tensor | None = None) -> Tensor:
         """P, of the shape of `scores` without `dim`, then `(n, n)`."""
@@ -74,6 +103,7 @@ class Relaxation(nn.Module):
 
     def log_cells(self, scores: Tensor, descending: bool, mask: Tensor | None) -> Tensor:
         """`log_matrix` of lists that were checked before, finite in all cells: −10³⁰ in excluded columns."""
+        self.check_size(scores)
         with full_precision(scores):
             logs = self.existing_weights(scores, mask).log_softmax(-1).to(scores.dtype)
         if not descending:

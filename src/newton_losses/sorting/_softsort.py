@@ -8,10 +8,11 @@ from ..errors import ArgumentError
 from ._arguments import as_wide
 from ._cross_entropy import row_derivatives, row_hessian
 from ._hard_ranks import average_ties, sort_evenly
-from ._relaxation import Relaxation, first_places, only_existing, sort_jacobian, to_items, to_ranks
+from ._relaxation import first_places, only_existing, sort_jacobian, to_ranks
+from ._row_chunks import SoftmaxRows
 
 
-class SoftSort(Relaxation):
+class SoftSort(SoftmaxRows):
     """SoftSort with `matrix` and `log_matrix`.
 
     P = softmax(−|sort(s)_i − s_j|^p / τ) over the items j, with p = 1 or 2 and the temperature τ. Rows
@@ -30,9 +31,8 @@ class SoftSort(Relaxation):
         if self.p > 2:
             raise ArgumentError(f"SoftSort: p={p!r} is not known. Choose 1 or 2.")
 
-    def log_weights(self, scores: Tensor, mask: Tensor | None = None) -> Tensor:
-        ascending, order = sort_evenly(as_wide(scores), mask)
-        return to_items(order, self._by_distance(ascending.unsqueeze(-2) - ascending.unsqueeze(-1)))
+    def row_weights(self, ascending: Tensor, start: int, stop: int) -> Tensor:
+        return self._by_distance(ascending.unsqueeze(-2) - ascending[..., start:stop].unsqueeze(-1))
 
     def _by_distance(self, difference: Tensor) -> Tensor:
         distance = difference.abs() if self.p == 1 else difference.square()

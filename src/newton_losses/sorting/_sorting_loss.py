@@ -137,6 +137,7 @@ class SortingLoss(nn.Module):
         order = values if values is not None else ranks
         assert order is not None
         lists, order = paired_lists(scores, order, mask, "SortingLoss", "values" if ranks is None else "ranks")
+        self.relaxation.check_size(lists.scores)
         target = target_matrix(order.detach(), lists.scores.dtype, lists.mask)
         return lists.scores, target, cell_weights(target, self.ties, lists.mask), lists.mask
 

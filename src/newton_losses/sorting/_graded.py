@@ -1,0 +1,233 @@
+"""Graded relevance: what an order of items is worth, as losses (`NDCGLoss` and two baselines) and a metric (`ndcg`).
+
+    DCG = Σ_i gain(relevance of the item at rank i) · discount(i),   NDCG = DCG / (the largest DCG of any order)
+
+A list without a relevant item has no best order: its loss is 0 without a gradient, and its NDCG is 0.
+"""
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import softplus
+
+from .._arguments import one_of, positive_number
+from ..curvature import full_precision
+from ..errors import ArgumentError, ShapeError
+from ._arguments import check_count
+from ._hard_ranks import rank_span
+from ._laplace import LaplaceSort
+from ._lists import metric_lists, paired_lists
+from ._registry import AlgorithmName, choose
+from ._relaxation import Relaxation, places
+
+Gains = Literal["exponential", "linear"] | Callable[[Tensor], Tensor]
+Discounts = Literal["log2"] | Callable[[Tensor], Tensor] | Tensor
+
+
+class NDCGLoss(nn.Module):
+    """1 − NDCG of relaxed ranks: `loss(scores, relevance)`, `(..., n)` → `(...)`, from 0 (best) towards 1.
+
+    The discount of an item is its mean over the ranks it may have, Σ_i P_ij · discount(i) / Σ_i P_ij, computed from
+    log P in descending order; for `LaplaceSort` it is the discount at the expected rank, which needs no matrix.
+
+    - `algorithm`, `temperature`, `steepness`: any relaxation, as in `SortingLoss`.
+    - `k`: only the first k ranks count (NDCG@k).
+    - `gains`: "exponential" is 2^r − 1, "linear" is r, or a function of the relevance. Not negative.
+    - `discounts`: "log2" is 1/log₂(2 + i) at rank i = 0, 1, …; a function of ranks, or a tensor `(n,)` or longer.
+
+    A `mask` `(..., n)` is True where an item exists; nested tensors say so themselves. Lists without a relevant item
+    have the loss 0 and no gradient. No relevance is too large: only ratios of gains are computed.
+
+    >>> loss = NDCGLoss("softsort", temperature=0.01)
+    >>> loss(torch.tensor([[3.0, 2.0, 1.0], [1.0, 2.0, 3.0]]), torch.tensor([[2, 1, 0], [2, 1, 0]]))
+    tensor([0.0000, 0.4131])
+    """
+
+    exchangeable = True
+
+    def __init__(
+        self,
+        algorithm: AlgorithmName | Relaxation = "neuralsort",
+        *,
+        temperature: float | None = None,
+        steepness: float | None = None,
+        k: int | None = None,
+        gains: Gains = "exponential",
+        discounts: Discounts = "log2",
+    ) -> None:
+        super().__init__()
+        self.relaxation = choose(algorithm, temperature, steepness, "NDCGLoss")
+        self.k = k
+        self.gains = _check_gains(gains, "NDCGLoss")
+        self.discounts = _check_discounts(discounts, "NDCGLoss")
+
+    def forward(self, scores: Tensor, relevance: Tensor, mask: Tensor | None = None) -> Tensor:
+        lists, relevance = paired_lists(scores, relevance, mask, "NDCGLoss", "relevance")
+        scores, mask = lists.scores, lists.mask
+        n = scores.shape[-1]
+        k = n if self.k is None else check_count(self.k, n, "k", "NDCGLoss")
+        with full_precision(scores):
+            gains = scaled_gains(relevance, self.gains, mask, scores.dtype, "NDCGLoss")
+            ideal = ideal_gain(gains, self.discounts, k)
+            found = (gains * self._item_discounts(scores, k, mask)).sum(-1)
+            has_order = ideal > 0
+            # Chosen before the division, so that nothing on the way back is 0/0.
+            return torch.where(has_order, 1 - found / torch.where(has_order, ideal, 1.0), 0.0)
+
+    def _item_discounts(self, scores: Tensor, k: int, mask: Tensor | None) -> Tensor:
+        n = scores.shape[-1]
+        if isinstance(self.relaxation, LaplaceSort):
+            ranks = self.relaxation.expected_ranks(scores, True, mask)
+            if mask is not None:  # what others have may be no rank at all
+                ranks = torch.where(mask, ranks, 0.0)
+            found = discount_at(ranks, self.discounts, n)
+            return found if k == n else found * self.relaxation.top_weights(scores, k, True, mask)
+        weights = self.relaxation.log_rank_weights(scores, True, mask).exp()
+        discount = discount_at(places(n, weights), self.discounts, n)
+        return (weights[..., :k, :] * discount[:k].unsqueeze(-1)).sum(-2)
+
+    def extra_repr(self) -> str:
+        return f"k={self.k}, gains={self.gains!r}, discounts={self.discounts!r}"
+
+
+class ListNetLoss(nn.Module):
+    """The cross-entropy of two softmaxes, `loss(scores, relevance)`, `(..., n)` → `(...)` (Cao et al., 2007).
+
+    ℓ = −Σ_j q_j log softmax(s)_j with q = softmax(relevance/τ): no relaxation of sorting, a baseline. `mask` as in
+    `NDCGLoss`; an empty list has the loss 0.
+
+    >>> ListNetLoss()(torch.tensor([[0.0, 0.0]]), torch.tensor([[1.0, 0.0]]))
+    tensor([0.6931])
+    """
+
+    exchangeable = True
+
+    def __init__(self, temperature: float = 1.0) -> None:
+        super().__init__()
+        self.temperature = positive_number(temperature, "temperature", "ListNetLoss")
+
+    def forward(self, scores: Tensor, relevance: Tensor, mask: Tensor | None = None) -> Tensor:
+        lists, relevance = paired_lists(scores, relevance, mask, "ListNetLoss", "relevance")
+        scores, grades = lists.scores, relevance.to(lists.scores.dtype) / self.temperature
+        if lists.mask is None:
+            return -(grades.softmax(-1) * scores.log_softmax(-1)).sum(-1)
+        # Far below all others, and finite: −∞ would make NaN of an empty list.
+        low = torch.finfo(scores.dtype).min / 4
+        weights = torch.where(lists.mask, grades, low).softmax(-1)
+        logs = torch.where(lists.mask, scores, low).log_softmax(-1)
+        return -torch.where(lists.mask, weights * logs, 0.0).sum(-1)
+
+
+class PairwiseLogisticLoss(nn.Module):
+    """The mean of log(1 + e^{−(s_i − s_j)}) over all pairs with relevance i > j, `(..., n)` → `(...)` (RankNet).
+
+    No relaxation of sorting, a baseline. `mask` as in `NDCGLoss`; a list without such a pair has the loss 0.
+
+    >>> PairwiseLogisticLoss()(torch.tensor([[0.0, 0.0]]), torch.tensor([[1.0, 0.0]]))
+    tensor([0.6931])
+    """
+
+    exchangeable = True
+
+    def forward(self, scores: Tensor, relevance: Tensor, mask: Tensor | None = None) -> Tensor:
+        lists, relevance = paired_lists(scores, relevance, mask, "PairwiseLogisticLoss", "relevance")
+        is_pair = relevance.unsqueeze(-1) > relevance.unsqueeze(-2)
+        if lists.mask is not None:
+            is_pair = is_pair & lists.mask.unsqueeze(-1) & lists.mask.unsqueeze(-2)
+        apart = lists.scores.unsqueeze(-1) - lists.scores.unsqueeze(-2)
+        costs = torch.where(is_pair, softplus(-apart), 0.0)
+        return costs.sum((-2, -1)) / is_pair.sum((-2, -1)).clamp(min=1)
+
+
+def ndcg(
+    scores: Tensor,
+    relevance: Tensor,
+    k: int | None = None,
+    *,
+    gains: Gains = "exponential",
+    discounts: Discounts = "log2",
+    mask: Tensor | None = None,
+) -> Tensor:
+    """NDCG of each list, or NDCG@k, `(..., n)` → `(...)`; its mean is the metric.
+
+    Equal scores share the mean of their discounts. Arguments are those of `NDCGLoss`; lists without a relevant item
+    have 0. With `gains="linear"` it is scikit-learn's `ndcg_score`.
+
+    >>> ndcg(torch.tensor([[3.0, 2.0, 1.0], [1.0, 2.0, 3.0]]), torch.tensor([[2, 1, 0], [2, 1, 0]]))
+    tensor([1.0000, 0.5869])
+    """
+    scores, relevance, mask = metric_lists(scores, relevance, mask, "ndcg", "relevance")
+    n = scores.shape[-1]
+    k = n if k is None else check_count(k, n, "k", "ndcg")
+    found = scaled_gains(relevance, _check_gains(gains, "ndcg"), mask, torch.float64, "ndcg")
+    discounts = _check_discounts(discounts, "ndcg")
+    discount = discount_at(places(n, found), discounts, n) * (places(n, found) < k)
+    sums = torch.nn.functional.pad(discount.cumsum(-1), (1, 0))
+    first, count = rank_span(-scores, mask)
+    shared = (sums[first + count] - sums[first]) / count.clamp(min=1)
+    ideal = ideal_gain(found, discounts, k)
+    return torch.where(ideal > 0, (found * shared).sum(-1) / torch.where(ideal > 0, ideal, 1.0), 0.0).float()
+
+
+def scaled_gains(relevance: Tensor, gains: Gains, mask: Tensor | None, dtype: torch.dtype, where: str) -> Tensor:
+    """Gains `(..., n)`, 0 for items that do not exist, up to a factor of each list."""
+    grades = relevance.detach().to(dtype)
+    if mask is not None:
+        grades = torch.where(mask, grades, 0.0)
+    if gains == "exponential":
+        _check_not_negative(grades, where, "relevance")
+        # 2^r overflows in float32 at r = 128. NDCG is a ratio, so that all may be divided by the largest.
+        largest = grades.amax(-1, keepdim=True)
+        found = torch.exp2(grades - largest) - torch.exp2(-largest)
+    else:
+        found = grades if gains == "linear" else gains(grades).to(dtype)  # type: ignore[operator]
+        if found.shape != grades.shape:
+            raise ShapeError(
+                f"{where}: gains map {tuple(grades.shape)} to {tuple(found.shape)}; the shape has to stay."
+            )
+        _check_not_negative(found, where, "gains")
+        largest = found.amax(-1, keepdim=True)
+        found = found / torch.where(largest > 0, largest, 1.0)
+    return found if mask is None else torch.where(mask, found, 0.0)
+
+
+def ideal_gain(gains: Tensor, discounts: Discounts, k: int) -> Tensor:
+    """The largest DCG of any order."""
+    ordered = gains.sort(-1, descending=True).values[..., :k]
+    return (ordered * discount_at(places(gains.shape[-1], gains), discounts, gains.shape[-1])[:k]).sum(-1)
+
+
+def discount_at(ranks: Tensor, discounts: Discounts, n: int) -> Tensor:
+    """Discounts at ranks, which need not be whole numbers: a table is interpolated between its entries."""
+    if isinstance(discounts, Tensor):
+        if len(discounts) < n:
+            raise ShapeError(f"{len(discounts)} discounts for lists of n={n} items. One is needed for each rank.")
+        table = discounts.to(ranks)
+        floor = ranks.detach().floor().clamp(0, len(table) - 2 if len(table) > 1 else 0)
+        low = floor.to(torch.int64)
+        high = (low + 1).clamp(max=len(table) - 1)
+        return table[low] + (ranks - floor) * (table[high] - table[low])
+    return 1 / torch.log2(2 + ranks) if discounts == "log2" else discounts(ranks)  # type: ignore[operator]
+
+
+def _check_gains(gains: Any, where: str) -> Gains:
+    return gains if callable(gains) else one_of(gains, ("exponential", "linear"), "gains", where)  # type: ignore[no-any-return]
+
+
+def _check_discounts(discounts: Any, where: str) -> Discounts:
+    if isinstance(discounts, Tensor):
+        if discounts.ndim != 1 or not discounts.is_floating_point():
+            raise ArgumentError(
+                f"{where}: discounts are {tuple(discounts.shape)}, {discounts.dtype}. Pass floats (n,)."
+            )
+        return discounts
+    return discounts if callable(discounts) else one_of(discounts, ("log2",), "discounts", where)  # type: ignore[no-any-return]
+
+
+def _check_not_negative(numbers: Tensor, where: str, name: str) -> None:
+    """On the host only: looking at a device's numbers would wait for it."""
+    on_host = numbers.device.type == "cpu" and not torch.compiler.is_compiling()
+    if on_host and not torch._C._functorch.is_functorch_wrapped_tensor(numbers) and bool((numbers < 0).any()):
+        raise ArgumentError(f"{where}: {name} go down to {numbers.min().item():g}. They must not be negative.")

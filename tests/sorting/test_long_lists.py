@@ -1,0 +1,137 @@
+"""Long lists: the Laplace relaxation against sums over all pairs, and rows in chunks against the whole matrix."""
+
+import pytest
+import torch
+from test_masks import CLOSE, ragged
+
+from newton_losses import ArgumentError
+from newton_losses.sorting import (
+    LaplaceSort,
+    NeuralSort,
+    SoftSort,
+    SortingLoss,
+    SortingNetwork,
+    SpearmanLoss,
+    _laplace,
+    _row_chunks,
+    soft_rank,
+    soft_sort,
+    soft_topk,
+)
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+
+
+def laplace(x):
+    return torch.where(x < 0, x.clamp(max=0).exp() / 2, 1 - (-x.clamp(min=0)).exp() / 2)
+
+
+@pytest.mark.parametrize("n", [1, 2, 7, 800])
+@pytest.mark.parametrize("temperature", [0.01, 30.0])
+def test_ranks_and_thresholds_against_all_pairs(n, temperature, monkeypatch):
+    # Longer recurrences are computed in blocks, and recurrences over blocks again.
+    monkeypatch.setattr(_laplace, "SHORT", 5)
+    generator = torch.Generator().manual_seed(n)
+    scores = torch.randn(2, n, generator=generator, dtype=torch.float64)
+    scores[1, n // 2 :] = 0.25
+    relaxation = LaplaceSort(temperature)
+    pairs = laplace((scores.unsqueeze(-1) - scores.unsqueeze(-2)) / temperature).sum(-1) - 0.5
+    torch.testing.assert_close(soft_rank(scores, relaxation), pairs, rtol=1e-9, atol=1e-8)
+    for k in {1, (n + 1) // 2, n}:
+        weights = soft_topk(scores, k, relaxation)
+        torch.testing.assert_close(weights.sum(-1), torch.full((2,), float(k), dtype=torch.float64))
+        assert ((weights >= 0) & (weights <= 1)).all()
+        below = soft_topk(scores, k, relaxation, largest=False)
+        torch.testing.assert_close(below, soft_topk(-scores, k, relaxation))
+    ordered = soft_sort(scores, relaxation)
+    expected = laplace((ordered.unsqueeze(-1) - scores.unsqueeze(-2)) / temperature).sum(-1)
+    torch.testing.assert_close(expected, (torch.arange(n) + 0.5).double().expand(2, n), rtol=1e-8, atol=1e-8)
+
+
+def test_the_matrix_is_doubly_stochastic_and_sorts():
+    scores, _, mask = ragged()
+    matrix = LaplaceSort(0.3).matrix(scores, mask=mask)
+    inside = torch.arange(6) < mask.sum(-1, keepdim=True)
+    torch.testing.assert_close(matrix.sum(-1), inside.double(), **CLOSE)
+    torch.testing.assert_close(matrix.sum(-2), mask.double(), **CLOSE)
+    sharp = LaplaceSort(1e-6).matrix(scores[2])
+    assert torch.equal(sharp.argmax(-1), scores[2].argsort())
+
+
+def test_masked_lists_and_derivatives():
+    scores, values, mask = ragged()
+    relaxation = LaplaceSort(0.4)
+    leaf = scores.clone().requires_grad_()
+    for function in (
+        lambda s, **options: soft_rank(s, relaxation, **options),
+        lambda s, **options: soft_topk(s, 1, relaxation, **options),
+    ):
+        found = function(leaf, mask=mask)
+        assert (found[~mask] == 0).all()
+        (gradient,) = torch.autograd.grad((found * torch.arange(6)).sum(), leaf)
+        assert (gradient[~mask] == 0).all()
+        for row in range(1, 7):
+            torch.testing.assert_close(found[row, mask[row]], function(scores[row, mask[row]]), **CLOSE)
+    loss = SortingLoss(relaxation)
+    alone = torch.stack([loss(s[m], v[m]) for s, v, m in zip(scores[1:], values[1:], mask[1:], strict=True)])
+    torch.testing.assert_close(loss(scores, values, mask)[1:], alone, **CLOSE)
+    hessian = torch.func.hessian(lambda s: loss._value(*loss._prepare(s[None], values[2:3]))[0])(scores[2])
+    torch.testing.assert_close(loss.expand(scores[2:3], values[2:3]).curvature, hessian, **CLOSE)
+    point = scores[2:4].nan_to_num() + 0.01 * torch.arange(6)
+    point.requires_grad_()
+    exists = mask[2:4]
+    for function in (
+        lambda s: soft_rank(s, relaxation, mask=exists),
+        lambda s: soft_topk(s, 2, relaxation, mask=exists),
+        lambda s: soft_sort(s, relaxation, mask=exists),
+        lambda s: SpearmanLoss(relaxation)(s, values[2:4], exists),
+        lambda s: loss(s, values[2:4], exists),
+    ):
+        assert torch.autograd.gradcheck(function, point, fast_mode=True)
+        assert torch.autograd.gradgradcheck(function, point, fast_mode=True)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("relaxation", [NeuralSort(1.0), SoftSort(0.1), SoftSort(0.1, 2)], ids=str)
+def test_rows_in_chunks_are_the_whole_matrix(relaxation, masked, monkeypatch):
+    generator = torch.Generator().manual_seed(0)
+    scores = torch.randn(3, 20, generator=generator, dtype=torch.float64)
+    scores[1, :5] = 0.2
+    mask = (torch.rand(3, 20, generator=generator) < 0.7) if masked else None
+    for function in (
+        lambda s: soft_sort(s, relaxation, mask=mask),
+        lambda s: soft_sort(s, relaxation, mask=mask, descending=True),
+        lambda s: soft_rank(s, relaxation, mask=mask, descending=True),
+        lambda s: soft_topk(s, 7, relaxation, mask=mask),
+        lambda s: soft_topk(s, 15, relaxation, mask=mask, largest=False),
+    ):
+        results = []
+        for cells in (2**24, 200):
+            monkeypatch.setattr(_row_chunks, "CELLS", cells)
+            monkeypatch.setattr(_row_chunks, "CHUNK", 200)
+            leaf = scores.clone().requires_grad_()
+            found = function(leaf)
+            (gradient,) = torch.autograd.grad((found * torch.linspace(0, 1, 20)).sum(), leaf, create_graph=True)
+            (second,) = torch.autograd.grad(gradient.square().sum(), leaf, retain_graph=True)
+            (quick,) = torch.autograd.grad((function(leaf) * torch.linspace(0, 1, 20)).sum(), leaf)
+            torch.testing.assert_close(quick, gradient.detach(), **CLOSE)
+            results.append((found.detach(), gradient.detach(), second))
+        torch.testing.assert_close(*results, **CLOSE)
+
+
+def test_an_error_says_what_suits_long_lists():
+    with pytest.raises(ArgumentError, match=r"n=50000 items need .* Use the algorithm 'laplace'"):
+        soft_rank(torch.zeros(50_000), SortingNetwork(None))
+    with pytest.raises(ArgumentError, match="or 'softsort' and 'neuralsort'"):
+        soft_rank(torch.zeros(2000), "logistic")
+    with pytest.raises(ArgumentError, match="laplace"):
+        SortingLoss("softsort")(torch.zeros(50_000), torch.zeros(50_000))
+
+
+@pytest.mark.slow
+def test_a_million_items():
+    scores = torch.randn(1_000_000, generator=torch.Generator().manual_seed(0), requires_grad=True)
+    for result in (soft_rank(scores, "laplace"), soft_topk(scores, 1000, "laplace"), soft_sort(scores, "laplace")):
+        (gradient,) = torch.autograd.grad(result.square().mean(), scores)
+        assert gradient.isfinite().all()
+    assert soft_topk(scores, 1000, "laplace").sum().item() == pytest.approx(1000, rel=1e-5)

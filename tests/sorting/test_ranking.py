@@ -1,0 +1,240 @@
+"""Grades, partial orders, several k, and the metrics of lists: against scikit-learn, scipy and brute force."""
+
+import math
+
+import pytest
+import torch
+from sorting_cases import make
+from test_masks import CLOSE, nested, ragged
+
+from newton_losses import ArgumentError, ShapeError
+from newton_losses.sorting import (
+    LaplaceSort,
+    ListNetLoss,
+    NDCGLoss,
+    PairwiseLogisticLoss,
+    PartialOrderLoss,
+    TopKLoss,
+    kendall,
+    listed_ranks,
+    mean_reciprocal_rank,
+    ndcg,
+    soft_rank,
+    spearman,
+    survival_ranks,
+    tied_ranks,
+)
+
+RELAXATIONS = ["neuralsort", "softsort", "logistic", "laplace"]
+
+
+def relaxation(name, sharpness=2.0):
+    return LaplaceSort(1 / sharpness) if name == "laplace" else make(name, sharpness)
+
+
+def graded(name, **options):
+    return [
+        NDCGLoss(relaxation(name), **options),
+        *([ListNetLoss(), PairwiseLogisticLoss()] if name == "softsort" and not options else []),
+    ]
+
+
+@pytest.mark.parametrize("options", [{}, {"k": 2}, {"gains": "linear", "discounts": 1 / torch.arange(1.0, 7.0)}])
+@pytest.mark.parametrize("name", RELAXATIONS)
+def test_graded_losses_of_a_masked_batch_are_those_of_its_lists(name, options):
+    scores, values, mask = ragged()
+    values[4] = 0
+    for loss in graded(name, **options):
+        leaf = scores.clone().requires_grad_()
+        found = loss(leaf, values, mask)
+        (gradient,) = torch.autograd.grad(found.sum(), leaf)
+        assert found[0] == 0
+        if isinstance(loss, NDCGLoss):
+            assert found[4] == 0
+            assert (gradient[4] == 0).all()
+        assert (gradient[~mask] == 0).all()
+        for row in range(1, 7):
+            alone = scores[row, mask[row]].requires_grad_()
+            single = loss
+            if options.get("k", 0) > len(alone):
+                single = NDCGLoss(relaxation(name), k=len(alone))
+            value = single(alone, values[row, mask[row]])
+            torch.testing.assert_close(found[row], value, **CLOSE)
+            torch.testing.assert_close(gradient[row, mask[row]], torch.autograd.grad(value, alone)[0], **CLOSE)
+        if not options:
+            torch.testing.assert_close(loss(nested(scores, mask), nested(values, mask)), found.detach())
+
+
+@pytest.mark.parametrize("name", RELAXATIONS)
+def test_the_sharp_ndcg_loss_is_one_minus_the_metric(name):
+    generator = torch.Generator().manual_seed(0)
+    scores = torch.randn(9, 7, generator=generator, dtype=torch.float64)
+    grades = torch.randint(0, 5, (9, 7), generator=generator)
+    for k in (None, 1, 3, 7):
+        loss = NDCGLoss(relaxation(name, 1e7), k=k)
+        torch.testing.assert_close(1 - loss(scores, grades), ndcg(scores, grades, k).double(), atol=1e-5, rtol=0)
+        assert loss(scores, grades).min() > -1e-12
+    huge = NDCGLoss(relaxation(name))(scores.float(), grades * 1000)
+    assert huge.isfinite().all()
+    assert (NDCGLoss(relaxation(name, 1e9))(grades + torch.arange(7) / 100, grades) < 1e-6).all()
+
+
+def test_metrics_are_those_of_scikit_learn_and_scipy():
+    metrics, stats = pytest.importorskip("sklearn.metrics"), pytest.importorskip("scipy.stats")
+    generator = torch.Generator().manual_seed(0)
+    for n in (2, 12):
+        scores = torch.randint(0, 6, (10, n), generator=generator) / 3.0
+        grades = torch.randint(0, 4, (10, n), generator=generator)
+        scores[1], grades[2] = 1.0, 2
+        mask = torch.rand(10, n, generator=generator) < 0.8
+        mask[:, :2] = True
+        for row in range(10):
+            s, g = scores[row, mask[row]], grades[row, mask[row]]
+            for k in (None, 1, 3):
+                if k is not None and k > len(s):
+                    continue
+                expected = metrics.ndcg_score(g[None].numpy(), s[None].double().numpy(), k=k)
+                found = ndcg(scores, grades, k, gains="linear", mask=mask)[row]
+                assert found.item() == pytest.approx(expected, abs=1e-6)
+                powers = (2**g - 1)[None].numpy()
+                assert ndcg(scores, grades, k, mask=mask)[row].item() == pytest.approx(
+                    metrics.ndcg_score(powers, s[None].double().numpy(), k=k), abs=1e-6
+                )
+            for ours, theirs in ((spearman, stats.spearmanr), (kendall, stats.kendalltau)):
+                constant = s.unique().numel() == 1 or g.unique().numel() == 1
+                expected = 0.0 if constant else theirs(s.numpy(), g.numpy()).statistic
+                assert ours(scores, grades, mask=mask)[row].item() == pytest.approx(expected, abs=1e-6)
+
+
+def test_mean_reciprocal_rank_and_the_empty_list():
+    scores = torch.tensor([[3.0, 2.0, 1.0], [1.0, 1.0, 0.0], [1.0, 2.0, 3.0], [1.0, 2.0, 3.0]])
+    grades = torch.tensor([[0, 2, 1], [1, 0, 0], [0, 0, 0], [1, 0, 0]])
+    mask = torch.tensor([[True] * 3, [True] * 3, [True] * 3, [True, False, False]])
+    assert mean_reciprocal_rank(scores, grades, mask=mask).tolist() == [0.5, 0.5, 0.0, 1.0]
+    assert mean_reciprocal_rank(scores, grades, k=1, mask=mask).tolist() == [0.0, 0.0, 0.0, 1.0]
+    nothing = torch.zeros_like(mask)
+    for metric in (ndcg, spearman, kendall, mean_reciprocal_rank):
+        assert metric(scores, grades, mask=nothing).tolist() == [0.0] * 4
+
+
+@pytest.mark.parametrize("name", RELAXATIONS)
+def test_partial_orders_against_the_matrix(name):
+    scores, _, mask = ragged()
+    times = torch.randint(1, 9, scores.shape, generator=torch.Generator().manual_seed(1)).double()
+    events = torch.rand(scores.shape, generator=torch.Generator().manual_seed(2)) < 0.6
+    lowest, highest = survival_ranks(times, events, mask=mask)
+    for descending in (False, True):
+        loss = PartialOrderLoss(relaxation(name), descending=descending)
+        leaf = scores.clone().requires_grad_()
+        found = loss(leaf, lowest, highest, mask)
+        (gradient,) = torch.autograd.grad(found.sum(), leaf)
+        assert found[0] == 0
+        assert (gradient[~mask] == 0).all()
+        for row in range(1, 7):
+            alone = scores[row, mask[row]]
+            columns = relaxation(name).matrix(alone, descending=descending)
+            columns = columns / columns.sum(-2, keepdim=True)
+            low, high = lowest[row, mask[row]], highest[row, mask[row]]
+            again = survival_ranks(times[row, mask[row]], events[row, mask[row]])
+            assert torch.equal(torch.stack(again), torch.stack((low, high)))
+            mass = [columns[a : b + 1, item].sum() for item, (a, b) in enumerate(zip(low, high, strict=True))]
+            torch.testing.assert_close(found[row], -torch.stack(mass).log().mean(), **CLOSE)
+        everything = loss(scores[2], torch.zeros(6, dtype=torch.int64), torch.full((6,), 5))
+        assert everything.abs() < 1e-12
+    leaf = scores[2:3].clone().requires_grad_()
+    bounds = lowest[2:3], highest[2:3]
+    assert torch.autograd.gradcheck(lambda s: PartialOrderLoss(relaxation(name))(s, *bounds), leaf, fast_mode=True)
+
+
+def test_ranks_of_ties_of_lists_and_of_survival():
+    values = torch.tensor([[2.0, 1.0, 2.0, 5.0]])
+    mask = torch.tensor([[True, True, True, False]])
+    low, high = tied_ranks(values, mask=mask)
+    assert (low[mask].tolist(), high[mask].tolist()) == ([1, 0, 1], [2, 0, 2])
+    low, high = listed_ranks(torch.tensor([[1, -1, 0, -1, -1]]))
+    assert (low.tolist(), high.tolist()) == ([[1, 2, 0, 2, 2]], [[1, 4, 0, 4, 4]])
+    # Every order that the censored times allow has its ranks within the bounds, and the bounds are reached.
+    times = torch.tensor([4.0, 1.0, 2.0, 3.0, 2.0])
+    events = torch.tensor([True, True, False, True, True])
+    low, high = survival_ranks(times, events)
+    reached = [set() for _ in times]
+    for beyond in (2.5, 3.5, 4.5):
+        actual = times.clone()
+        actual[2] = beyond
+        for item, rank in enumerate(actual.argsort().argsort().tolist()):
+            reached[item].add(rank)
+    assert [min(ranks) for ranks in reached] == low.tolist()
+    assert [max(ranks) for ranks in reached] == high.tolist()
+
+
+@pytest.mark.parametrize("name", RELAXATIONS)
+def test_several_k_and_preselection(name):
+    generator = torch.Generator().manual_seed(0)
+    scores = torch.randn(8, 9, generator=generator, dtype=torch.float64)
+    labels = torch.arange(8)
+    singles = {k: (-TopKLoss(k, relaxation(name))(scores, labels)).exp() for k in (1, 3, 5)}
+    mixed = TopKLoss({1: 2.0, 3: 1.0, 5: 1.0}, relaxation(name))(scores, labels)
+    torch.testing.assert_close(mixed, -(singles[1] / 2 + singles[3] / 4 + singles[5] / 4).log())
+    # With all items preselected nothing changes; with few, the rest is as if it did not exist.
+    torch.testing.assert_close(TopKLoss(3, relaxation(name), preselect=9)(scores, labels), -singles[3].log())
+    few = TopKLoss(2, relaxation(name, 30.0), preselect=5)(scores, labels)
+    kept = scores.scatter(-1, labels[:, None], torch.inf).topk(5).indices
+    mask = torch.zeros(8, 9, dtype=torch.bool).scatter(-1, kept, True)
+    if name != "logistic":  # a network depends on the order of its wires
+        torch.testing.assert_close(few, TopKLoss(2, relaxation(name, 30.0))(scores, labels, mask))
+    many = torch.randn(4, 20_000, generator=generator, requires_grad=True)
+    TopKLoss({1: 0.5, 5: 0.5}, relaxation(name), preselect=16)(many, labels[:4]).sum().backward()
+    assert many.grad.isfinite().all()
+    assert (many.grad != 0).sum() <= 64
+
+
+def test_errors_teach():
+    scores, grades = torch.zeros(2, 3), torch.ones(2, 3)
+    for call, error, words in (
+        (lambda: NDCGLoss(k=4)(scores, grades), ArgumentError, "k=4 of n=3 items"),
+        (lambda: NDCGLoss()(scores, -grades), ArgumentError, "relevance go down to -1. They must not be negative"),
+        (lambda: NDCGLoss(gains=lambda r: r - 5)(scores, grades), ArgumentError, "gains go down to -4"),
+        (lambda: NDCGLoss(gains="cubic"), ArgumentError, "'exponential', 'linear'"),
+        (lambda: NDCGLoss(discounts=torch.ones(2))(scores, grades), ShapeError, "2 discounts for lists of n=3"),
+        (lambda: NDCGLoss()(scores, grades[:, :2]), ShapeError, "relevance have shape"),
+        (lambda: ndcg(scores, grades, 0), ArgumentError, "at least 1"),
+        (lambda: TopKLoss({}), ArgumentError, "empty distribution"),
+        (lambda: TopKLoss({5: 1.0}, preselect=3), ArgumentError, "k=5 of 3 preselected"),
+        (lambda: TopKLoss({2: -1.0}), ArgumentError, "not a positive finite number"),
+    ):
+        with pytest.raises(error) as caught:
+            call()
+        assert words in str(caught.value)
+    loss = PartialOrderLoss("softsort")
+    for lowest, highest, words in (
+        ([0, 2, 1], [0, 1, 2], "above the highest rank of the same item"),
+        ([0, 1, 1], [0, 1, 3], "from 0 to one less than the number of items"),
+        ([0, 1, 1], [0, 1, 1], "contradict each other"),
+        ([0, 0, 0], [1, 1, 1], "contradict each other"),
+    ):
+        with pytest.raises(ArgumentError, match=words):
+            loss(torch.zeros(3), torch.tensor(lowest), torch.tensor(highest))
+    with pytest.raises(ArgumentError, match="whole numbers"):
+        loss(torch.zeros(3), torch.zeros(3), torch.zeros(3))
+    with pytest.raises(ArgumentError, match="Pass booleans"):
+        survival_ranks(torch.zeros(3), torch.ones(3))
+
+
+def test_long_lists_need_no_matrix():
+    """10⁵ items, of which a matrix would take 80 GB."""
+    n = 100_000
+    generator = torch.Generator().manual_seed(0)
+    scores = torch.randn(n, generator=generator, requires_grad=True)
+    grades = torch.randint(0, 5, (n,), generator=generator)
+    times = torch.rand(n, generator=generator)
+    low, high = tied_ranks(times)
+    for loss in (
+        NDCGLoss("laplace", k=10)(scores, grades),
+        PartialOrderLoss("laplace")(scores, low, high),
+        TopKLoss(10, "laplace")(scores, torch.tensor(3)),
+        soft_rank(scores, "laplace").std(),
+    ):
+        (gradient,) = torch.autograd.grad(loss, scores)
+        assert gradient.isfinite().all()
+        assert gradient.any()
+    assert math.isfinite(spearman(scores, times))
