@@ -39,7 +39,7 @@ def total_variances(loss: SmoothedLoss | FenchelYoungLoss, repetitions: int = 30
     wanted = cheapest(torch.randn(1, SIZE, generator=points, dtype=torch.float64))
     found = [loss.expand(y, wanted, curvature="hessian") for _ in range(repetitions)]
     gradient = torch.cat([e.gradient for e in found])
-    hessian = torch.stack([torch.as_tensor(e.curvature) for e in found])
+    hessian = torch.stack([e.curvature.dense() for e in found])
     return float(gradient.var(0).sum()), float(hessian.var(0).sum())
 
 

@@ -112,7 +112,7 @@ class FenchelYoungLoss(_Optimizing, EstimatedLoss):
     >>> loss(costs, torch.tensor([[0, 0, 1]])).sum().backward()
     >>> costs.grad.round()  # the third must get cheaper, the first more expensive
     tensor([[-1., -0., 1.]])
-    >>> loss.expand(costs, torch.tensor([[0, 0, 1]])).curvature.shape
+    >>> loss.expand(costs, torch.tensor([[0, 0, 1]])).curvature.dense().shape
     torch.Size([3, 3])
     """
 

@@ -41,7 +41,7 @@ def check_expansion(found: Any, y: Tensor, kind: str | None) -> None:
     if kind is None:
         assert found.curvature is None
         return
-    matrix = found.curvature if isinstance(found.curvature, Tensor) else found.curvature.dense()
+    matrix = found.curvature.dense()
     assert matrix.shape == (size, size)
     same(matrix, matrix.mT, 1e-5, "symmetry")
     good = torch.isfinite(y).reshape(count, -1).all(1) if y.numel() else torch.zeros(count, dtype=torch.bool)

@@ -78,7 +78,7 @@ def test_a_smoothed_step_is_unbiased(name, reduction, antithetic, quasi):
     assert_unbiased(torch.cat([e.value for e in found]), value, 0.02, "value")
     assert_unbiased(torch.cat([e.gradient for e in found]), gradient, 0.008, "gradient")
     if curvature is not None:
-        assert_unbiased(torch.stack([e.curvature for e in found]), hessian, 0.02, "hessian")
+        assert_unbiased(torch.stack([e.curvature.dense() for e in found]), hessian, 0.02, "hessian")
 
 
 @pytest.mark.parametrize(("reduction", "antithetic", "quasi"), CHOICES)
@@ -103,7 +103,7 @@ def test_a_smoothed_quadratic_under_gaussian_noise(reduction, antithetic, quasi)
     value = quadratic(point[None])[0] + 0.5**2 * matrix.trace() / 2
     assert_unbiased(torch.cat([e.value for e in found]), value, 0.05, "value")
     assert_unbiased(torch.cat([e.gradient for e in found]), matrix @ point + slope, 0.06, "gradient")
-    assert_unbiased(torch.stack([e.curvature for e in found]), matrix, 0.3, "hessian")
+    assert_unbiased(torch.stack([e.curvature.dense() for e in found]), matrix, 0.3, "hessian")
 
 
 def variances(reduction, antithetic=False, quasi=False, offset=3.0):
@@ -119,7 +119,7 @@ def variances(reduction, antithetic=False, quasi=False, offset=3.0):
     )
     found = expansions(loss, 200, 50, "hessian")
     gradient = torch.cat([e.gradient for e in found]).var(0).sum()
-    hessian = torch.stack([e.curvature for e in found]).var(0).sum()
+    hessian = torch.stack([e.curvature.dense() for e in found]).var(0).sum()
     return gradient, hessian
 
 
@@ -167,7 +167,7 @@ def test_variances_are_those_of_the_closed_forms(reduction, draws):
     assert_unbiased((jacobian - true).square(), wanted, 0.2 * float(wanted.max()), "variance of the Jacobian")
 
     # The curvature is the mean over the batch, so its variance is that of one sample over their number.
-    hessian = torch.stack([square.expand(y[:50]).curvature.squeeze() for _ in range(2000)])
+    hessian = torch.stack([square.expand(y[:50]).curvature.dense().squeeze() for _ in range(2000)])
     assert_unbiased(hessian, torch.tensor(2.0), 0.2, "Hessian of y²")
     wanted = torch.tensor(moments["hessian of y²"](draws) / 50)
     assert_unbiased((hessian - 2).square(), wanted, float(0.3 * wanted), "variance of the Hessian of y²")
@@ -255,4 +255,4 @@ def test_a_users_own_distribution():
     found = expansions(loss, 50, 1000, "hessian")
     assert_unbiased(torch.cat([e.value for e in found]), value, 0.02)
     assert_unbiased(torch.cat([e.gradient for e in found]), gradient, 0.008)
-    assert_unbiased(torch.stack([e.curvature for e in found]), hessian, 0.02)
+    assert_unbiased(torch.stack([e.curvature.dense() for e in found]), hessian, 0.02)

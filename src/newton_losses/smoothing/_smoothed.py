@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..curvature import CurvatureKind, Expansion, empirical_fisher, full_precision, widen
+from ..curvature import CurvatureKind, Expansion, as_curvature, empirical_fisher, full_precision, widen
 from ..errors import ArgumentError, ShapeError
 from ._black_box import Smoothed, estimated, flatten_from
 from ._draws import Noise
@@ -46,9 +46,9 @@ class EstimatedLoss(Smoothed):
     def expand(self, y: Tensor, *targets: Any, curvature: CurvatureKind | None = "hessian") -> Expansion:
         """The expansion at y: value `(N,)`, gradient `(N, m)` and the batch's curvature, all from the same draws.
 
-        "hessian" is the mean of the samples' estimated Hessians, `(m, m)`, symmetric and in general indefinite;
-        "fisher" is the empirical Fisher of the estimated gradients. Samples whose value or gradient is not finite are
-        left out of the curvature: one bad sample must not spoil the batch.
+        "hessian" is the mean of the samples' estimated Hessians, symmetric and in general indefinite; "fisher" is the
+        empirical Fisher of the estimated gradients. `curvature.dense()` is the `(m, m)` matrix.
+        Samples whose value or gradient is not finite are left out of it: one bad sample must not spoil the batch.
         """
         if curvature not in ("hessian", "fisher", None):
             raise ArgumentError(
@@ -59,7 +59,7 @@ class EstimatedLoss(Smoothed):
             value, gradient, mean_hessian = self._estimate(widen(y.detach()), targets, curvature == "hessian")
             keep = value.isfinite() & gradient.isfinite().all(-1)
             if curvature == "hessian":
-                return Expansion(value, gradient, mean_hessian(keep))
+                return Expansion(value, gradient, as_curvature(mean_hessian(keep)))
             return Expansion(value, gradient, empirical_fisher(gradient, keep) if curvature else None)
 
     def _estimate(self, y: Tensor, targets: tuple[Any, ...], with_hessian: bool) -> tuple[Tensor, Tensor, MeanHessian]:
@@ -93,7 +93,7 @@ class SmoothedLoss(EstimatedLoss):
     >>> outputs.grad.sign()  # raise the labelled output, lower the others
     tensor([[-1.,  1.,  1.],
             [ 1.,  1., -1.]])
-    >>> loss.expand(outputs, labels, curvature="hessian").curvature.shape
+    >>> loss.expand(outputs, labels, curvature="hessian").curvature.dense().shape
     torch.Size([3, 3])
     """
 
