@@ -147,7 +147,7 @@ def files(tmp_path):
 @pytest.mark.parametrize(
     ("words", "answer"),
     [
-        (("broken.py:loss", "-b", "good.pt"), "broken.py: line 1 is no Python (invalid syntax)."),
+        (("broken.py:loss", "-b", "good.pt"), "broken.py: line 1 is not valid Python (invalid syntax)."),
         (("lost.py:loss", "-b", "good.pt"), "lost.py: No module named 'no_such_module_anywhere'. Is it"),
         (("early.py:loss", "-b", "good.pt"), "early.py:loss: ZeroDivisionError: division by zero (early.py, line 2)."),
         (("early:loss", "-b", "good.pt"), "early:loss: ZeroDivisionError: division by zero (early.py, line 2)."),

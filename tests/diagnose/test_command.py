@@ -9,7 +9,7 @@ typer = pytest.importorskip("typer")
 import torch  # noqa: E402
 from typer.testing import CliRunner  # noqa: E402
 
-from newton_losses_bench.cli._diagnose import Report, diagnose  # noqa: E402
+from newton_losses_bench.cli._diagnose import Progress, Report, diagnose  # noqa: E402
 
 FILE = """
 import torch
@@ -22,6 +22,15 @@ def batch():
     return torch.randn(20, 3), torch.zeros(20, 3)
 
 nothing = 3
+
+def refuses(y, target):
+    if bool((y.abs() > 50).any()):
+        raise ValueError("costs out of range")
+    return (y - target).square().sum(1)
+
+def fails_in_backward(y, target):
+    y.register_hook(lambda gradient: 1 / 0) if y.requires_grad else None
+    return (y - target).square().sum(1)
 """
 
 
@@ -37,11 +46,11 @@ def run(tmp_path, monkeypatch):
 def test_a_file_and_a_module(run, tmp_path) -> None:
     text = run("my_losses.py:Squares", "--batch", "my_losses.py:batch")
     assert text.exit_code == 0, text.output
-    assert "One gradient step solves it" in text.output
+    assert "One gradient step on the outputs solves it" in text.output
     torch.save((torch.randn(8, 2), torch.zeros(8, 2)), tmp_path / "batch.pt")
     found = run("my_losses:Squares", "--batch", "batch.pt", "--json", "--plot", "picture.png")
     assert found.exit_code == 0, found.output
-    assert json.loads(found.output)["verdict"] == "no"
+    assert json.loads(found.stdout)["verdict"] in ("no", "open")
     assert (tmp_path / "picture.png").is_file()
 
 
@@ -51,7 +60,7 @@ def test_files_of_one_name_in_two_folders(run, tmp_path) -> None:
         (tmp_path / folder / "same.py").write_text(FILE.replace("20", str(samples)))
     found = run("a/same.py:Squares", "--batch", "b/same.py:batch", "--json")
     assert found.exit_code == 0, found.output
-    assert json.loads(found.output)["samples"] == 7
+    assert json.loads(found.stdout)["samples"] == 7
 
 
 def test_a_file_that_fails_is_run_again(run, tmp_path) -> None:
@@ -75,7 +84,7 @@ def test_a_file_that_fails_is_run_again(run, tmp_path) -> None:
         (("my_losses.py:Squares", "-b", "my_losses.py:batch", "--reduction", "men"), "mean, sum or none"),
     ],
 )
-def test_mistakes_are_told_in_a_sentence(run, arguments: tuple[str, ...], words: str) -> None:
+def test_mistakes_get_a_sentence(run, arguments: tuple[str, ...], words: str) -> None:
     found = run(*arguments)
     assert found.exit_code == 2
     assert words in " ".join(found.output.split())
@@ -85,7 +94,9 @@ def test_mistakes_are_told_in_a_sentence(run, arguments: tuple[str, ...], words:
     ("picture", "words"),
     [("bad.xyz", "is not supported"), ("nowhere/bad.png", "no folder nowhere"), (".", "this is a folder")],
 )
-def test_a_picture_that_cannot_be_written_is_told_before_the_work(run, monkeypatch, picture: str, words: str) -> None:
+def test_a_picture_that_cannot_be_written_is_refused_before_the_work(
+    run, monkeypatch, picture: str, words: str
+) -> None:
     monkeypatch.setattr(
         "newton_losses_bench.cli._diagnose.make_report", lambda *_, **__: pytest.fail("the work was done")
     )
@@ -101,5 +112,30 @@ def test_a_picture_that_fails_after_all_leaves_the_report(run, monkeypatch) -> N
     monkeypatch.setattr(Report, "plot", full)
     found = run("my_losses.py:Squares", "-b", "my_losses.py:batch", "--plot", "picture.png")
     assert found.exit_code == 2
-    assert "One gradient step solves it" in found.output
+    assert "One gradient step on the outputs solves it" in found.output
     assert "No space left on device" in found.output
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("refuses", "other outputs than yours (measuring: descent): ValueError: costs out of range (my_losses.py"),
+        ("fails_in_backward", "ZeroDivisionError: division by zero (my_losses.py"),
+    ],
+)
+def test_an_error_inside_the_loss_is_a_sentence(run, name: str, words: str) -> None:
+    """Also one that the given outputs do not show."""
+    found = run(f"my_losses.py:{name}", "-b", "my_losses.py:batch")
+    assert found.exit_code == 2, found.output
+    assert words in " ".join(found.output.split())
+    assert "Traceback" not in found.output
+
+
+def test_what_takes_long_shows_its_progress(run, monkeypatch) -> None:
+    monkeypatch.setattr(Progress, "PATIENCE", 0.0)
+    found = run("my_losses.py:Squares", "-b", "my_losses.py:batch")
+    stages = [line for line in found.stderr.splitlines() if line.startswith("measuring: ")]
+    assert any("first derivative" in line for line in stages)
+    assert "calls of the loss" in stages[-1]
+    assert "measuring" not in found.stdout
+    assert "measuring" not in run("my_losses.py:Squares", "-b", "my_losses.py:batch", "--json").stderr

@@ -1,16 +1,19 @@
 """A loss together with its targets, to be asked at other outputs, for fewer samples and in another precision.
 
-Asking is all that happens here; what the answers mean is in the modules of the single measurements.
+Asking is all that happens here: what the answers mean is in the other modules. Every call of a probe draws the same
+random numbers, so that a loss that draws noise is a fixed function until its `seed` is changed.
 """
 
 import contextlib
 import copy
 import operator
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+import random
+from collections.abc import Callable, Iterator, MutableMapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, TypeGuard
 
+import numpy
 import torch
 from torch import Tensor, nn
 
@@ -25,14 +28,34 @@ from ..curvature import (
     LowRank,
     Reduction,
     as_curvature,
+    check_loss,
     expand,
     finite,
-    full_precision,
     loss_values,
-    make_total,
+    name_of,
     resolve_reduction,
 )
-from ._targets import cast, picked
+from ..errors import ArgumentError
+
+# Called before each call of the loss: what is being measured, and how often the loss was called before.
+Progress = Callable[[str, int], None]
+
+# Samples whose values are compared with those that they have within the batch, or half of the batch.
+COMPARED = 4
+DIFFERS = "has other values than within it"
+
+
+class Counter:
+    """How often the loss was called, and what for."""
+
+    def __init__(self, progress: Progress | None = None) -> None:
+        self.progress = progress
+        self.stage, self.calls = "the loss itself", 0
+
+    def count(self) -> None:
+        if self.progress is not None:
+            self.progress(self.stage, self.calls)
+        self.calls += 1
 
 
 @dataclass(frozen=True)
@@ -43,6 +66,8 @@ class Probe:
     y: Tensor
     targets: tuple[Any, ...]
     reduction: Reduction | None
+    seed: int = 0
+    counter: Counter = field(default_factory=Counter, compare=False)
 
     @property
     def count(self) -> int:
@@ -56,54 +81,70 @@ class Probe:
     def size(self) -> int:
         return self.flat.shape[1]
 
-    @property
-    def spread(self) -> float:
-        """The standard deviation of all outputs, a scale for moves; 1 where all outputs are equal."""
-        found = float(self.flat.double().std(correction=0))
-        return found if found > 0 else 1.0
+    @cached_property
+    def scale(self) -> Tensor:
+        """The unit `(m,)` of moves: each output's standard deviation over the batch.
+
+        An output that is the same in all samples has that of all outputs together, or 1 if all outputs are equal.
+        """
+        flat = self.flat.double()
+        flat = torch.where(torch.isfinite(flat), flat, torch.nan)
+        together = flat[torch.isfinite(flat)]
+        common = float(together.std(correction=0)) if len(together) else 0.0
+        own = (flat - flat.nanmean(0)).square().nanmean(0).sqrt()
+        usable = torch.isfinite(own) & (own > 1e-12 * flat.abs().nan_to_num().amax(0)) & (own > 0)
+        return torch.where(usable, own, common if common > 0 else 1.0).to(self.y)
 
     def values(self, flat: Tensor) -> Tensor:
         """ℓᵢ `(N,)`. Those of a reduced loss are its mean, as one number without storage of its own."""
-        if not can_be_called(self.loss):
-            return loss_values(self.loss, flat.reshape(self.y.shape), *self.targets, reduction=self.reduction)
         # A loss that brings its own expansion often has cheaper values in its forward pass.
+        loss = _hidden(self.loss) if can_be_called(self.loss) else self.loss
         reduction = resolve_reduction(self.loss, self.reduction)
-        with torch.no_grad(), full_precision(flat):
-            return make_total(self.loss, self.y.shape, self.targets, reduction)(flat)[1]
+        with self._asked():
+            return loss_values(loss, flat.reshape(self.y.shape), *self.targets, reduction=reduction).detach()
 
     def expand(self, flat: Tensor, kind: CurvatureKind | None) -> Expansion:
-        outputs = flat.reshape(self.y.shape)
-        found = expand(self.loss, outputs, *self.targets, curvature=kind, reduction=self.reduction)
+        with self._asked():
+            outputs = flat.reshape(self.y.shape)
+            found = expand(self.loss, outputs, *self.targets, curvature=kind, reduction=self.reduction)
         # Parameters of the loss leave a graph that nobody wants here.
-        curvature = None if found.curvature is None else _detached(as_curvature(found.curvature))
-        return Expansion(found.value.detach(), found.gradient.detach(), curvature)
+        return Expansion(found.value.detach(), found.gradient.detach(), _detached(found.curvature))
+
+    @contextlib.contextmanager
+    def _asked(self) -> Iterator[None]:
+        self.counter.count()
+        _seed_all(self.loss, self.seed, self.y.device)
+        yield
 
     @cached_property
     def here(self) -> Expansion:
-        """Values and gradients at the outputs themselves: asked for by most measurements, computed once."""
+        """Values and gradients at the outputs themselves: most measurements need them, computed once."""
         return self.expand(self.flat, None)
 
     def gradient(self, flat: Tensor) -> Tensor:
         return self.expand(flat, None).gradient
 
     def part(self, samples: int) -> "Probe":
-        """The same for at most so many samples, evenly spread over the batch."""
-        if samples >= self.count:
-            return self
-        return self._picked(self.places(samples))
+        """The same for at most that many samples, evenly spread over the batch."""
+        return self if samples >= self.count else self._picked(self.places(samples))
 
     def places(self, samples: int) -> Tensor:
         """Where in the batch the samples of a part are."""
         return torch.linspace(0, self.count - 1, max(samples, 1), device=self.y.device).round().long()
 
     def finite(self) -> "Probe":
-        """The same for the samples with a finite value and gradient; for all where there is none."""
+        """The same for the samples with a finite value and gradient; for all if there are none."""
         kept = finite(self.here)
         return self._picked(kept.nonzero()[:, 0]) if bool(kept.any()) and not bool(kept.all()) else self
 
     def at(self, index: int) -> "Probe":
         """One sample alone."""
         return self._picked(torch.tensor([index], device=self.y.device))
+
+    def beside(self, seed: int) -> "Probe":
+        """The same at outputs a thousandth of their scale away: what was at a kink or a tie is not any more."""
+        drawn = torch.randn(self.flat.shape, generator=torch.Generator().manual_seed(seed)).to(self.y)
+        return replace(self, y=(self.flat + 1e-3 * self.scale * drawn).reshape(self.y.shape))
 
     def _picked(self, chosen: Tensor) -> "Probe":
         targets = tuple(picked(target, chosen, self.count) for target in self.targets)
@@ -116,15 +157,13 @@ class Probe:
             loss = copy.deepcopy(loss).to(dtype)
         y, targets = self.y.to(dtype), tuple(cast(target, dtype) for target in self.targets)
         same = loss is self.loss and y is self.y and all(map(operator.is_, targets, self.targets))
-        return self if same else Probe(loss, y, targets, self.reduction)
+        return self if same else replace(self, loss=loss, y=y, targets=targets)
 
 
-def _detached(form: Curvature) -> Curvature:
-    if isinstance(form, Dense):
-        return replace(form, matrix=form.matrix.detach(), mean=None)
-    if isinstance(form, LowRank):
-        return replace(form, factor=form.factor.detach(), scale=None if form.scale is None else form.scale.detach())
-    return replace(form, function=lambda rows: form.function(rows).detach())
+def curvature_of(expansion: Expansion) -> Curvature:
+    """The curvature of an expansion that was asked for with one."""
+    assert expansion.curvature is not None
+    return as_curvature(expansion.curvature)
 
 
 def can_be_called(loss: object) -> TypeGuard[Loss]:
@@ -137,22 +176,30 @@ def is_reduced(values: Tensor) -> bool:
     return len(values) > 1 and values.stride() == (0,)
 
 
-def owned_generators(loss: object) -> list[torch.Generator]:
-    parts = loss.modules() if isinstance(loss, nn.Module) else [loss]
-    return [own for part in parts if isinstance(own := getattr(part, "generator", None), torch.Generator)]
+def mean_finite(values: Tensor) -> float:
+    kept = values.detach()[torch.isfinite(values)]
+    return float(kept.double().mean()) if len(kept) else float("nan")
 
 
-@contextlib.contextmanager
-def undisturbed(loss: object, device: torch.device) -> Iterator[None]:
-    """Leave the global random state, and the generators that the loss owns, as they were."""
-    owned = owned_generators(loss)
-    states = [generator.get_state() for generator in owned]
-    with seeded(0, device):
-        try:
-            yield
-        finally:
-            for generator, state in zip(owned, states, strict=True):
-                generator.set_state(state)
+def _hidden(loss: Loss) -> Loss:
+    """The loss without its `expand`, under its own name in errors."""
+
+    def call(y: Tensor, *targets: Any) -> Tensor:
+        return loss(y, *targets)
+
+    call.__name__ = name_of(loss)
+    return call
+
+
+def _detached(found: Curvature | Tensor | None) -> Curvature | None:
+    if found is None:
+        return None
+    form = as_curvature(found)
+    if isinstance(form, Dense):
+        return replace(form, matrix=form.matrix.detach(), mean=None)
+    if isinstance(form, LowRank):
+        return replace(form, factor=form.factor.detach(), scale=None if form.scale is None else form.scale.detach())
+    return replace(form, function=lambda rows: form.function(rows).detach())
 
 
 def _stored(module: nn.Module) -> Iterator[Tensor]:
@@ -160,12 +207,183 @@ def _stored(module: nn.Module) -> Iterator[Tensor]:
     yield from module.buffers()
 
 
-def thinned(seconds: float, calls: int, budget: float, count: int, least: int = 2) -> int:
-    """How many of `count` samples to take so that `calls` calls, of `seconds` for all, stay within the budget."""
-    affordable = int(count * budget / max(seconds * calls, 1e-9))
-    return min(count, max(least, affordable))
+# Random numbers -----------------------------------------------------------------------------------------------------
 
 
-def mean_finite(values: Tensor) -> float:
-    kept = values.detach()[torch.isfinite(values)]
-    return float(kept.double().mean()) if len(kept) else float("nan")
+def _owned_generators(loss: object) -> list[torch.Generator]:
+    """Those that the loss keeps as an attribute `generator`, in itself or its modules, or closes over."""
+    parts = list(loss.modules()) if isinstance(loss, nn.Module) else [loss]
+    kept = [getattr(part, "generator", None) for part in parts]
+    kept += [cell.cell_contents for cell in getattr(loss, "__closure__", None) or () if _is_filled(cell)]
+    return [one for one in kept if isinstance(one, torch.Generator)]
+
+
+def _is_filled(cell: Any) -> bool:
+    try:
+        return cell.cell_contents is not None
+    except ValueError:  # a name that is bound later
+        return False
+
+
+def _seed_all(loss: object, seed: int, device: torch.device) -> None:
+    torch.default_generator.manual_seed(seed)
+    if device.type == "cuda":
+        index = torch.cuda.current_device() if device.index is None else device.index
+        torch.cuda.default_generators[index].manual_seed(seed)
+    for generator in _owned_generators(loss):
+        generator.manual_seed(seed)
+    numpy.random.seed(seed)  # noqa: NPY002 — what a user's loss draws from
+    random.seed(seed)
+
+
+@contextlib.contextmanager
+def undisturbed(loss: object, device: torch.device) -> Iterator[None]:
+    """Leave every random state as it was: torch's, NumPy's, Python's, and the generators that the loss owns.
+
+    On one thread: sums in another order would send a loss with plateaus to another one.
+    """
+    owned = _owned_generators(loss)
+    states = [generator.get_state() for generator in owned]
+    numpys, pythons, threads = numpy.random.get_state(), random.getstate(), torch.get_num_threads()  # noqa: NPY002
+    with seeded(0, device):
+        try:
+            torch.set_num_threads(1)
+            yield
+        finally:
+            torch.set_num_threads(threads)
+            numpy.random.set_state(numpys)  # noqa: NPY002
+            random.setstate(pythons)
+            for generator, state in zip(owned, states, strict=True):
+                generator.set_state(state)
+
+
+def draws_noise(probe: Probe) -> bool:
+    """Whether the loss gives another answer with other random numbers, or just when it is asked again."""
+    first = probe.here
+    others = (replace(probe, seed=seed).expand(probe.flat, None) for seed in (0, 1, 2, 3))
+    return not all(_same(first.value, o.value) and _same(first.gradient, o.gradient) for o in others)
+
+
+def _takes_random_numbers(probe: Probe) -> bool:
+    """Whether a call moves a random state on; few draws can give the same whole numbers by chance."""
+
+    def states() -> list[str]:
+        gpu = [torch.cuda.get_rng_state(probe.y.device)] if probe.y.is_cuda else []
+        own = [generator.get_state() for generator in _owned_generators(probe.loss)]
+        torchs = [str(state.tolist()) for state in (torch.get_rng_state(), *gpu, *own)]
+        return [*torchs, str(numpy.random.get_state()), str(random.getstate())]  # noqa: NPY002
+
+    _seed_all(probe.loss, probe.seed, probe.y.device)
+    before = states()
+    probe.values(probe.flat)  # seeds alike before it calls
+    return before != states() or draws_noise(probe)
+
+
+def _same(first: Tensor, second: Tensor) -> bool:
+    return torch.equal(first.nan_to_num(), second.nan_to_num())
+
+
+# Targets for fewer samples and in another precision -----------------------------------------------------------------
+
+
+def picked(target: Any, chosen: Tensor, count: int) -> Any:
+    """The target of the `chosen` ones of `count` samples. What has one entry per sample is known by its length alone.
+
+    >>> picked({"rank": torch.arange(3), "names": ["a", "b", "c"], "top": 2}, torch.tensor([0, 2]), 3)
+    {'rank': tensor([0, 2]), 'names': ['a', 'c'], 'top': 2}
+    """
+
+    def pick(part: Any) -> Any:
+        if isinstance(part, Tensor) and _has_rows(part, count):
+            return part[chosen.to(part.device)]
+        if isinstance(part, numpy.ndarray) and _has_rows(part, count):
+            return part[chosen.cpu().numpy()]
+        # A pair of tensors for two samples each is not a list of two samples.
+        if type(part) in (list, tuple) and len(part) == count and not all(_has_rows(one, count) for one in part):
+            return type(part)(part[index] for index in chosen.tolist())
+        return part
+
+    return _changed(target, pick)
+
+
+def cast(target: Any, dtype: torch.dtype) -> Any:
+    """The same target with its floating tensors and arrays of that type; itself if there is nothing to change."""
+
+    def convert(part: Any) -> Any:
+        if isinstance(part, Tensor) and part.is_floating_point():
+            return part.to(dtype)
+        if isinstance(part, numpy.ndarray) and part.dtype.kind == "f":
+            return part.astype(torch.empty(0, dtype=dtype).numpy().dtype, copy=False)
+        return part
+
+    return _changed(target, convert)
+
+
+def _has_rows(part: Any, count: int) -> bool:
+    return isinstance(part, Tensor | numpy.ndarray) and part.ndim > 0 and part.shape[0] == count
+
+
+def _changed(target: Any, change: Callable[[Any], Any]) -> Any:
+    """`change` for the target or, where it leaves that as it is, for all that is within."""
+    done = change(target)
+    if done is not target:
+        return done
+    if isinstance(target, MutableMapping):
+        inside = {key: _changed(value, change) for key, value in target.items()}
+        if all(inside[key] is value for key, value in target.items()):
+            return target
+        rebuilt = copy.copy(target)
+        rebuilt.update(inside)
+        return rebuilt
+    if isinstance(target, list | tuple):
+        entries = [_changed(entry, change) for entry in target]
+        if all(map(operator.is_, entries, target)):
+            return target
+        return getattr(type(target), "_make", type(target))(entries)  # a named tuple takes no list
+    return target
+
+
+def check_parts(probe: Probe) -> None:
+    """Raise where a few samples, with the targets picked for them, differ from what they are within the batch.
+
+    Something that all samples share was cut then, or something of each was not. Every other measurement relies on it.
+    The whole batch is asked first, so that errors of the loss name the shapes that the caller knows.
+    """
+    whole = probe.values(probe.flat)
+    samples = min(COMPARED, probe.count // 2)
+    fault = _fault(probe, whole, samples) if samples else None
+    if fault is None or (fault == DIFFERS and _takes_random_numbers(probe)):
+        return
+    if can_be_called(probe.loss):  # a loss that mixes its samples, or does without them, has another fault
+        check_loss(probe.loss, probe.y, *probe.targets, reduction=probe.reduction)
+    if fault == DIFFERS and _is_rounding(probe, samples):
+        return
+    raise ArgumentError(
+        f"diagnose asks for fewer samples than the batch of {probe.count}, and for {samples} of them the loss {fault}: "
+        "a target has one entry per sample (a tensor, an array or a list, also within dicts and tuples). What all "
+        "samples share, such as a table of prototypes, belongs in the loss itself: a closure or a module."
+    )
+
+
+def _fault(probe: Probe, whole: Tensor, samples: int) -> str | None:
+    """What is wrong with the loss of a few samples alone; of a reduced one only that it fails."""
+    part = probe.part(samples)
+    try:
+        alone = part.values(part.flat)
+    except Exception as error:  # the loss is the caller's, and may raise anything
+        return f"fails ({type(error).__name__}: {str(error).partition(chr(10))[0].rstrip('.')})"
+    if is_reduced(whole):
+        return None
+    size = whole[torch.isfinite(whole)].abs()
+    tolerance = float(size.amax()) * torch.finfo(whole.dtype).eps ** 0.5 if len(size) else 0.0
+    same = torch.allclose(whole[probe.places(samples)], alone, rtol=0.0, atol=tolerance, equal_nan=True)
+    return None if same else DIFFERS
+
+
+def _is_rounding(probe: Probe, samples: int) -> bool:
+    """Whether the values agree in float64."""
+    try:
+        wide = probe.to(torch.float64)
+        return wide is not probe and _fault(wide, wide.values(wide.flat), samples) is None
+    except Exception:  # a loss that holds float32 tensors
+        return False

@@ -1,30 +1,33 @@
-"""What `diagnose` returns: the verdict and everything it was drawn from."""
+"""What `diagnose` returns: the verdict and everything it was drawn from, as data, as text and as a picture."""
 
 import math
+import textwrap
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from os import PathLike
 from typing import Any
 
-from ._cost import Cost
-from ._derivatives import Derivatives
+from ..errors import ArgumentError
+from ._derivatives import Derivatives, Precision
 from ._descent import Descent
-from ._gradients import Gradients
-from ._noise import Noise
-from ._precision import Precision
-from ._spectrum import Spectra
-from ._verdict import Recommendation, Verdict
+from ._measurements import Gradients, Noise, Spectra
+from ._verdict import HEADLINES, NOTHING_TO_MEASURE, Recommendation, Verdict
+
+WIDTH = 100
+KINDS = {"fisher": "Fisher", "hessian": "Hessian"}
 
 
 @dataclass(frozen=True)
 class Report:
-    """The verdict on a loss at a user's outputs.
+    """What is wrong with a loss at a user's outputs, and what a Newton loss would do there.
 
-    - `verdict`: "yes" (a Newton loss is worth trying), "no" (nothing for it to repair) or "fix" (something is
-      wrong with the loss itself: mend that and diagnose again; or these outputs are at a minimum or on a plateau).
+    - `verdict`: "fix" (something is wrong with the loss itself, or these outputs are at a minimum or on a plateau),
+      "yes" or "no" (a Newton loss is expected to help, or not to), "open" (the measurements do not tell).
     - `reasons`: sentences, the deciding one first.
-    - `recommendation`: arguments for `NewtonLoss` where the verdict is "yes".
-    - The measurements: `gradients`, `precision`, `derivatives`, `noise`, `spectra`, `descent`, `cost`; `None`
-      where one was not possible or had no meaning, and `separable` tells whether the samples stay apart.
+    - `recommendation`: arguments for `NewtonLoss` if the verdict is "yes".
+    - The measurements: `gradients`, `precision`, `derivatives`, `noise`, `spectra`, `descent`; `None` if one was not
+      possible or had no meaning. `separable` tells whether the loss keeps the samples of a batch apart, `calls` how
+      often the loss was called.
 
     `str(report)` is a text for people, `to_dict()` plain data for programs, `plot(path)` a picture.
     """
@@ -42,12 +45,10 @@ class Report:
     noise: Noise | None = None
     spectra: Spectra | None = None
     descent: Descent | None = None
-    cost: Cost | None = None
+    calls: int = 0
 
     def __str__(self) -> str:
-        from ._text import as_text
-
-        return as_text(self)
+        return "\n".join(_lines(self))
 
     def to_dict(self) -> dict[str, Any]:
         """All of it as dictionaries, lists, numbers and strings; what is not finite becomes `None`."""
@@ -55,10 +56,11 @@ class Report:
         return plain
 
     def plot(self, path: str | PathLike[str]) -> None:
-        """Write a picture (of the type of the path's ending) of spectrum, gradient norms and losses along lines."""
-        from ._picture import draw
+        """Write a picture of the eigenvalues, the gradient norms and the losses along lines; needs matplotlib.
 
-        draw(self, path)
+        The path's ending chooses the format.
+        """
+        _draw(self, path)
 
 
 def _plain(value: Any) -> Any:
@@ -67,3 +69,174 @@ def _plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_plain(one) for one in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+# Text ---------------------------------------------------------------------------------------------------------------
+
+
+def _lines(report: Report) -> Iterator[str]:
+    yield f"{report.loss} at {report.samples} samples of {report.outputs} outputs"
+    yield _headline(report)
+    for reason in report.reasons:
+        yield textwrap.fill(reason, WIDTH, initial_indent="  - ", subsequent_indent="    ")
+    if report.recommendation is not None:
+        yield f"  {report.recommendation}"
+        yield f"  (λ = {report.recommendation.damping_here:.3g} at these outputs)"
+    for title, found in (("What a Newton loss would change", _effects(report)), ("Measured", _facts(report))):
+        for number, (name, text) in enumerate(found):
+            if number == 0:
+                yield title
+            yield textwrap.fill(text, WIDTH, initial_indent=f"  {name:21}", subsequent_indent=" " * 23)
+
+
+def _headline(report: Report) -> str:
+    """That of the verdict, unless nothing is wrong but where the loss was looked at."""
+    level = report.descent is not None and math.isnan(report.descent.solved)
+    return NOTHING_TO_MEASURE if level and len(report.reasons) == 1 else HEADLINES[report.verdict]
+
+
+def _effects(report: Report) -> Iterator[tuple[str, str]]:
+    descent = report.descent
+    if report.verdict == "fix" or descent is None:
+        return
+    yield (
+        "normalises the batch",
+        f"gradients differ by {descent.batches:.0%} from batch to batch, shrink to {descent.fades:.0%} in one step",
+    )
+    for label, text, explained in (
+        ("clips samples softly", "{clipped:.2g} times", "(the largest tenth of the gradients, against the median)"),
+        ("turns directions", "{turned:.0f}°", "(the angle between step and gradient)"),
+        ("leads further down", "{lead:.2f} times", "as far as the gradient (best point on the line)"),
+    ):
+        found = [
+            f"{KINDS[one.curvature]} " + text.format(clipped=one.clipped, turned=one.turned, lead=descent.lead(one))
+            for one in descent.candidates
+        ]
+        yield label, f"{', '.join(found)} {explained}"
+
+
+def _facts(report: Report) -> Iterator[tuple[str, str]]:
+    if report.gradients is None or report.gradients.norms:
+        yield "samples apart", "yes" if report.separable else "no"
+    yield from _gradient_facts(report)
+    yield from _derivative_facts(report)
+    yield from _curvature_facts(report)
+    if report.calls:
+        yield "calls of the loss", f"{report.calls}"
+
+
+def _gradient_facts(report: Report) -> Iterator[tuple[str, str]]:
+    gradients, precision, noise = report.gradients, report.precision, report.noise
+    if gradients is not None and not gradients.norms:
+        yield "gradient norms", "of no sample finite"
+    elif gradients is not None:
+        yield (
+            "gradient norms",
+            f"min {gradients.minimum:.2g}, median {gradients.median:.2g}, p99 {gradients.p99:.2g}, "
+            f"max {gradients.maximum:.2g}; vanishing {gradients.vanishing:.0%}, exploding {gradients.exploding:.0%}",
+        )
+    if precision is not None:
+        yield "float32", f"gradient off by {precision.error:.1e} (median) from float64; {precision.wrong:.0%} wrong"
+    if noise is not None:
+        hessian = "–" if noise.hessian is None else f"{noise.hessian:.2g}"
+        yield "noise over signal", f"gradient of a sample {noise.gradient:.2g}, mean Hessian {hessian}"
+
+
+def _derivative_facts(report: Report) -> Iterator[tuple[str, str]]:
+    found = report.derivatives
+    if found is None:
+        return
+
+    def checked(state: str, error: float | None) -> str:
+        if state == "missing":
+            return "an operator has no rule for it"
+        if error is None or state in ("unchecked", "expensive"):
+            return {"expensive": "not looked at: too many outputs"}.get(state, state)
+        if state == "right":
+            return f"right, agrees with finite differences to {max(error, 1e-9):.0e}"
+        return f"{state}, off by {error:.0%} from finite differences"
+
+    yield "first derivative", checked(found.first, found.first_error)
+    yield "second derivative", checked(found.second, found.second_error)
+    if found.kinks is not None:
+        jumps = "not looked for" if found.jumps is None else f"{found.jumps:.0%}"
+        yield "smoothness", f"samples with a jump nearby: {jumps}, with a kink: {found.kinks:.0%}"
+
+
+def _curvature_facts(report: Report) -> Iterator[tuple[str, str]]:
+    if report.spectra is not None:
+        for name, found in (("mean Hessian", report.spectra.hessian), ("empirical Fisher", report.spectra.fisher)):
+            if found is not None:
+                yield (
+                    name,
+                    f"eigenvalues {found.smallest:.2g} to {found.largest:.2g}, rank {found.rank}, "
+                    f"condition {_number(found.condition)}, negative {found.negative_share:.0%}",
+                )
+    if report.descent is not None:
+        yield (
+            "mean loss",
+            f"{report.descent.start:.4g}; after one gradient step {report.descent.gradient.best:.4g}, "
+            f"at the lowest point tried {report.descent.best:.4g}",
+        )
+
+
+def _number(value: float) -> str:
+    return f"{value:.2g}" if math.isfinite(value) else "–"
+
+
+# Picture ------------------------------------------------------------------------------------------------------------
+
+
+def _draw(report: Report, path: str | PathLike[str]) -> None:
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise ArgumentError("Report.plot needs matplotlib: pip install matplotlib") from None
+    figure = Figure(figsize=(13, 4.2), layout="constrained")
+    spectrum, norms, lines = figure.subplots(1, 3)
+    _draw_spectrum(report, spectrum)
+    _draw_norms(report, norms)
+    _draw_lines(report, lines)
+    figure.suptitle(f"{report.loss}: {_headline(report)}")
+    figure.savefig(path, dpi=150)
+
+
+def _draw_spectrum(report: Report, axes: Any) -> None:
+    axes.set(title="Eigenvalues of the curvatures", xlabel="index", ylabel="eigenvalue")
+    axes.axhline(0, color="0.8", linewidth=1)
+    if report.spectra is None:
+        return
+    shown = [("mean Hessian", report.spectra.hessian, "o"), ("empirical Fisher", report.spectra.fisher, "s")]
+    for name, found, marker in shown:
+        if found is not None:
+            axes.plot(range(1, len(found.values) + 1), found.values, marker, markersize=4, label=name)
+    largest = max(abs(v) for _, found, _ in shown if found is not None for v in found.values)
+    # Both signs and several decades. Linear only around zero, up to a power of ten: below it, labels would collide.
+    axes.set_yscale("symlog", linthresh=10.0 ** (math.ceil(math.log10(max(largest, 1e-300))) - 3))
+    axes.yaxis.get_major_locator().set_params(numticks=8)
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.legend()
+
+
+def _draw_norms(report: Report, axes: Any) -> None:
+    axes.set(title="Gradient norms", xlabel="sample, sorted", ylabel="norm of a sample's gradient")
+    if report.gradients is None or not report.gradients.norms:
+        return
+    axes.plot(report.gradients.norms, ".", markersize=4)
+    if report.gradients.maximum > 0:
+        axes.set_yscale("log")
+
+
+def _draw_lines(report: Report, axes: Any) -> None:
+    axes.set(title="Loss along directions", xlabel="move, in units of the outputs", ylabel="mean loss", xscale="log")
+    descent = report.descent
+    if descent is None:
+        return
+    for line, style in zip([descent.gradient, *(c.line for c in descent.candidates)], ("-", "--", ":"), strict=False):
+        axes.plot(line.moves, line.losses, style, label=KINDS.get(line.name, line.name))
+    # Far along a line a loss may be astronomical; what matters is below the start.
+    height = descent.start - descent.best
+    if height > 0:
+        axes.set_ylim(descent.best - 0.1 * height, descent.start + 0.3 * height)
+    axes.axhline(descent.start, color="0.8", linewidth=1)
+    axes.legend(loc="lower left")

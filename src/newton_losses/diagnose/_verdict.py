@@ -1,53 +1,53 @@
-"""From measurements to a verdict in plain words, a variant and a damping. Only judging happens here."""
+"""From measurements to what is said about them: faults, reasons, and what to expect of a Newton loss.
+
+Only judging happens here. What is expected follows `benchmarks/catalogue.py`, where small networks were trained.
+"""
 
 import math
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from ..curvature import CurvatureKind, NormalizedDamping
-from ._derivatives import Derivatives
-from ._descent import Candidate, Descent
-from ._gradients import LOSS_TO_BLAME, Gradients
-from ._noise import NOISE, Noise
-from ._precision import Precision
-from ._spectrum import Spectra
+from ..curvature import CurvatureKind
+from ._derivatives import Derivatives, Precision
+from ._descent import Descent
+from ._measurements import LOSS_TO_BLAME, NOISE, Gradients, Noise, Spectra
 
-Verdict = Literal["yes", "no", "fix"]
+Verdict = Literal["yes", "no", "fix", "open"]
 
-# One gradient step counts as solving the loss when it takes this share of the decrease that is to be had.
+HEADLINES: dict[Verdict, str] = {
+    "yes": "A Newton loss is expected to help.",
+    "no": "A Newton loss is not expected to make a difference.",
+    "open": "No fault found. Whether a Newton loss helps, the measurements do not tell.",
+    "fix": "Fix the loss first.",
+}
+NOTHING_TO_MEASURE = "Nothing to measure here: take other outputs."
+
+# One gradient step counts as solving the loss if it takes this share of the decrease that is to be had.
 SOLVED = 0.95
-# Directions whose decrease differs by less than this are equal; the simpler then is recommended.
-TIE = 0.05
-# Samples from which a damping other than the default is believed, and how many will do where they are the whole batch.
-ENOUGH, ENOUGH_OF_ALL = 16, 8
+# Shares of samples that are worth a word.
+SOME = 0.05
 
 _STABLE = 'Use numerics="stable", the same loss in log space.'
 
 
 @dataclass(frozen=True)
 class Recommendation:
-    """Arguments for `NewtonLoss`; `damping_here` is the λ that the rule gives at the diagnosed outputs."""
+    """Arguments for `NewtonLoss`; `damping_here` is the λ of its default damping at the diagnosed outputs."""
 
     curvature: CurvatureKind
-    damping: NormalizedDamping
     damping_here: float
 
-    @property
-    def is_default(self) -> bool:
-        """Whether the damping is the one of `NewtonLoss` without any: it is, unless another direction leads lower."""
-        return self.damping == NormalizedDamping()
-
     def __str__(self) -> str:
-        rule = "" if self.is_default else f", damping=nl.NormalizedDamping({self.damping.factor:g})"
-        return f'nl.NewtonLoss(loss, curvature="{self.curvature}"{rule})'
+        return f'nl.NewtonLoss(loss, curvature="{self.curvature}")'
 
 
 @dataclass(frozen=True)
 class Facts:
     """Everything measured, or `None` where it could not be; `batch` is how many finite samples were given."""
 
-    batch: int = ENOUGH
+    batch: int
     reference_numerics: bool = False
     where_to_look: str = LOSS_TO_BLAME
     gradients: Gradients | None = None
@@ -63,13 +63,14 @@ def judge(facts: Facts) -> tuple[Verdict, tuple[str, ...], Recommendation | None
     faults = tuple(_faults(facts))
     if faults:
         return "fix", faults, None
-    solved = facts.descent is not None and facts.descent.solved >= SOLVED
-    chosen = None if solved else recommend(facts)
-    return "no" if solved else "yes", (*_criteria(facts), *_remarks(facts, chosen)), chosen
+    return "open", (*_criteria(facts), *_remarks(facts)), None
+
+
+# Faults -------------------------------------------------------------------------------------------------------------
 
 
 def _faults(facts: Facts) -> Iterator[str]:
-    """What has to be mended before anything else means something."""
+    """What has to be fixed before anything else means something."""
     if facts.precision is not None and facts.precision.broken:
         yield _broken_numerics(facts.precision, facts.reference_numerics)
     elif facts.derivatives is not None and facts.derivatives.first == "wrong":
@@ -77,13 +78,15 @@ def _faults(facts: Facts) -> Iterator[str]:
     if facts.gradients is not None and facts.gradients.nonfinite > 0.01:
         yield (
             f"{facts.gradients.nonfinite:.0%} of the samples have no finite loss or gradient. A Newton loss leaves "
-            f"them out, so they teach nothing; {facts.where_to_look}."
+            f"them out, so nothing is learned from them; {facts.where_to_look}."
         )
-    if facts.noise is not None and facts.noise.gradient >= _averaged_out(facts):
+    # Independent noise of N samples falls by √N, and many small steps average the rest.
+    if facts.noise is not None and facts.noise.gradient >= NOISE * math.sqrt(max(facts.batch, 1)):
+        averaged = "in a batch of one sample" if facts.batch == 1 else f"averaged over {facts.batch} samples"
         yield (
-            f"The estimate is noise: between two calls a sample's gradient differs by {facts.noise.gradient:.1f} times "
-            f"its own size, and {_averages(facts.batch)} not even half of a step would be signal. "
-            f"{_more(facts.noise.gradient)} would bring that to a half of the gradient."
+            f"The estimate is noise: between two calls a sample's gradient differs by {_times(facts.noise.gradient)} "
+            f"its own size, and {averaged} less than half of a step would be signal. "
+            f"{_more(facts.noise.gradient)} would bring that to half of the gradient."
         )
     if facts.descent is not None and math.isnan(facts.descent.solved):
         yield (
@@ -92,35 +95,36 @@ def _faults(facts: Facts) -> Iterator[str]:
         )
 
 
-def _averaged_out(facts: Facts) -> float:
-    """Up to which noise over signal of one sample a batch's mean has more signal than noise.
-
-    Independent noise of N samples falls by √N, and many small steps average the rest.
-    """
-    return NOISE * math.sqrt(max(facts.batch, 1))
-
-
-def _averages(batch: int) -> str:
-    return "in one of a single sample" if batch == 1 else f"averaged over {batch} samples"
+def _times(ratio: float) -> str:
+    return f"{ratio:.1f} times" if ratio < 1e4 else "far more than"
 
 
 def _more(ratio: float) -> str:
     return f"About {max(Noise.more_samples(ratio), 2):.0f} times the samples" if ratio < 1e4 else "Many more samples"
 
 
-def _wrong_gradient(derivatives: Derivatives, reference: bool) -> str:
-    differs = f"differs from finite differences of the loss by {derivatives.first_error:.0%} in float64"
+def _wrong_gradient(found: Derivatives, reference: bool) -> str:
+    differs = f"differs from finite differences of the loss by {found.first_error:.0%} in float64"
     if reference:
         return (
             f"The numerics are broken: the gradient {differs}, since torch's cross-entropy of probabilities cuts its "
             f"logarithm off at -100 in the value and not in the gradient. {_STABLE}"
         )
-    share = derivatives.wrong_samples
+    share = found.wrong_samples
     of = f" for {share:.{0 if share >= 0.01 else 1}%} of the samples" if 0 < share < 0.5 else ""
+    cut = f" {_listed(found.cuts)} is used in it as well, which has the same effect." if found.cuts else ""
+    blame = (
+        f"the custom backward of {_listed(found.operators)} is the likely reason" if found.operators
+        else "no custom operator is involved, so a value that leaves the graph is the likely reason"
+    )  # fmt: skip
     return (
-        f"The gradient is wrong{of}: it {differs}. Nothing raises an error; a custom backward usually is to blame. "
-        "Check it with torch.autograd.gradcheck."
+        f"The gradient is wrong{of}: it {differs}, also a little beside these outputs, so it is not a kink. "
+        f"No error is raised; {blame}.{cut} Check it with torch.autograd.gradcheck."
     )
+
+
+def _listed(names: tuple[str, ...]) -> str:
+    return " and ".join(names)
 
 
 def _broken_numerics(precision: Precision, reference: bool) -> str:
@@ -136,37 +140,32 @@ def _broken_numerics(precision: Precision, reference: bool) -> str:
     )
 
 
+# What is no fault, and worth knowing --------------------------------------------------------------------------------
+
+
 def _criteria(facts: Facts) -> Iterator[str]:
-    """The paper's three, the deciding one first."""
-    assert facts.spectra is not None
+    """The paper's three: is it solved by one gradient step, is it convex, is it smooth?"""
     if facts.descent is not None:
-        yield _one_step(facts.descent)
+        solves = "solves it" if facts.descent.solved >= SOLVED else "does not solve it"
+        yield (
+            f"One gradient step on the outputs {solves}: the best one takes {_share(facts.descent.solved)} of the "
+            "decrease that is to be had."
+        )
     spectra = facts.spectra
-    if spectra.hessian is None and spectra.convex is None:
-        yield "Whether it is convex is not known: there is no Hessian that could be trusted."
-    elif spectra.convex is None:
-        assert spectra.hessian is not None
-        yield f"Of the curvature of its mean Hessian, {spectra.hessian.negative_share:.0%} is negative."
-    elif spectra.flat:
+    assert spectra is not None
+    if spectra.flat:
         yield "It is not smooth: piecewise linear, its Hessian is zero wherever there is one."
-    elif spectra.convex:
-        yield f"It is convex at these outputs: of {_samples(spectra.samples)} none has a loss that curves downwards."
-    else:
+    elif spectra.convex is None and spectra.hessian is not None:
+        yield f"Of the curvature of its mean Hessian, {spectra.hessian.negative_share:.0%} is negative."
+    elif spectra.convex is not None and spectra.convex:
+        count = "the one sample" if spectra.samples == 1 else f"none of {spectra.samples} samples"
+        verb = "does not curve" if spectra.samples == 1 else "curves"
+        yield f"It is convex at these outputs: {count} that was looked at {verb} downwards."
+    elif spectra.convex is not None:
         yield (
             f"It is non-convex: {spectra.nonconvex_samples:.0%} of the samples' losses curve downwards in some "
             f"direction, with {spectra.negative_share:.0%} of all their curvature."
         )
-
-
-def _samples(count: int) -> str:
-    return "1 sample that was looked at" if count == 1 else f"{count} samples"
-
-
-def _one_step(descent: Descent) -> str:
-    taken = f"{_share(descent.solved)} of the decrease that is to be had"
-    if descent.solved >= SOLVED:
-        return f"One gradient step solves it: the best one takes {taken}."
-    return f"One gradient step does not solve it: the best takes {taken}."
 
 
 def _share(solved: float) -> str:
@@ -177,85 +176,66 @@ def _share(solved: float) -> str:
     return f"{solved:.{digits}%}"
 
 
-def _remarks(facts: Facts, chosen: Recommendation | None) -> Iterator[str]:
-    gradients, derivatives, noise = facts.gradients, facts.derivatives, facts.noise
+def _remarks(facts: Facts) -> Iterator[str]:
+    if facts.derivatives is not None:
+        yield from _derivative_remarks(facts.derivatives, flat=facts.spectra is not None and facts.spectra.flat)
+    gradients, noise = facts.gradients, facts.noise
     if noise is not None and noise.gradient >= NOISE:
         yield (
-            f"The estimate is noise in a single sample: between two calls its gradient differs by {noise.gradient:.1f} "
-            "times its own size. The mean of the batch and many small steps average that; "
-            f"{_more(noise.gradient).lower()} would bring it to a half."
+            f"A single sample's gradient is mostly noise: between two calls it differs by {_times(noise.gradient)} "
+            "its own size. The mean of the batch and many small steps average that; "
+            f"{_more(noise.gradient).lower()} would bring it to half."
         )
-    if gradients is not None and gradients.vanishing + gradients.exploding > 0.05:
+    if noise is not None and noise.hessian is not None and noise.hessian >= NOISE:
+        yield (
+            f"The Hessian estimate is noise: {_times(noise.hessian)} its own size from call to call, so only "
+            f"curvature='fisher' was followed. {_more(noise.hessian)} would bring that to half."
+        )
+    if gradients is not None and gradients.vanishing + gradients.exploding > SOME:
         yield (
             f"The gradients are uneven: {gradients.vanishing:.0%} of the samples are a hundred times below the typical "
             f"norm, {gradients.exploding:.0%} a hundred times above."
         )
-    if derivatives is not None and derivatives.second == "wrong":
+
+
+def _derivative_remarks(found: Derivatives, *, flat: bool) -> Iterator[str]:
+    if found.first == "detached":
         yield (
-            f"The second derivative is silently wrong: it differs from finite differences of the gradient by "
-            f"{derivatives.second_error:.0%}. curvature='fisher' does without it."
+            f"The gradient is not that of the value: they differ by {found.first_error:.0%}, and {_listed(found.cuts)} "
+            "takes a part of the loss out of the graph. If that is intended, as the weights of a LambdaLoss are, "
+            "nothing is wrong; but what is measured by values below then says little of training."
         )
-    if derivatives is not None and derivatives.second == "missing":
-        yield f"There is no second derivative. {derivatives.obstacle}"
-    if derivatives is not None and derivatives.second == "expensive":
-        yield "One sample's Hessian would take seconds, so only curvature='fisher' was looked at."
-    if chosen is not None and _hessian_left_out(facts):
+    if found.jumps is not None and found.jumps > SOME:
         yield (
-            f"The Hessians of {ENOUGH} samples would take seconds and those of fewer say little of a batch, so only "
-            "curvature='fisher' was followed; a training run tells whether curvature='hessian' is worth its time."
+            f"It is not smooth: the losses of {found.jumps:.0%} of the samples jump near these outputs. No gradient "
+            "sees a jump; newton_losses.smoothing makes one that does."
         )
-    if noise is not None and noise.hessian is not None and noise.hessian >= NOISE:
+    elif found.kinks is not None and max(found.kinks, found.at_kinks) > SOME and not flat:
+        at = f", {found.at_kinks:.0%} right at these outputs, by a tie say" if found.at_kinks > SOME else ""
         yield (
-            f"The Hessian estimate is noise: {noise.hessian:.1f} times its own size from call to call. "
-            f"{_more(noise.hessian)} would bring that to a half."
+            f"It is not smooth: the losses of {max(found.kinks, found.at_kinks):.0%} of the samples have a kink near "
+            f"these outputs{at}. A Hessian sees nothing of a kink."
         )
-    if chosen is not None and facts.descent is not None:
-        yield _gain(facts.descent, chosen)
+    if found.second == "wrong":
+        of = f" of {_listed(found.operators)}" if found.operators else ""
+        yield (
+            f"The second derivative{of} is silently wrong: it differs from finite differences of the gradient by "
+            f"{found.second_error:.0%}. Use curvature='fisher', which does without it."
+        )
+    if found.second == "missing":
+        yield _missing(found.obstacle or "")
+    if found.second == "expensive":
+        yield "It has too many outputs for a Hessian here, so only curvature='fisher' was followed."
 
 
-def _hessian_left_out(facts: Facts) -> bool:
-    """Whether there is a Hessian that can be trusted and yet no direction of it was followed."""
-    exact, spectra = facts.noise is None, facts.spectra
-    if not exact or spectra is None or spectra.hessian is None or spectra.flat or facts.descent is None:
-        return False
-    return all(candidate.curvature != "hessian" for candidate in facts.descent.candidates)
-
-
-def _gain(descent: Descent, chosen: Recommendation) -> str:
-    candidate = next(
-        c for c in descent.candidates if (c.curvature, c.factor) == (chosen.curvature, chosen.damping.factor)
-    )
-    newton, plain = descent.start - candidate.line.best, descent.start - descent.gradient.best
-    measured = (
-        f"lowers the loss by up to {newton:.3g} in one step, the plain gradient by {plain:.3g} (mean over "
-        f"{descent.samples} samples, starting from {descent.start:.3g})"
-    )
-    if newton > plain * (1 + TIE):
-        return f"The recommended direction {measured}."
+def _missing(obstacle: str) -> str:
+    """Torch names the operator that it has no rule for; the loss itself may well have a second derivative."""
+    named = re.search(r"derivative for (?:'|aten::)(\w+?)(?:_backward)?'? is not implemented", obstacle)
+    if named is None:
+        return f"There is no second derivative. {obstacle}"
+    operator = named.group(1).strip("_")
+    other = ' torch.cdist has one with compute_mode="use_mm_for_euclid_dist".' if operator == "cdist" else ""
     return (
-        f"The recommended direction {measured}: here it is no better than the gradient's. What a Newton loss brings "
-        "then is the scale, each batch by its own size; compare it with gradient clipping."
+        f"torch has no rule for the second derivative of {operator}, whatever the loss itself has. Use "
+        f"curvature='fisher', which does without it.{other}"
     )
-
-
-def recommend(facts: Facts) -> Recommendation | None:
-    """The candidate with the lowest point on its line; among equals the default factor and the Fisher.
-
-    From few samples the default factor in any case: where another leads lower, the next batch may differ. For a batch
-    of one sample the Hessian where there is one: its Fisher is made of its own gradient, and turns nothing.
-    """
-    if facts.descent is None or not facts.descent.candidates:
-        return None
-    descent = facts.descent
-    enough = descent.samples >= max(min(ENOUGH, facts.batch), ENOUGH_OF_ALL)
-    candidates = [c for c in descent.candidates if enough or c.factor == NormalizedDamping().factor]
-    if facts.batch == 1:
-        candidates = [c for c in candidates if c.curvature == "hessian"] or candidates
-    lowest = min(c.line.best for c in candidates)
-    equal = [c for c in candidates if c.line.best - lowest <= TIE * (descent.start - lowest)]
-
-    def simplicity(candidate: Candidate) -> tuple[bool, bool, float]:
-        return candidate.factor != NormalizedDamping().factor, candidate.curvature != "fisher", -candidate.factor
-
-    best = min(equal or candidates, key=simplicity)
-    return Recommendation(best.curvature, NormalizedDamping(best.factor), best.damping)

@@ -1,13 +1,15 @@
-"""`newton-losses diagnose`: the report on a loss of the user's own."""
+"""`newton-losses diagnose`: the report on a user's own loss."""
 
 import contextlib
 import functools
 import hashlib
 import importlib
 import importlib.util
+import inspect
 import json
 import os
 import sys
+import time
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
@@ -41,7 +43,7 @@ def diagnose(
     plot: Annotated[Path | None, typer.Option(help="Write a picture to this file.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
 ) -> None:
-    """Say whether a Newton loss would help with a loss, and which.
+    """Check a loss at outputs of your network, and say what a Newton loss would change.
 
     For example:
 
@@ -55,29 +57,65 @@ def diagnose(
             with _code_of_the_user(f"{loss}, a class, made without arguments"):
                 function = function()
         arguments = _arguments(batch)
+        progress = Progress(quiet=as_json)
         try:
-            report = make_report(function, *arguments, reduction=_checked(reduction))
+            report = make_report(function, *arguments, reduction=_checked(reduction), progress=progress)
         except NewtonLossesError:
             raise
-        except Exception:
-            _blame(loss, function, arguments)
+        except Exception as error:
+            _blame(loss, function, arguments, error, progress.stage)
             raise
+        finally:
+            progress.end()
         typer.echo(json.dumps(report.to_dict()) if as_json else str(report))
         if plot is not None:
             _draw(report, plot)
 
 
-def _blame(name: str, loss: Loss | Expandable, arguments: tuple[Any, ...]) -> None:
-    """Call the loss by itself, or the expansion that it brings: if it fails then too, the fault is not ours."""
+class Progress:
+    """A line on stderr for anything that takes more than two seconds: what is measured, and the calls so far."""
+
+    PATIENCE, PAUSE = 2.0, 0.5
+
+    def __init__(self, *, quiet: bool) -> None:
+        self.quiet, self.stage = quiet, ""
+        self.began = self.last = time.monotonic()
+        self.shown = False
+
+    def __call__(self, stage: str, calls: int) -> None:
+        is_new, self.stage = stage != self.stage, stage
+        now = time.monotonic()
+        if self.quiet or now - self.began < self.PATIENCE:
+            return
+        line = f"measuring: {stage}, {calls} calls of the loss, {now - self.began:.0f} s"
+        if sys.stderr.isatty() and now - self.last >= self.PAUSE:
+            self.last, self.shown = now, True
+            typer.echo(f"\r{line:79}", err=True, nl=False)
+        elif not sys.stderr.isatty() and is_new:
+            typer.echo(line, err=True)
+
+    def end(self) -> None:
+        """Clear the line for what comes."""
+        if self.shown:
+            typer.echo(f"\r{'':79}\r", err=True, nl=False)
+
+
+def _blame(name: str, loss: Loss | Expandable, arguments: tuple[Any, ...], error: Exception, stage: str) -> None:
+    """Raise a sentence if the loss fails by itself, too, or if this error came out of its own code."""
     call = functools.partial(loss.expand, curvature="hessian") if isinstance(loss, Expandable) else loss
     shape = tuple(getattr(arguments[0], "shape", ()))
     with _code_of_the_user(f"{name}, called with outputs of shape {shape} and {len(arguments) - 1} more of the batch"):
         call(*arguments)
+    with contextlib.suppress(TypeError):  # of built-in functions, which have no file
+        own = inspect.getsourcefile(loss if inspect.isroutine(loss) else type(loss))
+        if any(frame.filename == own for frame in traceback.extract_tb(error.__traceback__)):
+            with _code_of_the_user(f"{name}, called with other outputs than yours (measuring: {stage})"):
+                raise error
 
 
 @contextlib.contextmanager
 def _code_of_the_user(what: str) -> Iterator[None]:
-    """Tell of an error in the user's code in a sentence, with the line that it came from."""
+    """Report an error in the user's code in a sentence, with the line that it came from."""
     try:
         yield
     except NewtonLossesError:
@@ -92,7 +130,7 @@ def _code_of_the_user(what: str) -> Iterator[None]:
 
 
 def _check_picture(plot: Path) -> None:
-    """What can be known of a picture's path before there is anything to draw."""
+    """Refuse a path that no picture can be written to before the work is done."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
@@ -186,7 +224,7 @@ def _from_file(path: Path) -> Any:
     except BaseException as error:
         sys.modules.pop(name, None)  # half of a module, as an import does it
         if isinstance(error, SyntaxError):
-            raise ArgumentError(f"{path}: line {error.lineno} is no Python ({error.msg}).") from error
+            raise ArgumentError(f"{path}: line {error.lineno} is not valid Python ({error.msg}).") from error
         if isinstance(error, ModuleNotFoundError):
             raise ArgumentError(f"{path}: {error}. Is it installed, or in this folder?") from error
         raise

@@ -12,13 +12,13 @@ from newton_losses.sorting import SortingLoss
 
 @dataclass(frozen=True)
 class Known:
-    """A loss at outputs, the verdict that it has to get and words that the reasons have to hold."""
+    """A loss at outputs, whether something is wrong with it, and words that the reasons have to hold."""
 
     name: str
     loss: Any
     y: Tensor
     targets: tuple[Tensor, ...]
-    verdict: str
+    faulty: bool
     words: tuple[str, ...]
 
 
@@ -36,6 +36,23 @@ def cross_entropy(y: Tensor, labels: Tensor) -> Tensor:
 
 def absolute(y: Tensor, target: Tensor) -> Tensor:
     return (y - target).abs().sum(1)
+
+
+def hinge(y: Tensor, target: Tensor) -> Tensor:
+    return (1 - y * target.sign()).relu().square().sum(1) + (y - target).relu().sum(1)
+
+
+def staircase(y: Tensor, target: Tensor) -> Tensor:
+    return ((y - target).square() + 0.3 * (2 * y).round()).sum(1)
+
+
+def distance(y: Tensor, target: Tensor) -> Tensor:
+    return torch.cdist(y[:, None], target[:, None])[:, 0, 0]
+
+
+def detached_weights(y: Tensor, target: Tensor) -> Tensor:
+    """Weights that depend on the outputs and are no part of the derivative, as in a LambdaLoss."""
+    return (torch.softmax(y, 1).detach() * (y - target).square()).sum(1)
 
 
 def steep_ranks(scores: Tensor, wanted: Tensor) -> Tensor:
@@ -96,6 +113,15 @@ class _CutSine(_WrongSine):
         return outer * torch.cos(x).detach()
 
 
+class _HalfBentSine(_WrongSine):
+    """sin with the right gradient, whose own backward has lost half of the second derivative, as some soft-DTW's."""
+
+    @staticmethod
+    def backward(ctx: Any, outer: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        return outer * (torch.cos(x) + torch.cos(x).detach()) / 2
+
+
 class _OldSine(torch.autograd.Function):
     """sin in the old style, once differentiable: no forward mode, no second derivative."""
 
@@ -123,8 +149,8 @@ def waves(sine: Any) -> Any:
     return loss
 
 
-wrong_gradient, cut_second, half_cut_second, honest_waves = (
-    waves(sine) for sine in (_WrongSine.apply, _CutSine.apply, _OldSine.apply, torch.sin)
+wrong_gradient, cut_second, wrong_second, half_cut_second, honest_waves = (
+    waves(sine) for sine in (_WrongSine.apply, _CutSine.apply, _HalfBentSine.apply, _OldSine.apply, torch.sin)
 )
 
 
@@ -144,29 +170,35 @@ def catalogue() -> list[Known]:
     scores, far, values = draw(100, 5, seed=3), draw(100, 5, seed=3, scale=10.0), draw(100, 5, seed=4)
     ranks = values.argsort(1).argsort(1).float()
     known = [
-        Known("squares", squares, y, (target,), "no", ("One gradient step solves it", "convex")),
-        Known("mean squares", torch.nn.MSELoss(), y, (target,), "no", ("One gradient step solves it", "convex")),
-        Known("cross-entropy", cross_entropy, y, (labels,), "no", ("One gradient step solves it", "convex")),
-        Known("steep ranks", steep_ranks, scores, (ranks,), "yes", ("does not solve it", "non-convex")),
-        Known("waves", honest_waves, y, (target,), "yes", ("does not solve it", "non-convex")),
-        Known("saturated entropy", saturated_entropy, 30 * y, (labels,), "fix", ("log space",)),
-        Known("vanishing", vanishing, y, (labels,), "yes", ("does not solve it", "uneven")),
-        Known("mixed batch", centred, y, (target,), "fix", ("mixes the samples",)),
-        Known("no gradient", stepped, y, (target,), "fix", ("does not depend on the outputs", "smoothing")),
-        Known("wrong gradient", wrong_gradient, y, (target,), "fix", ("The gradient is wrong",)),
-        Known("cut second", cut_second, y, (target,), "yes", ("silently wrong", "fisher")),
-        Known("half cut second", half_cut_second, y, (target,), "yes", ("no second derivative", "_OldSine", "fisher")),
-        Known("no second", old_sine, y, (target,), "yes", ("no second derivative", "_OldSine", "fisher")),
-        Known("one draw", smoothed(1), scores[:8], (ranks[:8],), "fix", ("The estimate is noise", "times the samples")),
-        Known("few samples", smoothed(2), scores, (ranks,), "yes", ("The estimate is noise", "times the samples")),
-        Known("many samples", smoothed(1000), scores, (ranks,), "yes", ()),
+        Known("squares", squares, y, (target,), False, ("on the outputs solves it", "convex")),
+        Known("mean squares", torch.nn.MSELoss(), y, (target,), False, ("on the outputs solves it", "convex")),
+        Known("cross-entropy", cross_entropy, y, (labels,), False, ("on the outputs solves it", "convex")),
+        Known("steep ranks", steep_ranks, scores, (ranks,), False, ("does not solve it", "non-convex")),
+        Known("waves", honest_waves, y, (target,), False, ("does not solve it", "non-convex")),
+        Known("absolute", absolute, y, (target,), False, ("not smooth", "piecewise linear")),
+        Known("staircase", staircase, y, (target,), False, ("not smooth", "jump")),
+        Known("hinge", hinge, y, (target,), False, ("not smooth",)),
+        Known("distance", distance, y, (target,), False, ("no rule for the second derivative of cdist", "fisher")),
+        Known("detached weights", detached_weights, y, (target,), False, ("not that of the value", ".detach()")),
+        Known("saturated entropy", saturated_entropy, 30 * y, (labels,), True, ("log space",)),
+        Known("vanishing", vanishing, y, (labels,), False, ("does not solve it", "uneven")),
+        Known("mixed batch", centred, y, (target,), True, ("mixes the samples",)),
+        Known("no gradient", stepped, y, (target,), True, ("does not depend on the outputs", "smoothing")),
+        Known("wrong gradient", wrong_gradient, y, (target,), True, ("The gradient is wrong", "_WrongSine")),
+        Known("cut second", cut_second, y, (target,), False, ("_CutSine is silently wrong", "fisher")),
+        Known("wrong second", wrong_second, y, (target,), False, ("_HalfBentSine is silently wrong", "fisher")),
+        Known("half cut second", half_cut_second, y, (target,), False, ("no second derivative", "_OldSine", "fisher")),
+        Known("no second", old_sine, y, (target,), False, ("no second derivative", "_OldSine", "fisher")),
+        Known("one draw", smoothed(1), scores[:8], (ranks[:8],), True, ("The estimate is noise",)),
+        Known("few samples", smoothed(2), scores, (ranks,), False, ("mostly noise", "times the samples")),
+        Known("many samples", smoothed(1000), scores, (ranks,), False, ()),
     ]  # fmt: skip
     for algorithm, option in (("softsort", {"temperature": 0.1}), ("neuralsort", {"temperature": 1.0}),
                               ("logistic", {"steepness": 10.0}), ("cauchy", {"steepness": 10.0})):  # fmt: skip
         stable = SortingLoss(algorithm, **option)
-        known.append(Known(f"stable {algorithm}", stable, far, (values,), "yes", ("does not solve it", "non-convex")))
+        known.append(Known(f"stable {algorithm}", stable, far, (values,), False, ("does not solve it", "non-convex")))
     for algorithm, option in (("softsort", {"temperature": 0.1}), ("neuralsort", {"temperature": 1.0})):
         reference = SortingLoss(algorithm, numerics="reference", **option)
         words = ("numerics are broken", 'numerics="stable"')
-        known.append(Known(f"reference {algorithm}", reference, far, (values,), "fix", words))
+        known.append(Known(f"reference {algorithm}", reference, far, (values,), True, words))
     return known

@@ -1,22 +1,95 @@
-"""Losses as users bring them: solvers that refuse NaN, targets of all kinds, faults in single samples."""
+"""Losses, outputs and targets as users bring them: all shapes and kinds, solvers that refuse NaN, faults in samples."""
 
-import time
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy
 import pytest
 import torch
-from catalogue import cross_entropy, draw, misplaced, old_sine, smoothed, squares, steep_ranks, vanishing
+from known_losses import draw, misplaced, smoothed, squares, steep_ranks
 from torch import Tensor, nn
 
-from newton_losses import ArgumentError
-from newton_losses.diagnose import _diagnose, diagnose
-from newton_losses.diagnose._descent import Descent, Line
-from newton_losses.diagnose._parts import check_parts
-from newton_losses.diagnose._probe import Probe
-from newton_losses.diagnose._verdict import _one_step
+from newton_losses import ArgumentError, ShapeError, expand
+from newton_losses.diagnose import diagnose
 from newton_losses.perturbed import FenchelYoungLoss
 from newton_losses.smoothing import SmoothedLoss
+
+
+@pytest.mark.parametrize(
+    "y", [draw(1, 3, seed=0), draw(7, seed=0), draw(6, 2, 3, seed=0), draw(8, 3, seed=0).double(),
+          draw(8, 3, seed=0).bfloat16(), draw(8, 3, seed=0).requires_grad_(), torch.zeros(5, 2)],
+    ids=["one sample", "no output dimension", "images", "float64", "bfloat16", "with graph", "all equal"],
+)  # fmt: skip
+def test_shapes_and_dtypes(y: Tensor) -> None:
+    def loss(y: Tensor, target: Tensor) -> Tensor:
+        return (y - target).reshape(len(y), -1).square().sum(1)
+
+    report = diagnose(loss, y, torch.ones_like(y).detach())
+    assert report.verdict != "fix"
+    assert report.outputs == y.numel() // len(y)
+    assert report.samples == len(y)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_reduced_losses(reduction: str) -> None:
+    y, target = draw(20, 3, seed=0), draw(20, 3, seed=1)
+    report = diagnose(getattr(nn, "MSELoss")(reduction=reduction), y, target)  # noqa: B009
+    assert report.verdict != "fix"
+    assert report.derivatives.first == report.derivatives.second == "right"
+    exact = expand(nn.MSELoss(reduction=reduction), y.double(), target.double())
+    assert report.spectra.hessian.largest == pytest.approx(float(exact.curvature.dense()[0, 0]))
+
+
+def test_mistakes_of_the_caller_raise() -> None:
+    with pytest.raises(ShapeError, match="one value per sample"):
+        diagnose(lambda y: y, torch.randn(4, 3))
+    with pytest.raises(ArgumentError, match="samples to measure at"):
+        diagnose(squares, torch.randn(0, 3), torch.randn(0, 3))
+    with pytest.raises(ArgumentError, match="floating"):
+        diagnose(squares, torch.arange(6).reshape(2, 3), torch.zeros(2, 3))
+
+
+def test_nothing_is_disturbed() -> None:
+    loss = smoothed(4)
+    y, ranks = draw(10, 5, seed=0), draw(10, 5, seed=1).argsort(1).argsort(1)
+    before, own = torch.get_rng_state(), loss.generator.get_state()
+    diagnose(loss, y, ranks)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert torch.equal(loss.generator.get_state(), own)
+    assert y.grad is None
+
+
+def test_a_module_with_weights_is_compared_in_both_precisions() -> None:
+    class Weighted(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("weight", torch.eye(3))
+
+        def forward(self, y: Tensor, target: Tensor) -> Tensor:
+            return ((y - target) @ self.weight).square().sum(1)
+
+    loss = Weighted()
+    report = diagnose(loss, draw(10, 3, seed=0), draw(10, 3, seed=1))
+    assert report.precision is not None
+    assert loss.weight.dtype == torch.float32
+
+
+def test_without_float64_the_checks_are_left_out() -> None:
+    weight = torch.eye(3)
+    report = diagnose(lambda y: (y @ weight).square().sum(1), draw(10, 3, seed=0))
+    assert report.precision is None
+    assert report.derivatives.first == report.derivatives.second == "unchecked"
+    assert report.verdict != "fix"
+
+
+def test_samples_that_are_not_finite_are_counted() -> None:
+    def loss(y: Tensor) -> Tensor:
+        return (y * y.sqrt()).sum(1) + torch.sin(3 * y).sum(1)
+
+    y = draw(40, 3, seed=0).abs()
+    y[:10] = -1
+    report = diagnose(loss, y)
+    assert report.verdict == "fix"
+    assert "25% of the samples have no finite loss" in report.reasons[0]
 
 
 def strict_solver(costs: Tensor) -> Tensor:
@@ -65,9 +138,7 @@ KINDS = {
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("count", [2, 40])
-def test_targets_of_all_kinds_are_picked_alike(kind: str, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    for budget in ("GRADIENT_BUDGET", "FIRST_BUDGET", "HESSIAN_BUDGET", "DESCENT_BUDGET"):
-        monkeypatch.setattr(_diagnose, budget, 1e6)  # the clock would choose the samples
+def test_targets_of_all_kinds_are_picked_alike(kind: str, count: int) -> None:
     pack, loss = KINDS[kind]
     scores, weight = draw(count, 5, seed=0), draw(count, seed=2).abs()
     ranks = draw(count, 5, seed=1).argsort(1).argsort(1).float()
@@ -100,72 +171,9 @@ def test_errors_of_the_loss_name_the_batch_that_was_given() -> None:
         diagnose(lambda y, target: (y - target).square().sum(1), draw(64, 3, seed=0), draw(32, 3, seed=1))
 
 
-class _WrongForSome(torch.autograd.Function):
-    """sin, whose backward has the wrong sign and thrice the size where a mark is set."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(x: Tensor, mark: Tensor) -> Tensor:
-        return torch.sin(x)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
-        ctx.save_for_backward(*inputs)
-
-    @staticmethod
-    def backward(ctx: Any, outer: Tensor) -> tuple[Tensor, None]:
-        x, mark = ctx.saved_tensors
-        return outer * torch.cos(x) * torch.where(mark, -3.0, 1.0), None
-
-
-@pytest.mark.parametrize("wrong", [0, 1, 3])
-@pytest.mark.parametrize("outputs", [1, 4])
-def test_a_backward_that_is_wrong_for_few_samples(wrong: int, outputs: int) -> None:
-    def loss(y: Tensor, mark: Tensor) -> Tensor:
-        return (_WrongForSome.apply(2 * y, mark[:, None]) - 0.5).square().sum(1)
-
-    report = diagnose(loss, draw(64, outputs, seed=0), torch.arange(64) < wrong)
-    assert report.derivatives.first == ("wrong" if wrong else "right")
-    assert report.derivatives.wrong_samples == wrong / 64
-    if wrong:
-        assert report.verdict == "fix"
-        assert report.reasons[0].startswith(f"The gradient is wrong for {wrong / 64:.0%} of the samples")
-        assert report.derivatives.first_error > 1
-
-
-KINKED = {
-    "hinge": lambda y, t: (1 - y * t.sign()).relu().sum(1),
-    "absolute": lambda y, t: (y - t).abs().sum(1),
-    "largest": lambda y, t: y.max(1).values - y.min(1).values + (y - t).abs().amax(1),
-    "sorted": lambda y, t: (y.sort(1).values - t).abs().sum(1),
-    "smoothed absolute": lambda y, t: torch.nn.functional.smooth_l1_loss(y, t, reduction="none", beta=1e-3).sum(1),
-    "triplet": lambda y, t: (0.2 + (y - t).norm(dim=1) - (y + t).norm(dim=1)).relu(),
-}
-
-
-@pytest.mark.parametrize("name", KINKED)
-@pytest.mark.parametrize("where", ["random", "at kinks", "near kinks"])
-def test_kinks_are_not_taken_for_a_wrong_gradient(name: str, where: str) -> None:
-    target = draw(100, 5, seed=1)
-    y = {
-        "random": draw(100, 5, seed=0),
-        "at kinks": target.round(),  # many ties, margins of exactly one, and some at the target
-        "near kinks": target.sign() + 1e-4 * draw(100, 5, seed=2),
-    }[where]
-    if where == "at kinks":
-        target[:3] = y[:3]
-    report = diagnose(KINKED[name], y, target)
-    assert report.derivatives.wrong_samples == 0
-
-
-@pytest.mark.parametrize("scale", [1.0, 30.0, 100.0])
-@pytest.mark.parametrize("loss", [cross_entropy, vanishing], ids=["cross-entropy", "saturated"])
-def test_vanished_gradients_are_not_called_wrong(loss: Any, scale: float) -> None:
-    """Their slopes are below the rounding of the values that they are compared with."""
-    for seed in range(3):
-        y, labels = draw(100, 6, seed=seed, scale=scale), draw(100, 6, seed=seed + 50).argmax(1)
-        assert diagnose(loss, y, labels).derivatives.first == "right"
+def test_a_shape_in_an_error_is_that_of_the_batch_that_was_given() -> None:
+    with pytest.raises(ShapeError, match=r"\(64, 3\)"):
+        diagnose(lambda y: y.square(), torch.ones(64, 3))
 
 
 @pytest.mark.parametrize(("num_samples", "count"), [(5, 100), (30, 100), (30, 16)])
@@ -173,44 +181,26 @@ def test_noise_that_a_batch_averages_is_a_remark(num_samples: int, count: int) -
     scores, ranks = draw(count, 5, seed=3), draw(count, 5, seed=4).argsort(1).argsort(1).float()
     report = diagnose(smoothed(num_samples), scores, ranks)
     assert 1 < report.noise.gradient < count**0.5
-    assert report.verdict == "yes"
-    assert report.recommendation.curvature == "fisher"
-    assert any(reason.startswith("The estimate is noise in a single sample") for reason in report.reasons)
+    assert report.verdict != "fix"
+    assert any(reason.startswith("A single sample's gradient is mostly noise") for reason in report.reasons)
 
 
 def test_the_noise_of_a_count_is_no_fault_of_the_targets() -> None:
     """Of few draws and samples, two calls may give the same whole numbers by chance."""
     scores, ranks = draw(4, 5, seed=3), draw(4, 5, seed=4).argsort(1).argsort(1).float()
-    for seed in range(30):
+    for seed in range(8):
         loss = SmoothedLoss(misplaced, num_samples=1, generator=torch.Generator().manual_seed(seed))
-        check_parts(Probe(loss, scores, (ranks,), None))
+        diagnose(loss, scores, ranks)  # raises no error
 
 
-def test_a_minimum_is_not_a_loss_to_mend() -> None:
+def test_a_minimum_is_not_a_loss_to_fix() -> None:
     target = draw(20, 3, seed=0)
     report = diagnose(squares, target, target.clone())
     assert "minimum" in report.reasons[0]
     assert str(report).splitlines()[1] == "Nothing to measure here: take other outputs."
-    assert "Mend" not in str(report)
-    broken = diagnose(lambda y: _WrongForSome.apply(y, y.new_ones(1).bool()).sum(1), draw(20, 3, seed=0))
-    assert str(broken).splitlines()[1] == "Mend the loss first."
-
-
-def test_one_sample_gets_the_hessian() -> None:
-    """The Fisher of one sample is its own gradient, and only shortens it."""
-    for seed in range(4):
-        scores, ranks = draw(1, 5, seed=seed), draw(1, 5, seed=seed + 50).argsort(1).argsort(1).float()
-        report = diagnose(steep_ranks, scores, ranks)
-        assert report.recommendation is None or report.recommendation.curvature == "hessian"
-    assert diagnose(old_sine, scores, ranks).recommendation.curvature == "fisher"  # it has no Hessian
-
-
-@pytest.mark.parametrize(
-    ("solved", "text"), [(1.0, "100%"), (0.95, "95%"), (0.947, "94.7%"), (0.9496, "94.96%"), (0.5, "50%")]
-)
-def test_a_share_is_on_its_side_of_the_threshold(solved: float, text: str) -> None:
-    line = Line("gradient", (1.0,), (0.0,), 0.0)
-    assert f" {text} of the decrease" in _one_step(Descent(1.0, 0.0, solved, line, (), 1))
+    assert "Fix" not in str(report)
+    broken = diagnose(lambda y: y.sqrt().sum(1), draw(20, 3, seed=0))
+    assert str(broken).splitlines()[1] == "Fix the loss first."
 
 
 def sharp(y: Tensor, target: Tensor) -> Tensor:
@@ -224,21 +214,6 @@ def test_samples_that_are_not_finite_have_no_part_in_the_numbers() -> None:
     assert 2 <= int(kept.sum()) <= 16
     report, alone = diagnose(sharp, y, target), diagnose(sharp, y[kept], target[kept])
     assert report.spectra.fisher.values == pytest.approx(alone.spectra.fisher.values, rel=1e-5)
-
-
-def test_a_hessian_is_timed_with_as_many_samples_as_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A clock that only calls move on, whatever the number of samples: what one call takes is not multiplied."""
-    now = [0.0]
-    monkeypatch.setattr(time, "process_time", lambda: now[0])
-    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
-
-    def ticking(y: Tensor, target: Tensor) -> Tensor:
-        now[0] += 1e-4
-        return sharp(y, target)
-
-    cost = diagnose(ticking, draw(64, 3, seed=0), draw(64, 3, seed=1).softmax(1)).cost
-    assert cost.samples == 64
-    assert cost.hessian < 4 * cost.gradient
 
 
 def test_outputs_that_are_not_finite_are_blamed_for_some_samples_too() -> None:
@@ -269,9 +244,3 @@ def test_a_loss_with_parameters_of_its_own() -> None:
     report = diagnose(loss, draw(20, 3, seed=0), draw(20, 3, seed=1))
     assert report.derivatives.first == report.derivatives.second == "right"
     assert loss.weight.grad is None
-
-
-def test_an_operator_without_a_name_is_not_a_message() -> None:
-    report = diagnose(nn.MSELoss(), draw(20, 3, seed=0), draw(20, 3, seed=1))
-    if not report.derivatives.forward:  # later versions of torch may have it
-        assert report.derivatives.operator == "an operator of torch"
