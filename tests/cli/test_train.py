@@ -142,11 +142,13 @@ def test_control_c_saves_and_says_how_to_go_on(tmp_path):
     assert process.stdout.readline().startswith("sorting n=3")
     time.sleep(0.2)
     process.send_signal(signal.SIGINT)
+    assert process.stderr.readline().startswith("stopped after step ")
+    assert "newton-losses train sorting --data digits" in process.stderr.readline()
+    # Once more, while Python shuts down.
+    process.send_signal(signal.SIGINT)
     _, complaint = process.communicate(timeout=60)
-    assert process.returncode == 130
-    assert complaint.startswith("stopped after step ")
-    assert "The same command resumes:" in complaint
-    assert "newton-losses train sorting --data digits" in complaint
+    assert process.returncode in (130, -signal.SIGINT)
+    assert "Traceback" not in complaint
     assert (tmp_path / "run" / "checkpoint.pt").exists()
 
 
@@ -204,12 +206,8 @@ def test_an_interrupted_seed_is_named(at_step, tmp_path):
     ids=["an error of ours", "an error of anybody", "a second Ctrl-C"],
 )
 def test_a_run_that_ends_badly_is_told_in_a_sentence(act, code, event, message, at_step, tmp_path):
-    before = signal.getsignal(signal.SIGINT)
     at_step(6, act)
-    try:
-        found, told = events("--seeds", "3,5,7", "--out", str(tmp_path / "runs"))
-    finally:
-        signal.signal(signal.SIGINT, before)
+    found, told = events("--seeds", "3,5,7", "--out", str(tmp_path / "runs"))
     assert (found, told[-1]["event"], told[-1]["seed"]) == (code, event, 5)
     assert message in told[-1]["message"]
     assert "Traceback" not in told[-1]["message"]

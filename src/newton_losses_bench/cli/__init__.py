@@ -25,7 +25,7 @@ def main() -> None:
     try:
         app(prog_name="newton-losses")
     finally:
-        # All is said: a last Ctrl-C, while Python takes itself apart, must not print the traceback of some finalizer.
+        # One more Ctrl-C, while Python shuts down, ends the process instead of printing a traceback.
         if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
             signal.signal(signal.SIGINT, signal.SIG_DFL)
 

@@ -149,7 +149,7 @@ def _report(rows: list[Row], page: Path, seconds: float, as_json: bool) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(title=f"Test accuracy over {len(rows[0].exact)} seeds")
+    table = Table(title="Test accuracy, mean ± standard deviation over the seeds")
     for name in ("loss", "sets in order", "numbers in place"):
         table.add_column(name, justify="left" if name == "loss" else "right")
     for row in rows:

@@ -4,7 +4,6 @@ import contextlib
 import json
 import os
 import shlex
-import signal
 import sys
 import tempfile
 import traceback
@@ -46,13 +45,17 @@ def spoken_errors(as_json: bool = False, seed: int | None = None) -> Iterator[No
         _complain("interrupted", text, as_json, seed, step=stop.step)
         raise typer.Exit(stop.exit_code) from None
     except KeyboardInterrupt:
-        # One more Ctrl-C, while Python cleans up, ends it without a word.
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
         saved = "" if seed is None else " The last checkpoint is intact; the same command resumes."
         _complain("interrupted", f"stopped at once.{saved}", as_json, seed)
         raise typer.Exit(130) from None
     except ModuleNotFoundError as error:
         _complain("error", _missing(error), as_json, seed)
+        raise typer.Exit(FAILED) from None
+    except OSError as error:
+        if error.filename is None:
+            _complain("error", _unexpected(error), as_json, seed)
+            raise typer.Exit(1) from None
+        _complain("error", f"{error.filename}: {error.strerror}.", as_json, seed)
         raise typer.Exit(FAILED) from None
     except Exception as error:
         _complain("error", _unexpected(error), as_json, seed)

@@ -88,13 +88,14 @@ def verdict(rows: list[Row]) -> str:
     stable, both = by_name["stable"], by_name["stable-newton"]
     wins = sum(a > b for a, b in zip(newton.exact, plain.exact, strict=True))
     difference, spread = both.mean - stable.mean, stable.std + both.std
+    compared = "more" if abs(difference) > spread else "no more"
+    noise = f"{compared} than the seeds differ (± {stable.std:.1f} and ± {both.std:.1f})"
     return (
         f"The usual loss orders {plain.mean:.0f} % of the sets correctly; as a Newton loss, {newton.mean:.0f} % "
         f"(better for {wins} of {len(newton.exact)} seeds). Two remedies without curvature "
         f"{_compared((clipped, stable), newton)}: gradient clipping reaches {clipped.mean:.0f} %, and the same loss in "
         f"log space {stable.mean:.0f} %. On top of that stable loss, a Newton loss changes {difference:+.1f} points, "
-        f"{'more' if abs(difference) > spread else 'no more'} than the seeds differ "
-        f"(± {stable.std:.1f} and ± {both.std:.1f})."
+        f"{noise if len(both.exact) > 1 else 'on a single seed'}."
     )
 
 

@@ -53,7 +53,8 @@ class Counters:
         self._begun_at: dict[str, float] = {}
         self._listener = listener
         self._lock = threading.RLock()
-        self._began = time.monotonic()
+        # The clock starts with the first report of a job: starting processes says nothing about their pace.
+        self._began: float | None = None
         listener.sweep_started(self)
 
     @property
@@ -72,6 +73,7 @@ class Counters:
     def advance(self, job: Job, fraction: float, accuracy: float | None = None) -> None:
         """A running job has come this far. Its first report says where it resumed."""
         with self._telling():
+            self._began = self._began or time.monotonic()
             self._begun_at.setdefault(job.name, fraction)
             self.running[job.name] = fraction
             if accuracy is not None:
@@ -114,7 +116,7 @@ class Counters:
             parts = sum(self.running.values())
             gone = len(self.finished) + here
             left = self.to_do - len(self.finished) - len(self.failures) - parts
-            elapsed = time.monotonic() - self._began
+            elapsed = 0.0 if self._began is None else time.monotonic() - self._began
         return max(left, 0.0) * elapsed / gone if gone > 0 else float("nan")
 
     @contextlib.contextmanager
