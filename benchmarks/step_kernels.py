@@ -19,7 +19,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from newton_losses_bench.config import PathsConfig, SortingConfig
-from newton_losses_bench.device import precision_flags
+from newton_losses_bench.machine import precision_flags
 from newton_losses_bench.tasks import PathsTask, SortingTask
 from newton_losses_bench.train_step import Trainer
 from training_step import block_seconds, random_digits, random_maps

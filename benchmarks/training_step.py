@@ -22,7 +22,7 @@ import torch
 
 from newton_losses_bench.config import PATHS_ALGORITHMS, SORTING_ALGORITHMS, PathsConfig, RunConfig, SortingConfig
 from newton_losses_bench.data import LabeledImages, PathMaps, Splits
-from newton_losses_bench.device import precision_flags
+from newton_losses_bench.machine import precision_flags
 from newton_losses_bench.tasks import PathsTask, SortingTask
 from newton_losses_bench.train_step import Trainer
 

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Self
 
 from newton_losses.errors import ArgumentError
 
-from .device import resolve_device
+from .machine import resolve_device
 from .paper import nearest_column, usual_damping
 from .settings import (
     check_at_least,

@@ -1,7 +1,7 @@
 """The two networks of the experiments, exactly as in the works that the paper builds on.
 
-Both have a `precision`: with "bf16" the convolutions and the pooling of what they find run in bfloat16, while what
-follows is float32: scores and costs never pass through 16 bits.
+Both have a `precision`. With "bf16", convolutions and pooling run in bfloat16 and everything after them in float32:
+scores and costs never pass through 16 bits.
 """
 
 import torch
@@ -21,7 +21,7 @@ class _Precise(nn.Module):
     def __init__(self, precision: str) -> None:
         super().__init__()
         if precision not in PRECISIONS:
-            raise ArgumentError(f"precision={precision!r} is not known; it is one of {PRECISIONS}.")
+            raise ArgumentError(f"precision={precision!r} is unknown. Choose one of {PRECISIONS}.")
         self.precision = precision
 
     def _features(self, convolutions: nn.Module, images: Tensor) -> Tensor:
@@ -35,8 +35,8 @@ def convolution_by_product(images: Tensor, weight: Tensor, bias: Tensor) -> Tens
     """A padded convolution of one input channel, `(N, 1, H, W)` → `(N, C, H, W)`, as a matrix product.
 
     With one channel the layouts of torch and cuDNN cannot be told apart, and the copies that this leads to
-    cost as much as the convolution. A product writes the channels last, as the next layer wants them. One
-    product a picture, because that spreads the gradient of the weight over the whole device.
+    cost as much as the convolution. A product writes the channels last, as the next layer wants them. There is one
+    product per picture, because that spreads the gradient of the weight over the whole device.
     """
     size = weight.shape[-1]
     height, width = images.shape[-2:]
@@ -65,7 +65,9 @@ class DigitCNN(_Precise):
         super().__init__(precision)
         height, width = image_size
         if height < 4 or width < 4:
-            raise ArgumentError(f"DigitCNN: pictures of {height}×{width} pixels are too small to be pooled twice.")
+            raise ArgumentError(
+                f"DigitCNN: pictures of {height}×{width} pixels are too small to be pooled twice; 4×4 is the least."
+            )
         self.image_size = (height, width)
         self.convolutions = nn.Sequential(
             nn.Conv2d(1, 32, 5, padding=2),

@@ -228,20 +228,20 @@ class TensorBoard(Silent):
 
     def started(self, config: RunConfig, step: int, total: int, evaluations: list[Record]) -> None:
         # The purge hides what a killed process wrote after the checkpoint that this one resumes from.
-        self._writer = self._make(self._folder, purge_step=step + 1)  # type: ignore[no-untyped-call]
+        self._writer = self._make(self._folder, purge_step=step + 1)
 
     def evaluated(self, record: Record) -> None:
         assert self._writer is not None
         for split, values in by_split(record).items():
             for figure, per_cent in values.items():
-                self._writer.add_scalar(f"{split}/{figure}", per_cent, record["step"])  # type: ignore[no-untyped-call]
+                self._writer.add_scalar(f"{split}/{figure}", per_cent, record["step"])
         for name, value in record.items():
             if name != "step" and isinstance(value, int | float):
-                self._writer.add_scalar(name, value, record["step"])  # type: ignore[no-untyped-call]
+                self._writer.add_scalar(name, value, record["step"])
 
     def close(self) -> None:
         if self._writer is not None:
-            self._writer.close()  # type: ignore[no-untyped-call]
+            self._writer.close()
             self._writer = None
 
 

@@ -13,7 +13,7 @@ import torch
 from newton_losses.errors import NewtonLossesError
 
 from .config import RunConfig
-from .device import is_out_of_memory, on_device, precision_flags
+from .machine import is_out_of_memory, on_device, precision_flags
 from .progress import Progress, Silent
 from .settings import option
 from .signals import Interrupted, stop_requests

@@ -170,10 +170,12 @@ class WeightAverage:
 def _adam(parameters: list[nn.Parameter], config: RunConfig) -> torch.optim.Adam:
     """Adam with its moments already made, so that they have their place in memory before the first step."""
     assert config.learning_rate is not None
-    captured = config.graph
-    # In a captured graph a number would be frozen; a tensor can change between replays.
-    rate = torch.tensor(config.learning_rate, device=config.device) if captured else config.learning_rate
-    optimizer = make_adam(parameters, rate, captured)
+    optimizer: torch.optim.Adam
+    if config.graph:
+        # In a captured graph a number would be frozen; a tensor can change between replays.
+        optimizer = make_adam(parameters, torch.tensor(config.learning_rate, device=config.device), captured=True)
+    else:
+        optimizer = torch.optim.Adam(parameters, lr=config.learning_rate, fused=True)
     for parameter in parameters:
         parameter.grad = torch.zeros_like(parameter)
     # Zero gradients move nothing; they only make Adam allocate its moments.

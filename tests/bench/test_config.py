@@ -9,7 +9,7 @@ from torch.nn.functional import mse_loss
 from newton_losses import ArgumentError
 from newton_losses.curvature import NormalizedDamping
 from newton_losses_bench.config import SORTING_ALGORITHMS, ConvexConfig, PathsConfig, SortingConfig, identity
-from newton_losses_bench.device import resolve_device
+from newton_losses_bench.machine import resolve_device
 from newton_losses_bench.settings import option
 from newton_losses_bench.tasks import training_loss
 

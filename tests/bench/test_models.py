@@ -182,7 +182,7 @@ def test_training_twice_from_the_same_seed_is_bit_identical():
 
 
 def test_errors_teach():
-    with pytest.raises(ArgumentError, match="'fp16' is not known"):
+    with pytest.raises(ArgumentError, match="'fp16' is unknown"):
         DigitCNN(precision="fp16")
     with pytest.raises(ArgumentError, match="too small"):
         DigitCNN((3, 12))

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from newton_losses_bench import environment
+from newton_losses_bench import machine
 from newton_losses_bench.config import ConvexConfig, PathsConfig, SortingConfig, identity, run_name
 from newton_losses_bench.store import Store, compact
 from newton_losses_bench.train import run
@@ -201,11 +201,11 @@ def test_writers_at_the_same_time_write_each_run_once(tmp_path):
 
 
 def test_the_commit_is_that_of_the_code(monkeypatch):
-    environment.commit.cache_clear()
+    machine.commit.cache_clear()
     wanted = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False)
     if wanted.returncode == 0:
-        assert environment.commit().removesuffix("-dirty") == wanted.stdout.strip()
-    environment.commit.cache_clear()
+        assert machine.commit().removesuffix("-dirty") == wanted.stdout.strip()
+    machine.commit.cache_clear()
     monkeypatch.setenv("NEWTON_LOSSES_COMMIT", "abc")
-    assert environment.environment()["commit"] == "abc"
-    environment.commit.cache_clear()
+    assert machine.environment()["commit"] == "abc"
+    machine.commit.cache_clear()

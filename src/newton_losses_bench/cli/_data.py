@@ -10,7 +10,7 @@ import typer
 from newton_losses.errors import ArgumentError
 
 from .. import data as sets
-from ..environment import environment
+from ..machine import environment
 from ..settings import check_choice
 from ._options import option
 from ._output import EXTRAS, spoken_errors

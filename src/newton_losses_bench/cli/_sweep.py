@@ -20,7 +20,7 @@ from newton_losses.errors import ArgumentError
 from ..config import PathsConfig, RunConfig, SortingConfig, identity
 from ..data import MNIST, Warcraft
 from ..describe import describe_setting, describe_value
-from ..device import resolve_device
+from ..machine import resolve_device
 from ..settings import option as option_of
 from ..settings import settings as settings_of
 from ..statistics import Summary, summarise_all

@@ -18,10 +18,9 @@ from torch import Tensor, nn
 from ..config import SortingConfig, run_name
 from ..data import Affine, LabeledImages, MultiDigit, Splits
 from ..progress import Progress
-from ..random_streams import stream
 from ..settings import setting
 from ..sweep import Job
-from ..tasks import SortingTask
+from ..tasks import SortingTask, random_stream
 from ..train import run
 
 # Ten digits of 5×7 pixels, one word per row.
@@ -151,4 +150,4 @@ def demo_jobs(out: Path, config: DemoConfig, seeds: int) -> dict[tuple[str, int]
 
 def sample_sets(config: DemoConfig, count: int) -> tuple[Tensor, Tensor]:
     """Test sets to look at: pictures `(count, n, 1, height, width)` and values `(count, n)`."""
-    return MultiDigit(glyphs().test, config.n, config.digits).sample(count, stream(0, "evaluation"))
+    return MultiDigit(glyphs().test, config.n, config.digits).sample(count, random_stream(0, "evaluation"))

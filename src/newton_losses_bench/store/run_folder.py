@@ -27,8 +27,7 @@ import torch
 
 from ..config import RunConfig
 from ..data import take_lock
-from ..device import device_kind
-from ..environment import environment
+from ..machine import device_kind, environment
 from ..settings import option
 from .atomic_io import (
     BadCheckpoint,

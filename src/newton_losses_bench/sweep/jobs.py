@@ -15,7 +15,7 @@ from newton_losses.errors import NewtonLossesError
 
 from ..config import ConvexConfig, RunConfig, SortingConfig, configuration_class, run_name
 from ..convex_experiment import run_convex
-from ..device import device_kind
+from ..machine import device_kind
 from ..progress import Progress
 from ..settings import option
 from ..store import AVERAGE, CHECKPOINT, CONFIG, RESULT, WEIGHTS, Record, RunError, compact, read_json

@@ -22,7 +22,7 @@ import newton_losses
 import newton_losses_bench
 from newton_losses.errors import ArgumentError
 
-from ..environment import commit
+from ..machine import commit
 from ..progress import Silent
 from ..store import AVERAGE, CHECKPOINT, CONFIG, EVALUATIONS, RESULT, WEIGHTS, RunInUse, write_atomically
 from .jobs import Job, execute, in_words

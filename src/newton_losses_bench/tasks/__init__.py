@@ -8,4 +8,5 @@ from .sorting import SortingTask as SortingTask
 from .task import Figures as Figures
 from .task import Task as Task
 from .task import damping_rule as damping_rule
+from .task import random_stream as random_stream
 from .task import training_loss as training_loss

@@ -12,10 +12,9 @@ from newton_losses.smoothing import SmoothedAlgorithm, SmoothedLoss
 
 from ..config import PathsConfig
 from ..data import DataError, DataNotFoundError, PathMaps, Splits, Terrain, Warcraft, data_root, locked, terrain
-from ..device import device_kind
+from ..machine import device_kind
 from ..models import MapCNN
-from ..random_streams import stream
-from .task import Figures, Record, make_model, training_loss
+from .task import Figures, Record, make_model, random_stream, training_loss
 
 # Maps in one batch of an evaluation.
 _MAPS_AT_ONCE = {"cpu": 100, "cuda": 1000}
@@ -29,7 +28,7 @@ class PathsTask:
 
     def __init__(self, config: PathsConfig, splits: Splits[PathMaps] | None = None) -> None:
         self._config = config
-        self.generators = {name: stream(config.seed, name, config.device) for name in ("batches", "noise")}
+        self.generators = {name: random_stream(config.seed, name, config.device) for name in ("batches", "noise")}
         splits = splits or load_maps(config)
         self._train = splits.train.to(config.device)
         self._held_out = {"validation": splits.val.to(config.device), "test": splits.test.to(config.device)}

@@ -10,10 +10,9 @@ from newton_losses.sorting import SortingLoss, element_wise_match, exact_match
 
 from ..config import SortingConfig
 from ..data import MNIST, Affine, Digits, LabeledImages, MultiDigit, Splits
-from ..device import device_kind
+from ..machine import device_kind
 from ..models import DigitCNN
-from ..random_streams import stream
-from .task import Figures, Record, make_model, training_loss
+from .task import Figures, Record, make_model, random_stream, training_loss
 
 # Pictures in one batch of an evaluation: 28×112 pixels make 1.4 MB each after the first layer.
 _PICTURES_AT_ONCE = {"cpu": 500, "cuda": 10_000}
@@ -33,7 +32,7 @@ class SortingTask:
         network: Callable[[tuple[int, int], str], nn.Module] = DigitCNN,
     ) -> None:
         self._config = config
-        self.generators = {name: stream(config.seed, name, config.device) for name in ("batches", "evaluation")}
+        self.generators = {name: random_stream(config.seed, name, config.device) for name in ("batches", "evaluation")}
         splits = splits or load_digits(config)
         affine = Affine() if config.augment else None
 

@@ -1,8 +1,9 @@
-"""What the training loop asks of a task, and the two parts that both tasks share: the network and the training loss."""
+"""What the training loop asks of a task, and what both tasks share: network, training loss, random streams."""
 
 from collections.abc import Callable
 from typing import Any, Protocol, cast
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -10,12 +11,15 @@ from newton_losses import NewtonLoss
 from newton_losses.curvature import Damping, NormalizedDamping, RelativeDamping
 
 from ..config import RunConfig
-from ..random_streams import seeded_weights
 from ..settings import auto_factor
 from .scalar_control import EnergyCurvature
 
 Figures = dict[str, dict[str, float]]
 Record = dict[str, Any]
+
+# Weights, batches, noise and evaluations have separate streams: the baseline, Fisher and Hessian arms of one seed see
+# the same batches and the same evaluation sets, however much noise their losses draw.
+_STREAMS = ("weights", "batches", "noise", "evaluation")
 
 
 class Task(Protocol):
@@ -51,9 +55,22 @@ class Task(Protocol):
         """The evaluation whose test figures are the result."""
 
 
+def random_stream(seed: int, name: str, device: str | torch.device = "cpu") -> torch.Generator:
+    """The generator of one of a seed's streams: "weights", "batches", "noise" or "evaluation".
+
+    >>> torch.rand(1, generator=random_stream(0, "noise")) == torch.rand(1, generator=random_stream(0, "batches"))
+    tensor([False])
+    """
+    words = np.random.SeedSequence([seed, _STREAMS.index(name)]).generate_state(1, np.uint64)
+    # torch takes seeds up to 2⁶³ on every device.
+    return torch.Generator(device).manual_seed(int(words[0] >> np.uint64(1)))
+
+
 def make_model(build: Callable[[str], nn.Module], config: RunConfig) -> nn.Module:
     """The network of `build(precision)` on its device, with the seed's weights, in training mode."""
-    with seeded_weights(config.seed):
+    # torch initialises from its global generator, which is lent. torch.manual_seed would seed all GPUs as well.
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(random_stream(config.seed, "weights").initial_seed())
         model = build("bf16" if config.precision == "bf16" else "float32")
     model = model.to(config.device)
     if config.device.startswith("cuda"):

@@ -10,7 +10,7 @@ from small_runs import small_runs
 
 from newton_losses.errors import ArgumentError
 from newton_losses_bench import train
-from newton_losses_bench.device import is_out_of_memory, on_device, resolve_device
+from newton_losses_bench.machine import is_out_of_memory, on_device, resolve_device
 from newton_losses_bench.store import RunError, RunFolder
 from newton_losses_bench.sweep.jobs import Job, _as_begun
 from newton_losses_bench.sweep.processes import LocalPool

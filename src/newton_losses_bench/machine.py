@@ -1,0 +1,168 @@
+"""The machine of a run: its device, how exactly that computes, when it is full, and what to record of the machine."""
+
+import contextlib
+import functools
+import os
+import platform
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from newton_losses.errors import ArgumentError, NewtonLossesError
+
+from .settings import check_choice
+
+# Memory that torch does not hand out itself: of graphs, kernels and handles, and the libraries' own. Each library has a
+# status of its own, as in CUBLAS_STATUS_ALLOC_FAILED and CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED.
+_FULL = re.compile(
+    r"CUDA\b.*\bout of memory|CUDA_ERROR_OUT_OF_MEMORY|\bCU[A-Z]+_(?:\w+_)?ALLOC(?:ATION)?_FAILED"
+    # torch on a CPU, on Linux and elsewhere
+    r"|DefaultCPUAllocator: (?:can't allocate|not enough) memory"
+)
+# Whose versions are recorded.
+_PACKAGES = ("numpy", "numba", "triton", "scikit-learn", "typer", "rich", "matplotlib")
+
+
+def on_device(name: str) -> contextlib.AbstractContextManager[object]:
+    """A context in which `name` is torch's current device; on a CPU it does nothing.
+
+    Graphs, streams, events and the handles of libraries belong to the current CUDA device, wherever the tensors are.
+    The loop enters this once around a run: nothing below it has to name a device for these.
+
+    >>> with on_device("cpu"):
+    ...     torch.zeros(()).device
+    device(type='cpu')
+    """
+    return torch.cuda.device(name) if device_kind(name) == "cuda" else contextlib.nullcontext()
+
+
+@contextlib.contextmanager
+def precision_flags(precision: str) -> Iterator[None]:
+    """float32 means float32: by default, torch uses TF32 in convolutions. The flags are put back afterwards."""
+    allow = precision != "float32"
+    before = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.benchmark
+    # The head of a bf16 network stays in full float32; only "tf32" changes matrix products.
+    torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = allow, precision == "tf32"
+    torch.backends.cudnn.benchmark = True
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = before[:2]
+        torch.backends.cudnn.benchmark = before[2]
+
+
+def device_kind(name: str) -> str:
+    """A device without its number.
+
+    >>> device_kind("cuda:1"), device_kind("cpu")
+    ('cuda', 'cpu')
+    """
+    return name.partition(":")[0]
+
+
+def resolve_device(name: str) -> str:
+    """The device that a name stands for; "auto" is CUDA where there is one.
+
+    >>> resolve_device("cpu")
+    'cpu'
+    """
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    check_choice("device", device_kind(name), ("auto", "cpu", "cuda"))
+    number = name.partition(":")[2]
+    if ":" in name and not (name.startswith("cuda") and number.isdecimal()):
+        raise ArgumentError(f"--device {name}: a device is cpu, cuda, or cuda with a number, as in cuda:1.")
+    if name != "cpu" and not torch.cuda.is_available():
+        raise ArgumentError(f"--device {name}: torch finds no CUDA device here. Use --device cpu, or auto.")
+    if number and int(number) >= (there := torch.cuda.device_count()):
+        found = "one CUDA device here, cuda:0" if there == 1 else f"{there} CUDA devices here, up to cuda:{there - 1}"
+        raise ArgumentError(f"--device {name}: torch finds {found}.")
+    return f"cuda:{int(number)}" if number else name
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether a device ran out of memory, whoever asked for it: torch, CUDA, or one of its libraries.
+
+    An error that followed from that counts as well: the end of a capture that was broken off raises another one.
+
+    >>> is_out_of_memory(RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"))
+    True
+    """
+    # Our own errors already say what to do.
+    if not isinstance(error, RuntimeError) or isinstance(error, NewtonLossesError):
+        return False
+    if isinstance(error, torch.OutOfMemoryError) or _FULL.search(str(error)):
+        return True
+    earlier = error.__cause__ or error.__context__
+    return earlier is not None and is_out_of_memory(earlier)
+
+
+# What a result depends on besides its configuration
+
+
+def environment() -> dict[str, Any]:
+    """Versions, the commit of the code, device and number of threads.
+
+    >>> environment()["python"].startswith("3.")
+    True
+    """
+    from newton_losses import __version__
+
+    cuda = torch.cuda.is_available()
+    return {
+        "newton-losses": __version__,
+        "commit": commit(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "platform": f"{platform.system()} {platform.machine()}",
+        "cpu": _cpu_name(),
+        "threads": torch.get_num_threads(),
+        "cuda": torch.version.cuda if cuda else None,
+        "gpu": torch.cuda.get_device_name() if cuda else None,
+        "packages": {name: _version(name) for name in _PACKAGES},
+        "command": " ".join(sys.argv[1:]),
+    }
+
+
+@functools.cache
+def commit() -> str | None:
+    """The git commit of this code, with "-dirty" where files differ from it; `None` for an installed package.
+
+    For a copy of the code without its history, the variable NEWTON_LOSSES_COMMIT names it.
+    """
+    if named := os.environ.get("NEWTON_LOSSES_COMMIT"):
+        return named
+    here = Path(__file__).resolve()
+    # A package in somebody's virtual environment may lie in a repository too, but not in its own.
+    if _git(here.parent, "ls-files", "--error-unmatch", here.name) is None:
+        return None
+    return _git(here.parent, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    try:
+        done = subprocess.run(["git", *arguments], cwd=folder, capture_output=True, text=True, check=True, timeout=10)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()
+
+
+def _cpu_name() -> str | None:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return platform.processor() or None
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), None)
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
