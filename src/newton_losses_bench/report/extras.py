@@ -150,7 +150,7 @@ def _convex_runs(index: Index) -> list[Losses]:
         variant: {record.seed: record.test["loss"] for record in one.records if "loss" in record.test} if one else {}
         for variant, one in groups.items()
     }
-    return [Losses("runs", found["baseline"], found["fisher"])] if any(found.values()) else []
+    return [Losses("our runs", found["baseline"], found["fisher"])] if any(found.values()) else []
 
 
 def _read_losses(path: Path) -> Losses:

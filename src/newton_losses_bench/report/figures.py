@@ -44,7 +44,7 @@ WIDTH, HEIGHT = 3.7, 2.1  # inches of a panel
 
 @dataclass(frozen=True)
 class Line:
-    """A line of a chart; `band` are the lower and upper bounds at its points."""
+    """A line of a chart; `band` are the lower and upper bounds at its points. One without a label goes with another."""
 
     label: str
     x: Sequence[float]
@@ -110,7 +110,8 @@ def _svg(axes: Any, name: str, words: str) -> str:
     svg = re.sub(r"<style.*?</style>", "", svg, flags=re.DOTALL)
     svg = re.sub(r' id="[A-Za-z0-9.]+_\d+"', "", svg).replace("xlink:href", "href")
     svg = re.sub(r"font: [^;\"]*?([\d.]+)px [^;\"]*", r"font-size: \1px", svg)
-    svg = re.sub(r"\d+\.\d{3,}", lambda found: f"{float(found[0]):.2f}", svg)
+    # Places need no more than two digits; the labels beside them are left alone.
+    svg = re.sub(r'(?<= )d="[^"]+"', lambda path: re.sub(r"(\.\d\d)\d+", r"\1", path[0]), svg)
     svg = re.sub(r"\s+", " ", svg).replace("> <", "><")
     for colour, (light, _) in COLOURS.items():
         svg = svg.replace(light, f"var(--{colour}, {light})")
@@ -150,7 +151,7 @@ def _chart(name: str, title: str, words: str, lines: Sequence[Line], **options: 
         axes.set_xlim(options.get("start", min(ends)), max(ends))
         axes.locator_params("x", nbins=4)
     axes.locator_params("y", nbins=4)
-    legend = [(line.label, line.tone, line.dashed) for line in lines]
+    legend = [(line.label, line.tone, line.dashed) for line in lines if line.label]
     return Figure(name, title, words, _svg(axes, name, f"{title}: {words}"), legend)
 
 
@@ -354,11 +355,11 @@ def grid_figures(several: Sequence[Chosen]) -> list[Figure]:
         lines, words = [], []
         for one in arms:
             arm, (x, y) = one.cell.variant, zip(*sorted(one.of_a_seed.items()), strict=True)
-            lines.append(Line(f"{NAMES[arm]}, seed 0", x, y, TONES[arm], marked=True, dashed=arm == "fisher"))
+            lines.append(Line(NAMES[arm], x, y, TONES[arm], marked=True, dashed=arm == "fisher"))
             words.append(f"{NAMES[arm]} from {min(y):.1f} to {max(y):.1f}")
             if one.auto is not None:
                 level, band = [one.auto.mean] * 2, [_deviation(one.auto)] * 2
-                lines.append(Line(f"{NAMES[arm]}, auto", [x[0], x[-1]], level, TONES[arm], band, arm == "fisher"))
+                lines.append(Line("", [x[0], x[-1]], level, TONES[arm], band, arm == "fisher"))
                 words[-1] += f", auto {one.auto.mean:.1f}"
         title, text = column_title(column), "; ".join(words)
         figures.append(_chart(f"damping-{column}", title, text, lines, log=True, limits=(0, 100)))

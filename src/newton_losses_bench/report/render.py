@@ -1,5 +1,6 @@
 """Pages from a report: one HTML file that needs nothing else, and the same sections as Markdown."""
 
+import html
 import re
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -170,31 +171,29 @@ def _escaped(text: str) -> str:
 
 
 def standalone(figure: Figure) -> str:
-    """A figure as a file of its own, in the colours of the reader's scheme."""
+    """A figure as a file of its own: with its title and the names of its lines, in the reader's colours."""
     schemes = [" ".join(f"--{name}: {pair[place]};" for name, pair in COLOURS.items()) for place in (0, 1)]
     style = (
-        f"<style>svg {{ {schemes[0]} font-family: system-ui, sans-serif; }} "
+        f"<style>svg {{ {schemes[0]} font: 8px system-ui, sans-serif; fill: var(--ink); }} "
         f"@media (prefers-color-scheme: dark) {{ svg {{ {schemes[1]} }} }}</style>"
     )
-    names = [f"{label}{' (dashed)' if dashed else ''}" for label, _, dashed in figure.legend]
     view = re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', figure.svg)
     assert view is not None
     width, height = float(view[1]), float(view[2])
-    key, place = [], 8.0
-    for (_, tone, dashed), label in zip(figure.legend, names, strict=True):
-        dash = ' stroke-dasharray="4 3"' if dashed else ""
-        colour = f"var(--tone-{tone}, {COLOURS[f'tone-{tone}'][0]})"
-        key.append(f'<path d="M{place:.0f} {height + 9:.0f}h14" stroke="{colour}" stroke-width="1.6"{dash}/>')
-        text = label.replace("&", "&amp;").replace("<", "&lt;")
-        soft = f"var(--soft, {COLOURS['soft'][0]})"
-        key.append(
-            f'<text x="{place + 18:.0f}" y="{height + 12:.0f}" style="font-size: 8px; fill: {soft}">{text}</text>'
-        )
-        place += 26 + 4.4 * len(label)
-    size = f'viewBox="0 0 {width:g} {height + 18:g}" width="{1.6 * width:.0f}"'
+    names = [
+        f'<tspan style="fill: var(--tone-{tone})">{"╍╍" if dashed else "━━"}</tspan> {html.escape(label)}  '
+        for label, tone, dashed in figure.legend
+    ]
+    lines = [names[first : first + 3] for first in range(0, len(names), 3)]
+    keys = "".join(
+        f'<text x="8" y="{height + 11 * (place + 1):g}" xml:space="preserve">{"".join(line)}</text>'
+        for place, line in enumerate(lines)
+    )
+    title = f'<text x="8" y="-5" style="font-weight: 600">{html.escape(figure.title)}</text>'
+    size = f'viewBox="0 -15 {width:g} {height + 20 + 11 * len(lines):g}" width="{1.25 * width:.0f}"'
     start = figure.svg.replace("<svg", '<svg xmlns="http://www.w3.org/2000/svg"', 1).replace(view[0], size, 1)
     opened = start.index(">") + 1
-    return f"{start[:opened]}{style}{start[opened:].removesuffix('</svg>')}{''.join(key)}</svg>\n"
+    return f"{start[:opened]}{style}{title}{start[opened:].removesuffix('</svg>')}{keys}</svg>\n"
 
 
 def write_figures(figures: Iterable[Figure], out: Path) -> list[Path]:
