@@ -251,6 +251,9 @@ class PathsConfig(RunConfig):
         "the experiment", "Width of the noise of the other algorithms. Default: the paper's 0.1.", None
     )
     num_samples: int | None = setting("the experiment", "Noise samples of the other algorithms. Default: 10.", None)
+    leave_one_out: bool = setting(
+        "the experiment", "Subtract the mean of the other noise samples, not the paper's value without noise.", False
+    )
 
     def resolved(self) -> Self:
         config = super().resolved()
@@ -264,6 +267,8 @@ class PathsConfig(RunConfig):
         config = replace(config, drops=tuple(sorted(drops)))
         paper = self._papers_column()["settings"]
         if self.algorithm == "bellman-ford":
+            if self.leave_one_out:
+                raise ArgumentError("--leave-one-out does not go with --algorithm bellman-ford: it draws no noise.")
             self._refuse(("scale", "num_samples"), "draws no noise")
             check_positive("beta", self.beta)
             found = {name: _first(getattr(self, name), paper[name]) for name in ("loop", "norm", "beta", "iterations")}
@@ -272,7 +277,7 @@ class PathsConfig(RunConfig):
             self._refuse(("loop", "norm", "beta", "iterations"), "solves exactly and smooths with noise")
             check_positive("scale", self.scale)
             found = {"scale": _first(self.scale, paper["scale"]), "num_samples": _first(self.num_samples, 10)}
-            check_at_least("num_samples", found["num_samples"], 1)
+            check_at_least("num_samples", found["num_samples"], 2 if self.leave_one_out else 1)
         return replace(config, **found)
 
     def _check_curvature(self) -> None:

@@ -4,6 +4,7 @@ import re
 
 import numpy as np
 import pytest
+import torch
 from torch.nn.functional import mse_loss
 
 from newton_losses import ArgumentError
@@ -12,6 +13,7 @@ from newton_losses_bench.config import SORTING_ALGORITHMS, ConvexConfig, PathsCo
 from newton_losses_bench.machine import resolve_device
 from newton_losses_bench.settings import option
 from newton_losses_bench.tasks import training_loss
+from newton_losses_bench.tasks.paths import path_loss
 
 
 def sorting(**settings):
@@ -62,6 +64,13 @@ def test_the_settings_of_paths_are_the_papers():
     assert paths().drops == (30, 40)
     assert paths(epochs=5).drops == (3, 4)
     assert paths(drops=[9, 5]).drops == (5, 9)
+
+
+@pytest.mark.parametrize(("given", "baseline"), [({}, "value"), ({"leave_one_out": True}, "leave_one_out")])
+def test_noise_keeps_the_papers_baseline_unless_told(given, baseline):
+    for algorithm in ("smoothed-loss", "smoothed-algorithm", "fenchel-young"):
+        config = PathsConfig(algorithm=algorithm, device="cpu", **given).resolved()
+        assert f"variance_reduction='{baseline}'" in repr(path_loss(config, torch.Generator()))
 
 
 def test_what_was_given_stays():
@@ -131,6 +140,7 @@ def test_a_configuration_survives_json():
         (sorting, {"algorithm": "logistic", "temperature": 1.0}, "has a --steepness"),
         (paths, {"loop": "for"}, "solves exactly"),
         (paths, {"algorithm": "bellman-ford", "num_samples": 3}, "--samples does not go with"),
+        (paths, {"algorithm": "bellman-ford", "leave_one_out": True}, "--leave-one-out does not go with"),
         (sorting, {"n": 1}, "at least 2"),
         (paths, {"data": "warcraft", "size": 18}, "have 12×12 cells"),
         (sorting, {"steps": 0}, "at least 1"),
