@@ -1,10 +1,9 @@
 """What lies beside the tables: times, gradients and convex layers, and the runs that belong to no table.
 
 Times come from the runs of `newton-losses reproduce runtimes` and from what `benchmarks/training_step.py` printed into
-files `step_*.txt`; losses of convex layers from runs and from the files of `examples/convex_layers.py`.
+files `step_*.txt`; losses of convex layers from the runs of `newton-losses reproduce cvxpy`.
 """
 
-import json
 import math
 import os
 import re
@@ -20,6 +19,8 @@ from newton_losses.errors import NewtonLossesError
 from ..cells import cells
 from ..config import PATHS_ALGORITHMS, SORTING_ALGORITHMS, configuration_class, identity
 from ..describe import describe_setting
+from ..groups import Protocol, group
+from ..paper import paper_protocol
 from ..statistics import summarise_all
 from ..store import RunRecord
 from . import gradients
@@ -70,29 +71,29 @@ class Extras:
 
 def read_extras(found: Evidence) -> Extras:
     """Read what lies beside the runs; a file that makes no sense is named and left out."""
-    timings, losses, notes = _timed_runs(found.index), _convex_runs(found.index), []
-    for path in _files(found.results):
+    timings, notes = _timed_runs(found.index), []
+    for path in _printed_files(found.results):
         name = relative(path, found.results)
         try:
-            if path.name.startswith("step_"):
-                steps, nonsense = _printed_times(text := path.read_text(encoding="utf-8", errors="replace"))
-                notes += [f"{name}: {nonsense} of its lines are no step's time."] if nonsense else []
-                timings.append(Timings(f"{path.stem}, {_device(text)}", steps))
-            else:
-                losses.append(_read_losses(path))
-        except (OSError, ValueError, KeyError, TypeError, IndexError, OverflowError, RecursionError) as error:
+            content = path.read_text(encoding="utf-8", errors="replace")
+        except OSError as error:
             notes.append(f"{name}: not readable ({type(error).__name__}).")
-    losses.sort(key=lambda one: ("known" in one.source, one.source))
-    return Extras([one for one in timings if one.steps], losses, notes)
+            continue
+        # A file may hold several outputs, each below a line with its name.
+        before, *parts = re.split(r"^==> (\S+)\.txt <==\n", content, flags=re.MULTILINE)
+        for source, text in zip(parts[::2], parts[1::2], strict=True) if parts else [(path.stem, before)]:
+            steps, nonsense = _printed_times(text)
+            notes += [f"{name}: {nonsense} of its lines are no step's time."] if nonsense else []
+            timings.append(Timings(f"{source}, {_device(text)}", steps))
+    return Extras([one for one in timings if one.steps], _convex_runs(found.index), notes)
 
 
-def _files(results: Path) -> Iterable[Path]:
-    """What lies beside the runs: printed times (`step_*.txt`), and losses of convex layers (`cvxpy/*.json`)."""
+def _printed_files(results: Path) -> Iterable[Path]:
+    """What `benchmarks/training_step.py` printed, wherever it lies under the results."""
     for parent, folders, files in os.walk(results):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         for name in sorted([*files, *folders]):
-            is_loss = name.endswith(".json") and Path(parent).name == "cvxpy"
-            if is_loss or (name.startswith("step_") and name.endswith(".txt")):
+            if name.startswith("step_") and name.endswith(".txt"):
                 yield Path(parent, name)
 
 
@@ -145,22 +146,25 @@ def timing_source(record: RunRecord) -> str:
 
 
 def _convex_runs(index: Index) -> list[Losses]:
-    groups = {cell.variant: index.group("cvxpy", cell.key, lambda _: True) for cell in cells("cvxpy")}
-    found = {
-        variant: {record.seed: record.test["loss"] for record in one.records if "loss" in record.test} if one else {}
-        for variant, one in groups.items()
-    }
-    return [Losses("our runs", found["baseline"], found["fisher"])] if any(found.values()) else []
-
-
-def _read_losses(path: Path) -> Losses:
-    """What `examples/convex_layers.py` wrote."""
-    content = json.loads(path.read_text(encoding="utf-8"))
-    finals = {key: {int(run["seed"]): float(run[key][-1]) for run in content["runs"]} for key in ("baseline", "fisher")}
-    facts = content.get("facts")
-    command = str(facts.get("command", "")) if isinstance(facts, dict) else ""
-    kind = "known solution" if "exact" in path.stem else "cvxpylayers"
-    return Losses(f"{kind} ({path.name})", finals["baseline"], finals["fisher"], command)
+    """The runs of `reproduce cvxpy`, those with the solver first; other batches or lengths are other sources."""
+    found = []
+    for algorithm, title in (("relu", "cvxpylayers"), ("relu-exact", "known solution")):
+        losses: dict[Protocol, dict[str, dict[int, float]]] = defaultdict(lambda: {"baseline": {}, "fisher": {}})
+        for one in group([cell.changed({"algorithm": algorithm}) for cell in cells("cvxpy")], index.records):
+            index.used.update(record.identity for record in one.records)
+            losses[one.protocol][one.cell.variant] = {
+                record.seed: record.test["loss"] for record in one.records if "loss" in record.test
+            }
+        for protocol, by_variant in sorted(losses.items(), key=lambda pair: -pair[0]["batch_size"]):
+            samples, steps = int(protocol["batch_size"]), protocol.length
+            changes = [f"--algorithm {algorithm}"] * (algorithm != "relu")
+            changes += [f"--batch-size {samples}"] * (samples != paper_protocol("convex")["batch_size"])
+            changes += [f"--steps {steps}"] * (steps != paper_protocol("convex")["steps"])
+            seeds = len(by_variant["baseline"].keys() | by_variant["fisher"].keys())
+            command = " ".join(["newton-losses reproduce cvxpy", *changes, f"--seeds {seeds}"])
+            source = f"{title}, {samples} samples" + (f", {steps} steps" if f"--steps {steps}" in changes else "")
+            found.append(Losses(source, by_variant["baseline"], by_variant["fisher"], command))
+    return found
 
 
 def _milliseconds(found: str | float) -> float | None:

@@ -125,6 +125,14 @@ def test_timings_of_nonsense_are_named_and_leave_the_others(tmp_path, line):
     assert [note.split(":")[0] for note in found.notes] == ["step_a.txt"]
 
 
+def test_one_file_may_hold_several_outputs(tmp_path):
+    outputs = (f"==> {name}.txt <==\n{TIMED.format(PLAIN)}\n" for name in ("step_before", "step_after"))
+    (tmp_path / "step_times.txt").write_text("\n".join(["Two states.", *outputs]))
+    found = read_extras(gather(tmp_path)).timings
+    assert [one.source.partition(",")[0] for one in found] == ["step_before", "step_after"]
+    assert [one.ratio("softsort-n5", "fisher") for one in found] == [pytest.approx(1.1)] * 2
+
+
 def test_a_run_without_a_time_is_no_timing(tmp_path):
     for number, cell in enumerate(cells("runtimes", only="softsort-n5")):
         for value in NONSENSE:
@@ -135,32 +143,26 @@ def test_a_run_without_a_time_is_no_timing(tmp_path):
 
 
 def test_folders_with_the_names_of_files(tmp_path):
-    for name in ("step_a.txt", "cvxpy/a.json", "run/result.json", "b/config.json", "c/evaluations.jsonl"):
+    for name in ("step_a.txt", "run/result.json", "b/config.json", "c/evaluations.jsonl"):
         (tmp_path / name).mkdir(parents=True)
     good = folder_of_a_run(tmp_path, 0)
     (good / "evaluations.jsonl").unlink()
     (good / "evaluations.jsonl").mkdir()
     found = gather(tmp_path)
     notes = [*found.notes, *read_extras(found).notes]
-    assert {note.split(":")[0] for note in notes} == {"step_a.txt", "cvxpy/a.json", "0"}
-    compose(found)
-
-
-@pytest.mark.parametrize("name", ["seed", "baseline", "fisher"])
-def test_losses_of_nonsense(tmp_path, name):
-    (tmp_path / "cvxpy").mkdir()
-    for number, value in enumerate([*NONSENSE, [0.0], [math.nan], ["x"]]):
-        run = {"seed": 0, "baseline": [1.0], "fisher": [0.5], name: value}
-        (tmp_path / "cvxpy" / f"{number}.json").write_text(json.dumps({"runs": [run, {**run, "seed": 1}]}))
-    (tmp_path / "cvxpy" / "deep.json").write_text("[" * 100_000)
-    found = gather(tmp_path)
-    assert "cvxpy/deep.json" in {note.split(":")[0] for note in read_extras(found).notes}
+    assert {note.split(":")[0] for note in notes} == {"step_a.txt", "0"}
     compose(found)
 
 
 def test_a_loss_of_nought_is_shown(tmp_path):
-    (tmp_path / "cvxpy").mkdir()
-    runs = [{"seed": 0, "baseline": [0.0], "fisher": [0.5]}, {"seed": 1, "baseline": [1.0], "fisher": [0.5]}]
-    (tmp_path / "cvxpy" / "a.json").write_text(json.dumps({"runs": runs}))
-    row = convex_table(read_extras(gather(tmp_path)).convex).rows[-1]
-    assert [cell.text for cell in row[1:]] == ["1 of 2", "0.500", "0.500"]
+    for seed, losses in enumerate([(0.0, 0.5), (1.0, 0.5)]):
+        for cell, loss in zip(cells("cvxpy"), losses, strict=True):
+            write_run(tmp_path / f"{cell.key}-{seed}", cell.make(seed=seed, batch_size=60), {"loss": loss})
+    (found,) = read_extras(gather(tmp_path)).convex
+    assert [cell.text for cell in convex_table([found]).rows[-1]] == [
+        "cvxpylayers, 60 samples",
+        "1 of 2",
+        "0.500",
+        "0.500",
+    ]
+    assert found.command == "newton-losses reproduce cvxpy --batch-size 60 --seeds 2"

@@ -128,9 +128,6 @@ def test_names_are_text_and_never_markup(tmp_path):
     (folder / "config.json").write_text(json.dumps(stored))
     line = "sorting n=5 softsort none 1.0 ms/step\nsorting n=5 softsort fisher 1.1 ms/step\n"
     (tmp_path / f"step_{hostile}.txt").write_text(f"torch, {HOSTILE}, x\n{line}")
-    (tmp_path / "cvxpy").mkdir()
-    losses = {"runs": [{"seed": 0, "baseline": [1.0], "fisher": [0.5]}], "facts": {"command": f"x {HOSTILE}"}}
-    (tmp_path / "cvxpy" / f"{hostile}.json").write_text(json.dumps(losses))
     write_report(tmp_path, tmp_path / "report")
     text = (tmp_path / "report" / "index.html").read_text()
     found = Page(text)
