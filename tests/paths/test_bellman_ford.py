@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from newton_losses.errors import ArgumentError, ShapeError
-from newton_losses.paths import PathLoss, RelaxedBellmanFord, _relaxation, solve
+from newton_losses.paths import PathLoss, RelaxedBellmanFord, solve
 
 pytestmark = [
     # algovision 0.1.2 indexes with lists, which torch warns about.
@@ -63,19 +63,18 @@ def test_derivatives_of_both_orders_in_both_modes(shape, loop):
     assert torch.autograd.gradgradcheck(algorithm, costs, check_fwd_over_rev=True)
 
 
-def test_by_hand_equals_plain():
-    costs = path_maps.make_maps("uniform", 5, 6, 7, seed=3).double().permute(1, 2, 0).contiguous().mul_(60.0)
-    weights, history = _relaxation._predecessors(costs, 9)
-    plain, pullback = torch.func.vjp(lambda c: _relaxation.plain_predecessors(c, 9), costs)
-    torch.testing.assert_close(weights, plain, rtol=1e-13, atol=1e-15)
-    gradient = torch.rand(weights.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    torch.testing.assert_close(_relaxation._predecessors_pullback(history, gradient), pullback(gradient)[0])
-
-    visited, padded = _relaxation._positions(weights, 9)
-    plain, pullback = torch.func.vjp(lambda w: _relaxation.plain_positions(w, 9), weights)
-    torch.testing.assert_close(visited, plain, rtol=1e-13, atol=1e-15)
-    gradient = torch.rand(visited.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    torch.testing.assert_close(_relaxation._positions_pullback(weights, padded, gradient), pullback(gradient)[0])
+@pytest.mark.parametrize("conorm", ["probabilistic", "yager"])
+@pytest.mark.parametrize("loop", ["for", "while"])
+def test_the_hand_written_gradient_equals_the_plain_forms(loop, conorm):
+    """torch.func goes through the plain form, autograd through the one written by hand."""
+    costs = path_maps.make_maps("uniform", 5, 6, 7, seed=3).double()
+    algorithm = RelaxedBellmanFord(60.0, 9, loop, conorm)
+    plain, pullback = torch.func.vjp(algorithm, costs)
+    leaf = costs.requires_grad_()
+    path = algorithm(leaf)
+    torch.testing.assert_close(path, plain, rtol=1e-13, atol=1e-15)
+    gradient = torch.rand(path.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(torch.autograd.grad(path, leaf, gradient)[0], pullback(gradient)[0])
 
 
 def test_a_gradient_that_is_cut_off_behind_it_stays_so():

@@ -63,6 +63,17 @@ def test_the_hessian_is_the_mean_of_the_samples_hessians(baseline):
     assert torch.equal(expansion.curvature.dense(), expansion.curvature.dense().mT)
 
 
+@pytest.mark.parametrize("quasi", [False, True])
+@pytest.mark.parametrize("antithetic", [False, True])
+@pytest.mark.parametrize("baseline", ["value", "leave_one_out"])
+def test_a_baseline_removes_a_constant_altogether(baseline, antithetic, quasi):
+    settings = {"variance_reduction": baseline, "antithetic": antithetic, "quasi": quasi}
+    expansion = SmoothedLoss(lambda y: torch.full((len(y),), 7), 0.5, 8, **settings).expand(torch.zeros(3, 2))
+    assert not expansion.gradient.any()
+    assert not expansion.curvature.dense().any()
+    assert (expansion.value == 7).all()
+
+
 @pytest.mark.parametrize("shape", [(7,), (7, 3), (7, 2, 3)])
 def test_backward_gives_the_gradient_of_the_expansion(shape):
     y = torch.randn(shape, dtype=torch.float64, generator=generator(8)).requires_grad_()

@@ -234,9 +234,8 @@ def test_leave_one_out_within_a_quasi_random_set_would_be_biased(monkeypatch):
 
 
 def _one_set(self, y):
-    from newton_losses.smoothing._draws import Sampler
-
-    return Sampler(4, False, True, False).draw(y, self.scale, self.distribution, self.generator)
+    one_set = SmoothedLoss(both_positive, SCALE, 4, variance_reduction="value", quasi=True).sampler
+    return one_set.draw(y, self.scale, self.distribution, self.generator)
 
 
 def test_a_users_own_distribution():

@@ -90,7 +90,7 @@ def leave_one_out(values: Tensor, groups: int) -> Tensor:
     """
     grouped = values.reshape(groups, len(values) // groups, *values.shape[1:])
     own = grouped.sum(1, keepdim=True)
-    others = (own.sum(0, keepdim=True) - own) / (len(values) - grouped.shape[1])
+    others = (own.sum(0) - own) / (len(values) - grouped.shape[1])
     return (grouped - others).reshape(values.shape)
 
 
@@ -191,6 +191,5 @@ def _sobol_digits(points: int, size: int, device: torch.device) -> Tensor:
     engine = SobolEngine(size, scramble=True, seed=0)  # type: ignore[no-untyped-call]
     points_drawn: Tensor = engine.draw(points, dtype=torch.float64)
     digits = (points_drawn * 2**engine.MAXBIT).round().to(torch.int64)
-    digits[0] = engine.shift  # the engine keeps its first point in 24 bits only
     on_device: Tensor = digits.to(device)
     return on_device
