@@ -14,16 +14,7 @@ from newton_losses.errors import ArgumentError
 
 from .machine import resolve_device
 from .paper import nearest_column, usual_damping
-from .settings import (
-    check_at_least,
-    check_choice,
-    check_positive,
-    check_type,
-    option,
-    read_damping,
-    setting,
-    settings,
-)
+from .settings import check_at_least, check_choice, check_positive, check_type, option, read_damping, setting, settings
 
 SORTING_ALGORITHMS = ("neuralsort", "softsort", "logistic", "cauchy")
 PATHS_ALGORITHMS = ("bellman-ford", "smoothed-loss", "smoothed-algorithm", "fenchel-young")
@@ -129,7 +120,7 @@ class RunConfig:
     def _refuse(self, names: tuple[str, ...], reason: str) -> None:
         """Refuse settings that the chosen algorithm does not have, instead of ignoring them."""
         for name in names:
-            if getattr(self, name) is not None:
+            if getattr(self, name) not in (None, False):
                 raise ArgumentError(
                     f"{option(name)} does not go with --algorithm {self.algorithm}: it {reason}. Leave it out."
                 )
@@ -267,9 +258,7 @@ class PathsConfig(RunConfig):
         config = replace(config, drops=tuple(sorted(drops)))
         paper = self._papers_column()["settings"]
         if self.algorithm == "bellman-ford":
-            if self.leave_one_out:
-                raise ArgumentError("--leave-one-out does not go with --algorithm bellman-ford: it draws no noise.")
-            self._refuse(("scale", "num_samples"), "draws no noise")
+            self._refuse(("scale", "num_samples", "leave_one_out"), "draws no noise")
             check_positive("beta", self.beta)
             found = {name: _first(getattr(self, name), paper[name]) for name in ("loop", "norm", "beta", "iterations")}
             check_at_least("iterations", found["iterations"], 1)
