@@ -1,6 +1,6 @@
-"""Run by `test_resume.py` in a process of its own: forks runs, kills them with SIGKILL, lets them go on.
+"""Run by `test_resume.py` in a process of its own: forks runs, kills them with SIGKILL, resumes them.
 
-    python killed_runs.py FOLDER
+    python killed_runs.py FOLDER RANDOM_KILLS
 
 It imports torch once and forks from there, so that a killed run costs milliseconds instead of seconds. Each
 scenario ends in a folder with a finished run; the test compares them. Standard output is one JSON object.
@@ -100,7 +100,7 @@ def at_random(seed: int, longest: float):
     return plan
 
 
-def main(base: Path) -> None:
+def main(base: Path, random_kills: int) -> None:
     report: dict[str, dict[str, int]] = {}
     for task in CONFIGS:
         root = str(base / "data")
@@ -115,7 +115,7 @@ def main(base: Path) -> None:
             name = f"call-{number}"
             report[task][name] = until_done(task, base / task / name, root, at_call(number))
         seed = kills = 0
-        while kills < 10:
+        while kills < random_kills:
             name = f"random-{seed}"
             report[task][name] = until_done(task, base / task / name, root, at_random(seed, took / 2))
             kills += report[task][name]
@@ -124,4 +124,4 @@ def main(base: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), int(sys.argv[2]))

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from processes import command, config, environment, start
+from train_processes import command, config, environment, start
 
 from newton_losses_bench.store import read_checkpoint
 from newton_losses_bench.train import run

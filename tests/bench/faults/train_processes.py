@@ -1,4 +1,4 @@
-"""Runs of the command as processes of their own, for the tests of what may happen to them."""
+"""`newton-losses train` in a process of its own, for the tests of what may happen to it."""
 
 import os
 import subprocess
