@@ -73,3 +73,11 @@ def test_every_page_is_in_the_navigation() -> None:
     navigation = (ROOT / "mkdocs.yml").read_text().split("\nnav:\n")[1]
     for page in (ROOT / "docs").rglob("*.md"):
         assert f": {page.relative_to(ROOT / 'docs')}\n" in navigation
+
+
+def test_the_map_for_contributors_names_files_that_exist() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    named = re.findall(r"`((?:src|tests|benchmarks|examples|docs)/[\w./]+)`", text)
+    assert named
+    for file in named:
+        assert (ROOT / file).exists(), f"CONTRIBUTING.md names {file}, which is not there"
