@@ -12,6 +12,10 @@ DISTRIBUTIONS = (
     smoothing.Gaussian(), smoothing.Logistic(), smoothing.Gumbel(), smoothing.Laplace(), smoothing.Cauchy(),
     smoothing.StudentT(3.0),
 )  # fmt: skip
+UNUSUAL = (
+    torch.nested.nested_tensor([torch.ones(2), torch.ones(1)], layout=torch.jagged), torch.eye(2).to_sparse(),
+    torch.ones(2, 2, device="meta"), torch.ones(2, 2).to(torch.float8_e4m3fn),
+)  # fmt: skip
 TRAILING = ((1,), (3,), (2, 2), (0,))
 
 
@@ -27,6 +31,7 @@ def draw_settings(draw: Draw) -> dict[str, Any]:
         "distribution": draw.pick(DISTRIBUTIONS),
         "antithetic": draw.chance(0.3),
         "quasi": draw.chance(0.2),
+        "variance_reduction": draw.pick(("auto", "auto", "leave_one_out", "value", "none")),
     }
 
 
@@ -105,7 +110,7 @@ def perturbed_optimizer(draw: Draw) -> None:
 
 
 def not_outputs(draw: Draw) -> None:
-    thing: Any = draw.pick((*NOT_TENSORS, torch.tensor(1.0), torch.ones(2, 2, dtype=torch.int64)))
+    thing: Any = draw.pick((*NOT_TENSORS, torch.tensor(1.0), torch.ones(2, 2, dtype=torch.int64), *UNUSUAL))
     draw.pick((
         smoothing.SmoothedLoss(lambda y: y.sum(1)), smoothing.SmoothedAlgorithm(lambda y: y),
         lambda s: perturbed.FenchelYoungLoss(cheapest)(s, s),
