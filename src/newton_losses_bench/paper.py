@@ -56,4 +56,4 @@ def usual_damping(column: Column, curvature: str) -> float:
     It has no Hessian for Bellman-Ford, which was too expensive there, and no control by the energy of the gradients,
     which is the mean eigenvalue of the empirical Fisher and so on its scale.
     """
-    return float(column.get(curvature, column["fisher"])["damping"])
+    return float(column[curvature if curvature in column else "fisher"]["damping"])
