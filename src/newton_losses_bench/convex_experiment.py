@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from newton_losses.convex import repeat_with_fisher
 
 from .config import ConvexConfig
-from .progress import Progress, Silent
+from .progress import Progress
 from .signals import Interrupted, stop_requests
 from .store import Record, RunFolder
 from .tasks import damping_rule
@@ -44,7 +44,7 @@ class ConvexReLU(nn.Module):
 def run_convex(config: ConvexConfig, out: str, *, progress: Progress | None = None) -> Record:
     """Train as `config` says in the folder `out` and return the result; going on where it was, like `loop.run`."""
     config = config.resolved()
-    progress = progress or Silent()
+    progress = progress or Progress()
     with RunFolder(out, config) as folder:
         if (result := folder.result) is None:
             result = _train(config, folder, progress)

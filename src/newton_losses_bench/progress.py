@@ -7,7 +7,7 @@ import json
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from .config import RunConfig
 from .describe import by_split, delay, describe, duration, figures, number, outcome
@@ -19,48 +19,38 @@ if TYPE_CHECKING:
 Record = dict[str, Any]
 
 
-class Progress(Protocol):
-    """The events of a run. Nothing is computed for them: what costs a wait for the device comes seldom."""
+class Progress:
+    """The events of a run. This listener ignores them all; the others override what they report.
 
-    def preparing(self, config: RunConfig) -> None: ...
-    def started(self, config: RunConfig, step: int, total: int, evaluations: list[Record]) -> None: ...
-    def advanced(self, step: int, loss: float | None) -> None: ...
-    def evaluating(self, step: int) -> None: ...
-    def evaluated(self, record: Record) -> None: ...
-    def note(self, text: str) -> None: ...
-    def finished(self, result: Record, *, again: bool = False) -> None: ...
-    def close(self) -> None: ...
-
-
-class Silent:
-    """Reports nothing. The other listeners start from it."""
+    Nothing is computed for an event: what costs a wait for the device comes seldom.
+    """
 
     def preparing(self, config: RunConfig) -> None:
-        pass
+        """The data and the network are about to be made."""
 
     def started(self, config: RunConfig, step: int, total: int, evaluations: list[Record]) -> None:
-        pass
+        """Training begins after `step` of `total` steps, with these evaluations behind it."""
 
     def advanced(self, step: int, loss: float | None) -> None:
-        pass
+        """So many steps are done; the last one had this loss, `None` if that was not finite."""
 
     def evaluating(self, step: int) -> None:
-        pass
+        """An evaluation begins, which can take minutes."""
 
     def evaluated(self, record: Record) -> None:
-        pass
+        """An evaluation is done and saved."""
 
     def note(self, text: str) -> None:
-        pass
+        """Something to know, as that a damaged file was replaced."""
 
     def finished(self, result: Record, *, again: bool = False) -> None:
-        pass
+        """The run has its result; `again` if it had it before."""
 
     def close(self) -> None:
-        pass
+        """No event follows."""
 
 
-class Together(Silent):
+class Together(Progress):
     """Several listeners as one."""
 
     def __init__(self, *listeners: Progress) -> None:
@@ -99,7 +89,7 @@ class Together(Silent):
             listener.close()
 
 
-class JsonLines(Silent):
+class JsonLines(Progress):
     """One JSON object per line, with the field `event`, and `seed` where it is given."""
 
     def __init__(self, stream: TextIO | None = None, *, seed: int | None = None) -> None:
@@ -122,7 +112,7 @@ class JsonLines(Silent):
         self._emit("finished", again=again, **result)
 
 
-class PlainLines(Silent):
+class PlainLines(Progress):
     """One line per evaluation, for a log file or a pipe."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
@@ -159,7 +149,7 @@ class PlainLines(Silent):
         self._say(outcome(result, again))
 
 
-class LiveBar(Silent):
+class LiveBar(Progress):
     """A bar with the steps, their rate, the time left, the loss and the last accuracies, in 80 columns."""
 
     def __init__(self, console: "Console | None" = None) -> None:
@@ -216,7 +206,7 @@ class LiveBar(Silent):
             self._bar = None
 
 
-class TensorBoard(Silent):
+class TensorBoard(Progress):
     """Writes all figures of every evaluation to the run's folder. A resumed run continues the curves."""
 
     def __init__(self, folder: str) -> None:

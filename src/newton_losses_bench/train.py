@@ -14,7 +14,7 @@ from newton_losses.errors import NewtonLossesError
 
 from .config import RunConfig
 from .machine import is_out_of_memory, on_device, precision_flags
-from .progress import Progress, Silent
+from .progress import Progress
 from .settings import option
 from .signals import Interrupted, stop_requests
 from .store import AVERAGE, Record, RunError, RunFolder
@@ -44,7 +44,7 @@ def run(
     of the two benchmarks.
     """
     config = config.resolved()
-    progress = progress or Silent()
+    progress = progress or Progress()
     with (
         stop_requests() as stop,
         RunFolder(out, config, overwrite=overwrite) as folder,
@@ -174,11 +174,20 @@ def _result(config: RunConfig, task: Task, folder: RunFolder, steps: int, second
         "reported": reported,
         **({"averaged": task.reported(_averaged(folder.evaluations))} if config.average else {}),
         "final": folder.evaluations[-1],
-        "not_finite_steps": folder.steps_without_loss,
+        "not_finite_steps": _steps_without_loss(folder.evaluations),
         "steps": steps,
         "seconds": round(seconds, 2),
         "milliseconds_per_step": round(1000 * seconds / steps, 4),
     }
+
+
+def _steps_without_loss(evaluations: list[Record]) -> int:
+    """How many steps had no finite loss since the last evaluation before which all of them had one."""
+    found = 0
+    for record in evaluations:
+        here = record.get("not_finite_steps", 0)
+        found = found + here if here else 0
+    return found
 
 
 # Errors

@@ -120,10 +120,6 @@ class Trainer:
         with torch.no_grad():
             for name, tensor in self.tensors.items():
                 tensor.copy_(state["tensors"][name])
-            # Early versions added losses that were not finite, too: their sum of the others is lost.
-            if not self.tensors["loss_sum"].isfinite():
-                self.tensors["loss_sum"].zero_()
-                self.tensors["loss_count"].zero_()
         for name, generator in self.task.generators.items():
             generator.set_state(state["generators"][name])
 

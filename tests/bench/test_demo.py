@@ -20,7 +20,7 @@ from newton_losses_bench.demo import (
     verdict,
     write_page,
 )
-from newton_losses_bench.progress import Silent
+from newton_losses_bench.progress import Progress
 from newton_losses_bench.store import Store
 from newton_losses_bench.sweep import Counters, Lines, LocalPool, execute, run_sweep
 
@@ -33,7 +33,7 @@ def trained(tmp_path_factory):
     out = tmp_path_factory.mktemp("demo")
     jobs = demo_jobs(out, SHORT, 1)
     for job in jobs.values():
-        execute(job, Silent())
+        execute(job, Progress())
     return out, jobs
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from newton_losses_bench.config import PathsConfig, SortingConfig
 from newton_losses_bench.describe import describe, describe_setting, duration, number, outcome
-from newton_losses_bench.progress import JsonLines, LiveBar, Pace, PlainLines, Silent, Together
+from newton_losses_bench.progress import JsonLines, LiveBar, Pace, PlainLines, Progress, Together
 
 CONFIG = SortingConfig(algorithm="softsort", device="cpu").resolved()
 RECORD = {
@@ -75,7 +75,7 @@ def test_json_lines_carry_the_seed_that_they_are_given():
 
 
 def test_several_listeners_hear_of_an_evaluation():
-    class Listener(Silent):
+    class Listener(Progress):
         def evaluating(self, step):
             heard.append(step)
 
@@ -86,7 +86,7 @@ def test_several_listeners_hear_of_an_evaluation():
 
 def test_several_listeners_hear_the_same():
     streams = [io.StringIO(), io.StringIO()]
-    tell(Together(*(PlainLines(stream) for stream in streams), Silent()))
+    tell(Together(*(PlainLines(stream) for stream in streams), Progress()))
     first, second = (stream.getvalue().splitlines() for stream in streams)
     # The third line tells the pace, which is each listener's own.
     assert first[:2] + first[3:] == second[:2] + second[3:]

@@ -221,18 +221,6 @@ def test_a_failed_write_keeps_the_old_content(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == [target]
 
 
-def test_evaluations_of_earlier_versions_have_steps_without_a_loss_too(tmp_path):
-    """They do not count them: a step without a loss left an interval without a mean, or with the mean of nothing, 0."""
-    folder = RunFolder(tmp_path, CONFIG)
-    assert folder.steps_without_loss == 0
-    means, skipped = [None, 1.0, 0.0, 0.0, None], [0, 0, 0, 8, 8]
-    folder.evaluations = [
-        {"step": 10 * number, "loss": mean, "skipped_samples": count}
-        for number, mean, count in zip(range(1, 6), means, skipped, strict=True)
-    ]
-    assert folder.steps_without_loss == 20
-
-
 def test_the_lock_ends_with_its_process(tmp_path):
     script = f"""
 import os, signal

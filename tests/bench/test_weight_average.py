@@ -10,7 +10,7 @@ from torch import nn
 
 from newton_losses.errors import ArgumentError
 from newton_losses_bench.config import ConvexConfig
-from newton_losses_bench.progress import Silent, TensorBoard
+from newton_losses_bench.progress import Progress, TensorBoard
 from newton_losses_bench.signals import Interrupted
 from newton_losses_bench.store import checksummed_json, read_json, read_record
 from newton_losses_bench.tasks import make_task
@@ -21,13 +21,13 @@ EVERY, POWER = WeightAverage.EVERY, WeightAverage.POWER
 RUNS = small_runs(steps=60, eval_every=15, epochs=8)
 
 
-class Stop(Silent):
+class Stop(Progress):
     def evaluated(self, record):
         if record["step"] >= 12:
             raise Interrupted(record["step"], 2)
 
 
-class Notes(Silent):
+class Notes(Progress):
     def __init__(self):
         self.notes = []
 

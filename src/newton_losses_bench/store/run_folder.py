@@ -119,19 +119,6 @@ class RunFolder:
                 )
         return result
 
-    @property
-    def steps_without_loss(self) -> int:
-        """How many steps at the end had no finite loss: all since the last evaluation that no such step preceded."""
-        found = last = skipped = 0
-        for one in self.evaluations:
-            # Early versions report 0 for the mean of nothing, where a Newton loss has skipped every sample.
-            has_mean = one["loss"] is not None and (one["loss"] != 0 or one["skipped_samples"] == skipped)
-            # They do not count such steps, and have no mean at all as soon as there is one.
-            here = one.get("not_finite_steps", 0) if has_mean else one["step"] - last
-            found = found + here if here else 0
-            last, skipped = one["step"], one["skipped_samples"]
-        return found
-
     def load(self) -> Record | None:
         """The state to resume from, or `None` for a new run. Brings `evaluations` to the state's step."""
         state = self._newest_checkpoint()

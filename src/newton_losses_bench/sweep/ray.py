@@ -23,7 +23,7 @@ import newton_losses_bench
 from newton_losses.errors import ArgumentError
 
 from ..machine import commit
-from ..progress import Silent
+from ..progress import Progress
 from ..store import AVERAGE, CHECKPOINT, CONFIG, EVALUATIONS, RESULT, WEIGHTS, RunInUse, write_atomically
 from .jobs import Job, execute, in_words
 from .run import Counters
@@ -155,7 +155,7 @@ def _execute_when_free(job: Job) -> dict[str, Any]:
     end = time.monotonic() + _IN_USE_SECONDS
     while True:
         try:
-            return execute(job, Silent())
+            return execute(job, Progress())
         except RunInUse:
             if time.monotonic() > end:
                 raise

@@ -16,7 +16,7 @@ from newton_losses_bench.config import SortingConfig
 from newton_losses_bench.data import MNIST, Terrain, terrain
 from newton_losses_bench.data import digits as mnist_module
 from newton_losses_bench.data.files import DataError
-from newton_losses_bench.progress import Silent
+from newton_losses_bench.progress import Progress
 from newton_losses_bench.store import RunError, read_json
 from newton_losses_bench.train import run
 
@@ -26,7 +26,7 @@ CONFIG = SortingConfig(
 )  # fmt: skip
 
 
-class Notes(Silent):
+class Notes(Progress):
     def __init__(self) -> None:
         self.texts: list[str] = []
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from newton_losses_bench.config import SortingConfig
-from newton_losses_bench.progress import Silent
+from newton_losses_bench.progress import Progress
 from newton_losses_bench.signals import Interrupted
 from newton_losses_bench.store import checksummed_json, read_json
 from newton_losses_bench.sweep import Job, execute, train_command
@@ -20,7 +20,7 @@ CONFIG = SortingConfig(
 def test_a_run_goes_on_as_it_was_begun_and_anew_on_another_device(tmp_path):
     job = Job.of("one", CONFIG.resolved(), tmp_path, "cpu")
     job.configuration["graph"] = True
-    execute(job, Silent())
+    execute(job, Progress())
     folder = Path(job.folder)
     assert sorted(file.name for file in folder.iterdir()) == [
         ".lock",
@@ -33,11 +33,11 @@ def test_a_run_goes_on_as_it_was_begun_and_anew_on_another_device(tmp_path):
     # As if it had been begun on CUDA, where random numbers are others: nothing of it is of use.
     config["configuration"]["device"] = "cuda"
     (folder / "config.json").write_bytes(checksummed_json(config))
-    assert execute(job, Silent())["steps"] == 3
+    assert execute(job, Progress())["steps"] == 3
     assert (folder / "config.json").read_text().count('"device": "cpu"') == 1
 
 
-class StopEarly(Silent):
+class StopEarly(Progress):
     def evaluated(self, record):
         raise Interrupted(record["step"], 2)
 
@@ -47,23 +47,23 @@ def test_a_run_goes_on_with_averaged_weights_if_it_was_begun_with_them(begun, tm
     config = replace(CONFIG, eval_every=1)
     with pytest.raises(Interrupted):
         execute(Job.of("one", replace(config, average=begun).resolved(), tmp_path, "cpu"), StopEarly())
-    result = execute(Job.of("one", replace(config, average=not begun).resolved(), tmp_path, "cpu"), Silent())
+    result = execute(Job.of("one", replace(config, average=not begun).resolved(), tmp_path, "cpu"), Progress())
     assert ("averaged" in result) == begun
 
 
 def test_averaged_weights_that_a_kill_has_left_are_removed(tmp_path):
     job = Job.of("one", replace(CONFIG, average=True).resolved(), tmp_path, "cpu")
-    execute(job, Silent())
+    execute(job, Progress())
     left = Path(job.folder) / "weights.average.pt"
     assert not left.exists()
     left.write_bytes(b"")
-    execute(job, Silent())
+    execute(job, Progress())
     assert not left.exists()
 
 
 def test_a_kept_run_has_its_weights(tmp_path):
     job = Job.of("one", CONFIG.resolved(), tmp_path, "cpu", keep_weights=True)
-    execute(job, Silent())
+    execute(job, Progress())
     assert (Path(job.folder) / "weights.pt").exists()
 
 

@@ -15,7 +15,7 @@ import torch
 
 from bench.small_runs import small_runs
 from newton_losses_bench.config import ConvexConfig, RunConfig
-from newton_losses_bench.progress import Silent
+from newton_losses_bench.progress import Progress
 from newton_losses_bench.store import Store, read_json
 from newton_losses_bench.sweep import Job, Lines, LocalPool, execute, processes, run_sweep, worker
 from newton_losses_bench.sweep.jobs import FAILED, FINISHED
@@ -281,7 +281,7 @@ def test_captured_runs_give_their_device_memory_back(tmp_path):
     fresh, left = worker.ProcessReset(), []
     for seed in range(3):
         (job,) = jobs(tmp_path, replace(SORTING, seed=seed))
-        execute(replace(job, configuration={**job.configuration, "device": "cuda", "graph": True}), Silent())
+        execute(replace(job, configuration={**job.configuration, "device": "cuda", "graph": True}), Progress())
         fresh.restore()
         left.append(torch.cuda.memory_reserved())
     assert left[0] < 2**28
