@@ -187,7 +187,7 @@ class SortingConfig(RunConfig):
         for name in ("digits", "steps", "validation_sets", "test_sets"):
             check_at_least(name, getattr(self, name), 1)
         if self.digits > _MOST_DIGITS:
-            raise ArgumentError(f"--digits {self.digits}: it has to be at most {_MOST_DIGITS}.")
+            raise ArgumentError(f"--digits {self.digits}: expected at most {_MOST_DIGITS}.")
         check_positive("temperature", self.temperature)
         check_positive("steepness", self.steepness)
         paper = self._papers_column()["settings"]

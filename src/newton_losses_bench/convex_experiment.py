@@ -1,7 +1,7 @@
 """The paper's experiment with convex layers: its network and its short training loop.
 
-It is no third task of `loop.py`: there is one batch, nothing is drawn after the start, and what counts is the
-training loss. A run is a run folder like all others.
+It does not use `train.py`: there is one batch, nothing random after the start, and only the training loss counts. Its
+run folders are like all others.
 """
 
 import importlib
@@ -42,7 +42,7 @@ class ConvexReLU(nn.Module):
 
 
 def run_convex(config: ConvexConfig, out: str, *, progress: Progress | None = None) -> Record:
-    """Train as `config` says in the folder `out` and return the result; going on where it was, like `loop.run`."""
+    """Train as `config` says in the folder `out`, and return the result; an interrupted run is resumed."""
     config = config.resolved()
     progress = progress or Progress()
     with RunFolder(out, config) as folder:

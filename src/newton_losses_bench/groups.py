@@ -1,4 +1,7 @@
-"""Which runs of a store belong to which cell, runs of different length or data kept apart."""
+"""Which runs of a store belong to which cell, and the comparison of both with the paper, as text.
+
+Runs of different length or data are never mixed: a group holds the seeds of one cell under one protocol.
+"""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -13,13 +16,13 @@ from .statistics import Summary, mark, summarise
 from .store import RunRecord
 
 TIME = "milliseconds_per_step"
-# Told by itself, or, as the drops of the learning rate, a consequence of what is told.
-_TOLD = ("steps", "epochs", "drops", "data", "precision")
+# Always named, or, like the drops of the learning rate, a consequence of what is.
+_NAMED = ("steps", "epochs", "drops", "data", "precision")
 
 
 @dataclass(frozen=True)
 class Protocol:
-    """How long and on what: two runs of a cell are seeds of one experiment only if this is equal.
+    """How long and on what data. Two runs of a cell are seeds of one experiment only if this is equal.
 
     >>> from newton_losses_bench.config import SortingConfig
     >>> str(Protocol.of(SortingConfig(algorithm="softsort", steps=10_000, device="cpu").resolved().to_dict()))
@@ -46,14 +49,14 @@ class Protocol:
 
     @property
     def is_full(self) -> bool:
-        """Whether it trains as long as the paper does, on batches as large."""
+        """Whether it trains as long as the paper, with batches of the same size."""
         paper = paper_protocol(self.task)
         length = paper.get("steps", paper.get("epochs"))
         return self.length == length and self["batch_size"] == paper["batch_size"]
 
     @property
     def has_papers_data(self) -> bool:
-        """Whether it is the data of the paper; generated terrain only looks like it."""
+        """Whether the data is the paper's; generated terrain only looks like it."""
         return bool(self["data"] == paper_protocol(self.task)["data"])
 
     def __str__(self) -> str:
@@ -62,27 +65,27 @@ class Protocol:
         return ", ".join([start, *self._changes()])
 
     def _changes(self) -> list[str]:
-        """What else is not as it is by itself, or as it is in every timed run."""
+        """Every other setting that is neither at its default nor that of all timed runs."""
         usual = {one.name: one.default for one in fields(configuration_class(self.task))}
         timed = TIMED.get(self.task, {})
         if timed.items() <= dict(self.settings).items():
             usual |= timed
-        others = ((name, value) for name, value in self.settings if name not in _TOLD)
+        others = ((name, value) for name, value in self.settings if name not in _NAMED)
         return [describe_value(name, value) for name, value in others if value != usual[name]]
 
 
 @dataclass(frozen=True)
 class Group:
-    """The runs of one cell under one protocol, one a seed, in the order of the seeds."""
+    """The runs of one cell under one protocol, one per seed, in the order of the seeds."""
 
     cell: Cell
     protocol: Protocol
     records: tuple[RunRecord, ...] = field(repr=False)
 
     def values(self, metric: str, *, averaged: bool = False) -> list[float]:
-        """A figure of every seed that has it: one of the test figures, or `milliseconds_per_step`.
+        """One figure per seed that has it: a test figure, or `milliseconds_per_step`.
 
-        With `averaged` it is the test figure of the averaged weights, where a run had them evaluated.
+        With `averaged`, the test figure of the averaged weights, where a run evaluated them.
         """
         if metric == TIME:
             return [record.milliseconds_per_step for record in self.records]
@@ -95,21 +98,21 @@ class Group:
         return summarise(values) if values else None
 
     def ahead_of(self, other: "Group", metric: str) -> dict[int, float]:
-        """By how much a figure is above that of another group, for each seed that both have it of."""
+        """By how much a figure exceeds that of another group, for each seed that both have."""
         these, those = ({one.seed: one.test for one in group.records if metric in one.test} for group in (self, other))
         return {seed: these[seed][metric] - those[seed][metric] for seed in these if seed in those}
 
     def with_average(self, metric: str) -> "Group":
-        """The same with those seeds alone that have a figure both as trained and of the averaged weights."""
+        """This group with only those seeds that have a figure both as trained and for the averaged weights."""
         both = (record for record in self.records if metric in record.test and metric in record.averaged)
         return replace(self, records=tuple(both))
 
 
 def group(cells: Iterable[Cell], records: Iterable[RunRecord]) -> list[Group]:
-    """The runs by cell and protocol: the cells in their order, each with its longest protocol first.
+    """The runs by cell and protocol: cells in their order, the longest protocol of each first.
 
-    A run belongs to a cell if all settings are the cell's, whatever its seed and protocol; to a cell with a
-    protocol of its own, as a timed run has, only if it kept to that.
+    A run belongs to a cell if all its settings are the cell's; seed and protocol do not matter, unless the cell
+    prescribes a protocol, as for timed runs.
     """
     runs: dict[tuple[Any, ...], list[tuple[Protocol, RunRecord]]] = {}
     for record in records:
@@ -128,7 +131,7 @@ def group(cells: Iterable[Cell], records: Iterable[RunRecord]) -> list[Group]:
 
 
 def setting_of(configuration: dict[str, Any]) -> tuple[Any, ...]:
-    """What is left of an experiment without its seed and its protocol, to compare by."""
+    """An experiment without its seed and its protocol, to compare by."""
     found = experiment(configuration)
     return tuple((name, _hashable(found[name])) for name in sorted(found) if name not in (*PROTOCOL, "seed"))
 
@@ -144,9 +147,9 @@ LEGEND = "** significantly better than the baseline (one-sided t-test, .05); * a
 
 
 def comparison(groups: Iterable[Group], cells: Sequence[Cell]) -> str:
-    """Our figures beside the paper's, protocol by protocol, with the paper's marks on both.
+    """Our figures beside the paper's, one table per protocol, with the paper's marks on both.
 
-    A cell without a run under a protocol is left out there, and the last line counts those.
+    Cells without a run under a protocol are left out there; the last line counts them.
     """
     by_protocol: dict[Protocol, list[Group]] = {}
     for one in groups:
@@ -164,7 +167,7 @@ def comparison(groups: Iterable[Group], cells: Sequence[Cell]) -> str:
 
 
 def _reservations(protocol: Protocol) -> str:
-    """What keeps the figures from being compared with the paper's."""
+    """Why the figures cannot be compared with the paper's."""
     notes = [] if protocol.is_full else ["not the paper's length"]
     if not protocol.has_papers_data:
         notes.append("a look-alike of the paper's maps" if protocol["data"] == "terrain" else "not the paper's data")
@@ -199,7 +202,7 @@ def _metrics(groups: list[Group]) -> list[str]:
     if groups[0].cell.table == "runtimes":
         return [TIME]
     first = groups[0].records[0].test
-    # Beside the paper's figures there may be others, as the paths that are as cheap: not for this table.
+    # Runs have figures that the paper lacks, such as the share of paths that are as cheap: not for this table.
     papers = {metric for one in groups for metric in one.cell.paper or {}}
     return [metric for metric in first if metric in papers] or list(first)
 
@@ -230,7 +233,7 @@ def _paper(one: Group, metric: str) -> Summary | None:
 
 
 def _time(one: Group, ours: Summary, baseline: Group | None) -> tuple[str, str, str]:
-    """Milliseconds a step, and how many times the baseline's they are: here, and in the paper's hours."""
+    """Milliseconds per step, and their ratio to the baseline's: ours, and that of the paper's hours."""
     if baseline is None or baseline is one:
         return f"{ours.mean:.3f}", "", ""
     reference = baseline.summary(TIME)

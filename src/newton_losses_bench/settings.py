@@ -52,8 +52,8 @@ def setting(
     short: str = "",
 ) -> Any:
     """A dataclass field that carries what `Setting` says about it."""
-    told = {"help": help, "topic": topic, "choices": choices, "short": short}
-    return field(default=default, metadata={**told, "experiment": experiment, "protocol": protocol})
+    about = {"help": help, "topic": topic, "choices": choices, "short": short}
+    return field(default=default, metadata={**about, "experiment": experiment, "protocol": protocol})
 
 
 def settings(kind: type[Any]) -> list[Setting]:
@@ -101,17 +101,17 @@ def check_choice(name: str, value: str, choices: Iterable[str], words: str | Non
 
     `words` stand before the value where it is not that of an option.
 
-    >>> check_choice("algorithm", "softsrot", ("neuralsort", "softsort"))
+    >>> check_choice("loop", "whlie", ("for", "while"))
     Traceback (most recent call last):
-    newton_losses.errors.ArgumentError: --algorithm softsrot: did you mean softsort? It is one of neuralsort, softsort.
+    newton_losses.errors.ArgumentError: --loop whlie: did you mean while? Expected one of for, while.
     """
     choices = tuple(choices)
     if value in choices:
         return
     wanted = str(value).lower().replace("_", "-")
     near = difflib.get_close_matches(wanted, choices, n=1, cutoff=0.5)
-    guess = f"did you mean {near[0]}? It" if near else "it"
-    raise ArgumentError(f"{words or option(name)} {value}: {guess} is one of {', '.join(choices)}.")
+    guess = f"did you mean {near[0]}? Expected" if near else "expected"
+    raise ArgumentError(f"{words or option(name)} {value}: {guess} one of {', '.join(choices)}.")
 
 
 # What to call the values of a type.
@@ -129,7 +129,7 @@ def check_type(name: str, value: Any, hint: Any) -> None:
 
     >>> check_type("batch_size", "x", int)
     Traceback (most recent call last):
-    newton_losses.errors.ArgumentError: --batch-size x: it has to be a whole number.
+    newton_losses.errors.ArgumentError: --batch-size x: expected a whole number.
     """
     kinds = get_args(hint) if isinstance(hint, UnionType) else (hint,)
     words = [word for kind, word in _KINDS.items() if kind in kinds]
@@ -137,7 +137,7 @@ def check_type(name: str, value: Any, hint: Any) -> None:
         # NumPy's whole numbers print like Python's: name their type.
         is_plain = value is None or type(value) in (*_KINDS, tuple, list)
         shown = value if is_plain else f"{value} ({type(value).__name__})"
-        raise ArgumentError(f"{option(name)} {shown}: it has to be {' or '.join(words)}.")
+        raise ArgumentError(f"{option(name)} {shown}: expected {' or '.join(words)}.")
 
 
 def _is_of_type(value: Any, kind: Any) -> bool:
@@ -152,13 +152,13 @@ def _is_of_type(value: Any, kind: Any) -> bool:
 def check_positive(name: str, value: float | None) -> None:
     """Refuse a number that is not positive and finite; `None` was not given and passes."""
     if value is not None and not (math.isfinite(value) and value > 0):
-        raise ArgumentError(f"{option(name)} {value}: it has to be a positive number.")
+        raise ArgumentError(f"{option(name)} {value}: expected a positive number.")
 
 
 def check_at_least(name: str, value: int, least: int) -> None:
     """Refuse a whole number below `least`."""
     if value < least:
-        raise ArgumentError(f"{option(name)} {value}: it has to be at least {least}.")
+        raise ArgumentError(f"{option(name)} {value}: expected at least {least}.")
 
 
 def read_damping(damping: float | str | None) -> float | str | None:
@@ -198,4 +198,4 @@ def _number(text: float | str, damping: float | str) -> float:
 
 
 def _bad_damping(damping: float | str) -> ArgumentError:
-    return ArgumentError(f"--damping {damping}: it is a positive number, auto, or auto:FACTOR.")
+    return ArgumentError(f"--damping {damping}: expected a positive number, auto, or auto:FACTOR.")

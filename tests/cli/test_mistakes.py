@@ -24,16 +24,16 @@ def command(*words):
 @pytest.mark.parametrize(
     ("words", "answer"),
     [
-        (("train", "sorting", *TINY, "--seed", "-1"), "--seed -1: it has to be at least 0."),
-        (("train", "sorting", *TINY, "--digits", "30"), "--digits 30: it has to be at most 18."),
+        (("train", "sorting", *TINY, "--seed", "-1"), "--seed -1: expected at least 0."),
+        (("train", "sorting", *TINY, "--digits", "30"), "--digits 30: expected at most 18."),
         (("train", "sorting", *TINY, "--seed", "3", "--seeds", "0,1"), "--seed 3 and --seeds 0,1: give one of them."),
         (("train", "sorting", *TINY, "--seeds", "3-1"), "--seeds 3-1: a range goes from the smaller to the larger"),
         (("train", "sorting", *TINY, "--seeds", "2,2"), "--seeds 2,2: name each seed only once."),
         (("train", "sorting", *TINY, "--seeds", "0,x"), "--seeds 0,x: give how many, as in 3, or name them"),
         (("train", "sorting", "-a", "softsrot"), "--algorithm softsrot: did you mean softsort?"),
-        (("train", "sorting", "-c", "fisher", "--damping", "0"), "--damping 0.0: it has to be a positive number"),
+        (("train", "sorting", "-c", "fisher", "--damping", "0"), "--damping 0.0: expected a positive number"),
         (("train", "paths", "-a", "smoothed-algorithm", "-c", "hessian"), "There is no Hessian for smoothing of an"),
-        (("train", "sorting", "--device", "tpu"), "--device tpu: did you mean cpu? It is one of auto, cpu, cuda."),
+        (("train", "sorting", "--device", "tpu"), "--device tpu: did you mean cpu? Expected one of auto, cpu, cuda."),
         ((*SWEEP, "--seeds", "0"), "--seeds 0: this is how many, at least 1. For the seed 0 give --seed."),
         (("data", "check", "mnits"), "data set mnits: did you mean mnist?"),
         (("data", "fetch", "terrain"), "terrain is generated, not downloaded: newton-losses data make terrain"),
@@ -102,7 +102,7 @@ def test_a_report_on_an_empty_store_says_so(tmp_path, monkeypatch):
     (tmp_path / "store").mkdir()
     code, text = command("report", "--results", "store")
     assert code == 0
-    assert "store holds no finished run, as every cell of the page will say" in text
+    assert "store holds no finished run; every cell will be marked" in text
 
 
 def test_a_report_finds_out_at_once_that_it_cannot_be_written(tmp_path):

@@ -173,7 +173,7 @@ def _value(one: Setting, text: str) -> Any:
     except (ValueError, KeyError):
         if str not in kinds:  # a damping may be a number or auto
             wanted = "true or false" if bool in kinds else "a number"
-            raise ArgumentError(f"{one.option} {text}: it has to be {wanted}.") from None
+            raise ArgumentError(f"{one.option} {text}: expected {wanted}.") from None
     if one.choices:
         check_choice(one.name, text, one.choices)
     return text

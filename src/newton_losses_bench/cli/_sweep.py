@@ -203,7 +203,7 @@ def run_all(labelled: Iterable[tuple[str, RunConfig]], computing: Computing) -> 
     """Run everything that has no result yet, report as fits the reader, and say what failed and how to resume."""
     refuse_torchrun()
     if computing.jobs < 1:
-        raise ArgumentError(f"--jobs {computing.jobs}: it has to be at least 1.")
+        raise ArgumentError(f"--jobs {computing.jobs}: expected at least 1.")
     runs = list(labelled)
     configs = [config for _, config in runs]
     store = Store(computing.results)

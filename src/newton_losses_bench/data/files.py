@@ -30,11 +30,11 @@ _T = TypeVar("_T")
 
 
 class DataError(NewtonLossesError, OSError):
-    """A data file is there but not what it has to be; the message says which file and what to do."""
+    """A data file is damaged, or of another set; the message says which file and what to do."""
 
 
 class DataNotFoundError(DataError, FileNotFoundError):
-    """A data file is not there; the message says where it was looked for and how to get it."""
+    """A data file is missing; the message says where it was looked for and how to get it."""
 
 
 class Splits(NamedTuple, Generic[_T]):
@@ -68,7 +68,7 @@ def data_root(root: str | os.PathLike[str] | None = None) -> Path:
 
 
 def root_options(base: Path) -> list[str]:
-    """What `newton-losses data` has to be told to work in the folder `base`: nothing where it does so by itself.
+    """The options with which `newton-losses data` works in the folder `base`: none for the default folder.
 
     >>> root_options(Path("my data"))
     ["--root 'my data'"]

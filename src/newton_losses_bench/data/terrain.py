@@ -214,7 +214,7 @@ def _spoken(folder: Path) -> Iterator[None]:
 
 def _check_numbers(count: int, size: int, seed: int) -> None:
     if count < 1:
-        raise ArgumentError(f"terrain: {count} maps were asked for; it has to be at least one.")
+        raise ArgumentError(f"terrain: {count} maps were asked for; expected at least one.")
     if not 2 <= size <= 128:
         raise ArgumentError(f"terrain: size={size} is not possible; a side has 2 to 128 vertices.")
     if not 0 <= seed < 1 << 64:

@@ -78,7 +78,7 @@ class RunRecord:
 
 
 def read_record(folder: Path) -> RunRecord:
-    """The run of a folder that has a result; `UnreadableRecord` if anything of it is not as it has to be."""
+    """The run of a folder that has a result; `UnreadableRecord` if a file of it is damaged or makes no sense."""
     try:
         result = read_json(folder / RESULT)
         stored = read_json(folder / CONFIG) if (folder / CONFIG).exists() else {}
