@@ -7,7 +7,7 @@ for `reproduce` one that is left alone unless given.
 
 import inspect
 from collections.abc import Callable, Sequence
-from dataclasses import MISSING
+from dataclasses import MISSING, dataclass
 from pathlib import Path
 from typing import Annotated, Any, get_args
 
@@ -17,6 +17,7 @@ from newton_losses.errors import ArgumentError
 
 from ..config import RunConfig
 from ..settings import TOPICS, Setting, check_choice, settings
+from .app import Command
 
 ONE, SEVERAL, CHANGES = "one", "several", "changes"
 OUTPUT = "Output"
@@ -59,35 +60,55 @@ Ray = Annotated[
 Json = Annotated[bool, option("Print JSON instead of text.", "--json", panel=OUTPUT)]
 
 
-def with_settings(
+@dataclass(frozen=True)
+class RunningOptions:
+    """What `sweep` and `reproduce` have in common: which seeds, and how and where the runs are computed."""
+
+    seed: Seed = None
+    seeds: Seeds = None
+    device: Device = "auto"
+    jobs: Jobs = 1
+    ray: Ray = None
+    results: Results = Path("results")
+    keep_weights: Keep = False
+    dry_run: DryRun = False
+
+
+def add_command(
+    group: typer.Typer,
+    name: str,
+    text: str,
+    act: Callable[[Any, dict[str, Any]], None],
+    *,
+    own: type[Any],
     kind: type[RunConfig],
     mode: str,
-    *,
     first: Sequence[str],
     without: Sequence[str] = (),
     defaults: dict[str, Any] | None = None,
-) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """A decorator that gives a function an option for every setting of `kind`; it gets their values as `**settings`.
+) -> None:
+    """Add a command that calls `act(options, settings)`.
 
-    `first` names the options that come first in `--help`, the function's own ones among them. `without` has no option.
+    Its options are the fields of the dataclass `own`, and one for each setting of `kind`, without those of `without`.
+    `first` names the ones that come first in `--help`.
     """
+    fields = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in inspect.signature(own).parameters.values()]
+    made = [
+        _parameter(one, mode, one.name in first, (defaults or {}).get(one.name, one.default))
+        for one in settings(kind)
+        if one.name not in without
+    ]
+    # Within a panel the order is that of the parameters; Python's sort keeps it.
+    order = {name: place for place, name in enumerate(first)}
+    found = sorted([*fields, *made], key=lambda one: (_panel(one), order.get(one.name, len(order))))
 
-    def decorate(function: Callable[..., None]) -> Callable[..., None]:
-        *own, _ = inspect.signature(function).parameters.values()
-        own = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in own]
-        made = [
-            _parameter(one, mode, one.name in first, (defaults or {}).get(one.name, one.default))
-            for one in settings(kind)
-            if one.name not in without
-        ]
-        # Within a panel the order is that of the parameters; Python's sort keeps it.
-        order = {name: place for place, name in enumerate(first)}
-        found = sorted([*own, *made], key=lambda one: (_panel(one), order.get(one.name, len(order))))
-        function.__signature__ = inspect.Signature(found)  # type: ignore[attr-defined]
-        function.__annotations__ = {one.name: one.annotation for one in found}
-        return function
+    def command(**given: Any) -> None:
+        options = own(**{one.name: given.pop(one.name) for one in fields})
+        act(options, given)
 
-    return decorate
+    command.__signature__ = inspect.Signature(found)  # type: ignore[attr-defined]
+    command.__annotations__ = {one.name: one.annotation for one in found}
+    group.command(name, help=text, cls=Command)(command)
 
 
 def _panel(parameter: inspect.Parameter) -> int:

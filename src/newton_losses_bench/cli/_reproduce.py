@@ -1,6 +1,8 @@
 """`newton-losses reproduce TABLE`: the cells of a table of the paper, and our figures next to the paper's."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,22 +17,9 @@ from ..groups import Protocol, comparison, group
 from ..paper import paper_protocol
 from ..settings import check_choice
 from ..store import RunRecord, Store
-from ._options import (
-    CHANGES,
-    Device,
-    DryRun,
-    Jobs,
-    Keep,
-    Ray,
-    Results,
-    Seed,
-    Seeds,
-    chosen_seeds,
-    option,
-    with_settings,
-)
+from ._options import CHANGES, Results, RunningOptions, add_command, chosen_seeds, option
 from ._output import spoken_errors
-from ._sweep import NOT_SWEPT, Computing, list_all, run_all
+from ._sweep import NOT_SWEPT, list_all, run_all
 from .app import Command, new_group
 
 reproduce_app = new_group("Run, or resume, a table of the paper, and print our results next to the paper's.")
@@ -51,8 +40,21 @@ _NOT_FOR: dict[str, tuple[str, ...]] = {
     "runtimes": ("algorithm", "batch_size", "eval_every", "damping", "spectrum", "learning_rate", "average", "data"),
     "cvxpy": ("data", "data_root", "spectrum", "average", "precision", "compile"),
 }
-_FIRST = ("only", "numerics", "controls", "steps", "epochs", "data", "seed", "seeds", "device", "jobs", "precision")
-_OUTPUT = ("results", "dry_run")
+_FIRST = (
+    "only",
+    "numerics",
+    "controls",
+    "steps",
+    "epochs",
+    "data",
+    "seed",
+    "seeds",
+    "device",
+    "jobs",
+    "precision",
+    "results",
+    "dry_run",
+)
 
 Only = Annotated[
     str | None,
@@ -76,80 +78,49 @@ Controls = Annotated[
 Table = Annotated[str | None, typer.Argument(help=f"One of {', '.join(TABLES)}. Default: all.", metavar="[TABLE]")]
 
 
-def _add_table(table: str) -> None:
-    """The subcommand of a table, with the options that it has."""
-    text, kind = _TABLES[table]
-    without = [*NOT_SWEPT, *_OF_A_CELL, *_NOT_FOR.get(table, ("algorithm",))]
-    decorate = with_settings(kind, CHANGES, first=(*_FIRST, *_OUTPUT), without=without)
-    seeds = 1 if table == "runtimes" else paper_protocol(cells(table)[0].task)["seeds"]
-    help = (
-        f"{text}\n\nFinished runs are skipped; the first seed of all cells comes first. Ctrl-C saves a checkpoint of "
-        "every run; rerun the command to resume. Runs shorter than the paper's are kept apart. Without --seed or "
-        f"--seeds: {'one seed' if seeds == 1 else f'{seeds} seeds, as in the paper'}."
-    )
-    reproduce_app.command(table, help=help, cls=Command)(decorate(_command(table)))
+@dataclass(frozen=True)
+class TableOptions(RunningOptions):
+    """The options of a table, and of one with sorting cells."""
+
+    only: Only = None
 
 
-def _command(table: str) -> Callable[..., None]:
-    def sorting_cells(
-        only: Only = None,
-        numerics: Numerics = "both",
-        controls: Controls = True,
-        seed: Seed = None,
-        seeds: Seeds = None,
-        device: Device = "auto",
-        jobs: Jobs = 1,
-        ray: Ray = None,
-        results: Results = Path("results"),
-        keep_weights: Keep = False,
-        dry_run: DryRun = False,
-        **settings: Any,
-    ) -> None:
-        with spoken_errors():
-            check_choice("numerics", numerics, ("reference", "stable", "both"))
-            found = cells(table, only=only, numerics=None if numerics == "both" else numerics, controls=controls)
-            computing = Computing(results, device, jobs, ray, keep_weights)
-            _reproduce(found, settings, seed, seeds, computing, dry_run)
-
-    def other_cells(
-        only: Only = None,
-        seed: Seed = None,
-        seeds: Seeds = None,
-        device: Device = "auto",
-        jobs: Jobs = 1,
-        ray: Ray = None,
-        results: Results = Path("results"),
-        keep_weights: Keep = False,
-        dry_run: DryRun = False,
-        **settings: Any,
-    ) -> None:
-        with spoken_errors():
-            if table == "runtimes" and jobs > 1:
-                raise ArgumentError("--jobs: runs that share a machine slow each other down; leave it out.")
-            computing = Computing(results, device, jobs, ray, keep_weights)
-            _reproduce(cells(table, only=only), settings, seed, seeds, computing, dry_run)
-
-    return sorting_cells if _TABLES[table][1] is SortingConfig else other_cells
+@dataclass(frozen=True)
+class SortingTableOptions(TableOptions):
+    numerics: Numerics = "both"
+    controls: Controls = True
 
 
-def _reproduce(
-    found: tuple[Cell, ...],
-    given: dict[str, Any],
-    seed: int | None,
-    seeds: str | None,
-    computing: Computing,
-    dry_run: bool,
-) -> None:
-    settings = {name: value for name, value in given.items() if value is not None}
-    count = 1 if found[0].table == "runtimes" else paper_protocol(found[0].task)["seeds"]
-    runs = list(_runs(found, chosen_seeds(seed, seeds, count), settings))
-    if dry_run:
-        list_all(runs, computing)
-        return
-    result = run_all(runs, computing)
-    changed = tuple(cell.changed(settings) for cell in found)
-    typer.echo("\n" + comparison(group(changed, _records_like(computing.results, runs)), changed))
+def _reproduce(table: str, options: TableOptions, given: dict[str, Any]) -> None:
+    with spoken_errors():
+        if table == "runtimes" and options.jobs > 1:
+            raise ArgumentError("--jobs: runs that share a machine slow each other down; leave it out.")
+        found = _cells(table, options)
+        settings = {name: value for name, value in given.items() if value is not None}
+        runs = list(_runs(found, chosen_seeds(options.seed, options.seeds, _seeds(table)), settings))
+        if options.dry_run:
+            list_all(runs, options)
+            return
+        result = run_all(runs, options)
+        changed = tuple(cell.changed(settings) for cell in found)
+        typer.echo("\n" + comparison(group(changed, _records_like(options.results, runs)), changed))
     raise typer.Exit(result.exit_code)
+
+
+def _cells(table: str, options: TableOptions) -> tuple[Cell, ...]:
+    if not isinstance(options, SortingTableOptions):
+        return cells(table, only=options.only)
+    return _sorting_cells(table, options.only, options.numerics, options.controls)
+
+
+def _sorting_cells(table: str, only: str | None, numerics: str, controls: bool) -> tuple[Cell, ...]:
+    check_choice("numerics", numerics, ("reference", "stable", "both"))
+    return cells(table, only=only, numerics=None if numerics == "both" else numerics, controls=controls)
+
+
+def _seeds(table: str) -> int:
+    """How many there are by default."""
+    return 1 if table == "runtimes" else int(paper_protocol(cells(table)[0].task)["seeds"])
 
 
 def _runs(found: tuple[Cell, ...], seeds: list[int], settings: dict[str, Any]) -> Iterator[tuple[str, RunConfig]]:
@@ -169,8 +140,21 @@ def _records_like(results: Path, runs: list[tuple[str, RunConfig]]) -> list[RunR
     return [record for record in Store(results).records() if Protocol.of(record.configuration) in protocols]
 
 
-for _table in TABLES:
-    _add_table(_table)
+for _table, (_text, _kind) in _TABLES.items():
+    _count = _seeds(_table)
+    add_command(
+        reproduce_app,
+        _table,
+        f"{_text}\n\nFinished runs are skipped; the first seed of all cells comes first. Ctrl-C saves a checkpoint of "
+        "every run; rerun the command to resume. Runs shorter than the paper's are kept apart. Without --seed or "
+        f"--seeds: {'one seed' if _count == 1 else f'{_count} seeds, as in the paper'}.",
+        partial(_reproduce, _table),
+        own=SortingTableOptions if _kind is SortingConfig else TableOptions,
+        kind=_kind,
+        mode=CHANGES,
+        first=_FIRST,
+        without=[*NOT_SWEPT, *_OF_A_CELL, *_NOT_FOR.get(_table, ("algorithm",))],
+    )
 
 
 @reproduce_app.command(cls=Command)
@@ -195,14 +179,13 @@ def list_cells(
 ) -> None:
     """List the cells of the tables, the paper's figures, and the runs that are finished."""
     with spoken_errors():
-        check_choice("numerics", numerics, ("reference", "stable", "both"))
         if table is not None:
             check_choice("table", table, TABLES, "reproduce list")
         store = Store(results)
         records = store.records()
         for name in TABLES if table is None else (table,):
             try:
-                found = cells(name, only=only, numerics=None if numerics == "both" else numerics, controls=controls)
+                found = _sorting_cells(name, only, numerics, controls)
             except ArgumentError:
                 if table is not None:
                     raise

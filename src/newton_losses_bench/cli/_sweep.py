@@ -9,7 +9,7 @@ import itertools
 import shlex
 import sys
 from collections.abc import Iterable
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,22 +26,9 @@ from ..settings import settings as settings_of
 from ..statistics import Summary, summarise_all
 from ..store import RunRecord, Store, check_writable
 from ..sweep import Bars, Job, Lines, LocalPool, Pool, SweepResult, run_sweep, split, train_command
-from ._options import (
-    SEVERAL,
-    Device,
-    DryRun,
-    Jobs,
-    Keep,
-    Ray,
-    Results,
-    Seed,
-    Seeds,
-    chosen_seeds,
-    split_values,
-    with_settings,
-)
+from ._options import SEVERAL, RunningOptions, add_command, chosen_seeds, split_values
 from ._output import refuse_torchrun, spoken_errors, typed_command
-from .app import Command, new_group
+from .app import new_group
 
 sweep_app = new_group("Train every combination of settings: options of `train` take several values, with commas.")
 _FIRST = (
@@ -55,69 +42,7 @@ _WITH_CURVATURE = ("fisher", "hessian", "energy")
 _OF_CURVATURES = {"damping": _WITH_CURVATURE, "relative_damping": _WITH_CURVATURE, "spectrum": ("hessian",)}
 
 
-@dataclass(frozen=True)
-class Computing:
-    """How and where the runs of a sweep are computed."""
-
-    results: Path
-    device: str = "auto"
-    jobs: int = 1
-    ray: str | None = None
-    keep_weights: bool = False
-
-
-@sweep_app.command(cls=Command)
-@with_settings(SortingConfig, SEVERAL, first=_FIRST, without=NOT_SWEPT)
-def sorting(
-    seed: Seed = None,
-    seeds: Seeds = None,
-    device: Device = "auto",
-    jobs: Jobs = 1,
-    ray: Ray = None,
-    results: Results = Path("results"),
-    keep_weights: Keep = False,
-    dry_run: DryRun = False,
-    **settings: Any,
-) -> None:
-    """Every combination on the sorting benchmark, and a table of them, best first.
-
-    Finished runs are skipped. Ctrl-C saves a checkpoint of every run; rerun the command to resume. For example:
-
-        newton-losses sweep sorting -a softsort -c fisher --damping 0.1,1,10 --seeds 3
-    """
-    _sweep(SortingConfig, settings, seed, seeds, Computing(results, device, jobs, ray, keep_weights), dry_run)
-
-
-@sweep_app.command(cls=Command)
-@with_settings(PathsConfig, SEVERAL, first=_FIRST, without=NOT_SWEPT)
-def paths(
-    seed: Seed = None,
-    seeds: Seeds = None,
-    device: Device = "auto",
-    jobs: Jobs = 1,
-    ray: Ray = None,
-    results: Results = Path("results"),
-    keep_weights: Keep = False,
-    dry_run: DryRun = False,
-    **settings: Any,
-) -> None:
-    """Every combination on the shortest-path benchmark, and a table of them, best first.
-
-    Finished runs are skipped. Ctrl-C saves a checkpoint of every run; rerun the command to resume. For example:
-
-        newton-losses sweep paths -a smoothed-loss --samples 3,10 -c none,fisher --jobs 2
-    """
-    _sweep(PathsConfig, settings, seed, seeds, Computing(results, device, jobs, ray, keep_weights), dry_run)
-
-
-def _sweep(
-    kind: type[RunConfig],
-    given: dict[str, Any],
-    seed: int | None,
-    seeds: str | None,
-    computing: Computing,
-    dry_run: bool,
-) -> None:
+def _sweep(kind: type[RunConfig], options: RunningOptions, given: dict[str, Any]) -> None:
     with spoken_errors():
         grid = {
             one.name: split_values(one, value) if one.experiment else [value]
@@ -130,15 +55,15 @@ def _sweep(
         for note in notes:
             typer.echo(note, err=True)
         runs = []
-        for chosen in chosen_seeds(seed, seeds):
+        for chosen in chosen_seeds(options.seed, options.seeds):
             for point in points:
                 config = kind(**{**point, "seed": chosen, "device": "cpu"}).resolved()
                 runs.append((f"{_label(config, grid)}, seed {chosen}", config))
-        if dry_run:
-            list_all(runs, computing)
+        if options.dry_run:
+            list_all(runs, options)
             return
-        result = run_all(runs, computing)
-        typer.echo("\n" + _table(computing.results, [config for _, config in runs], grid))
+        result = run_all(runs, options)
+        typer.echo("\n" + _table(options.results, [config for _, config in runs], grid))
     raise typer.Exit(result.exit_code)
 
 
@@ -199,35 +124,35 @@ def _seeds(count: int) -> str:
     return "1 seed" if count == 1 else f"{count} seeds"
 
 
-def run_all(labelled: Iterable[tuple[str, RunConfig]], computing: Computing) -> SweepResult:
+def run_all(labelled: Iterable[tuple[str, RunConfig]], options: RunningOptions) -> SweepResult:
     """Run everything that has no result yet, report as fits the reader, and say what failed and how to resume."""
     refuse_torchrun()
-    if computing.jobs < 1:
-        raise ArgumentError(f"--jobs {computing.jobs}: expected at least 1.")
+    if options.jobs < 1:
+        raise ArgumentError(f"--jobs {options.jobs}: expected at least 1.")
     runs = list(labelled)
     configs = [config for _, config in runs]
-    store = Store(computing.results)
+    store = Store(options.results)
     pool: Pool
-    if computing.ray is None:
-        resolve_device(computing.device)
+    if options.ray is None:
+        resolve_device(options.device)
         _check_needs(configs)
-        pool = LocalPool(computing.jobs, store.path / ".logs")
+        pool = LocalPool(options.jobs, store.path / ".logs")
     else:
         from ..sweep.ray import RayPool
 
-        pool = RayPool(computing.ray, computing.results, computing.jobs, computing.device)
+        pool = RayPool(options.ray, options.results, options.jobs, options.device)
     check_writable(store.path)
-    jobs = [Job.of(label, config, store.path, computing.device, computing.keep_weights) for label, config in runs]
+    jobs = [Job.of(label, config, store.path, options.device, options.keep_weights) for label, config in runs]
     result = run_sweep(jobs, store, Bars() if sys.stdout.isatty() else Lines(), pool)
     _say_how_it_ended(result)
     _say_what_has_no_averages(configs, store)
     return result
 
 
-def list_all(labelled: Iterable[tuple[str, RunConfig]], computing: Computing) -> None:
+def list_all(labelled: Iterable[tuple[str, RunConfig]], options: RunningOptions) -> None:
     """Only print what would be run, as commands that do it one by one."""
-    store = Store(computing.results)
-    wanted, to_do = split((Job.of(label, config, store.path, computing.device) for label, config in labelled), store)
+    store = Store(options.results)
+    wanted, to_do = split((Job.of(label, config, store.path, options.device) for label, config in labelled), store)
     if len(to_do) < len(wanted):
         typer.echo(f"{len(wanted) - len(to_do)} of {len(wanted)} runs are already in {store.path}.", err=True)
     for job in to_do:
@@ -277,3 +202,21 @@ def _say_how_it_ended(result: SweepResult) -> None:
             f"The same command resumes:\n  {typed_command()}",
             err=True,
         )
+
+
+for _kind, _where, _example in (
+    (SortingConfig, "sorting", "newton-losses sweep sorting -a softsort -c fisher --damping 0.1,1,10 --seeds 3"),
+    (PathsConfig, "shortest-path", "newton-losses sweep paths -a smoothed-loss --samples 3,10 -c none,fisher --jobs 2"),
+):
+    add_command(
+        sweep_app,
+        _kind.task,
+        f"Every combination on the {_where} benchmark, and a table of them, best first.\n\nFinished runs are skipped. "
+        f"Ctrl-C saves a checkpoint of every run; rerun the command to resume. For example:\n\n    {_example}",
+        partial(_sweep, _kind),
+        own=RunningOptions,
+        kind=_kind,
+        mode=SEVERAL,
+        first=_FIRST,
+        without=NOT_SWEPT,
+    )

@@ -1,6 +1,7 @@
 """`newton-losses train sorting | paths`: one run for each seed, one after another."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,82 +15,46 @@ from ..signals import Interrupted, stop_requests
 from ..statistics import summarise_all
 from ..tasks import DataCache, make_task
 from ..train import run
-from ._options import ONE, OUTPUT, Json, Seed, Seeds, chosen_seeds, option, with_settings
+from ._options import ONE, OUTPUT, Json, Seed, Seeds, add_command, chosen_seeds, option
 from ._output import choose_progress, emit, refuse_torchrun, spoken_errors
-from .app import Command, new_group
+from .app import new_group
 
 train_app = new_group(
     "Train on one of the two benchmarks. Options that are left out have the paper's values, except --numerics and the "
     "generated maps."
 )
 
-Out = Annotated[
-    Path | None,
-    option("Run folder; several seeds get one each in it. Default: in runs/.", "--out", "-o", metavar="FOLDER"),
-]
-Overwrite = Annotated[bool, option("Delete the run in the folder and start over.", "--overwrite", panel=OUTPUT)]
-Board = Annotated[bool, option("Write TensorBoard curves into the run folder.", "--tensorboard", panel=OUTPUT)]
 _FIRST = ("algorithm", "curvature", "damping", "n", "steps", "epochs", "data", "seed", "seeds", "device", "out")
+_RESUME = "Ctrl-C saves a checkpoint; rerun the command to resume. For example:"
 
 
-@train_app.command(cls=Command)
-@with_settings(SortingConfig, ONE, first=_FIRST, without=("seed",), defaults={"algorithm": "softsort"})
-def sorting(
-    seed: Seed = None,
-    seeds: Seeds = None,
-    out: Out = None,
-    overwrite: Overwrite = False,
-    as_json: Json = False,
-    tensorboard: Board = False,
-    **settings: Any,
-) -> None:
-    """Ranking supervision: learn to read numbers from the order of sets of them.
+@dataclass(frozen=True)
+class TrainOptions:
+    """The options of `train` that are no settings of a run."""
 
-    Reports the test accuracy at the evaluation with the best exact match on the validation sets. Ctrl-C saves a
-    checkpoint; rerun the command to resume. For example:
-
-        newton-losses train sorting --data digits --digits 2 --steps 500 -c fisher
-    """
-    _train(SortingConfig, settings, seed, seeds, out, overwrite, as_json, tensorboard)
+    seed: Seed = None
+    seeds: Seeds = None
+    out: Annotated[
+        Path | None,
+        option("Run folder; several seeds get one each in it. Default: in runs/.", "--out", "-o", metavar="FOLDER"),
+    ] = None
+    overwrite: Annotated[bool, option("Delete the run in the folder and start over.", "--overwrite", panel=OUTPUT)] = (
+        False
+    )
+    as_json: Json = False
+    tensorboard: Annotated[
+        bool, option("Write TensorBoard curves into the run folder.", "--tensorboard", panel=OUTPUT)
+    ] = False
 
 
-@train_app.command(cls=Command)
-@with_settings(PathsConfig, ONE, first=_FIRST, without=("seed", "drops"), defaults={"algorithm": "fenchel-young"})
-def paths(
-    seed: Seed = None,
-    seeds: Seeds = None,
-    out: Out = None,
-    overwrite: Overwrite = False,
-    as_json: Json = False,
-    tensorboard: Board = False,
-    **settings: Any,
-) -> None:
-    """Shortest-path supervision: learn the costs of terrain from the best paths across it.
-
-    The learning rate falls tenfold after 3/5 and 4/5 of the epochs; reports the last test accuracy. Ctrl-C saves a
-    checkpoint; rerun the command to resume. For example:
-
-        newton-losses train paths --size 6 --train-maps 200 --test-maps 50 --epochs 4
-    """
-    _train(PathsConfig, settings, seed, seeds, out, overwrite, as_json, tensorboard)
-
-
-def _train(
-    kind: type[RunConfig],
-    settings: dict[str, Any],
-    seed: int | None,
-    seeds: str | None,
-    out: Path | None,
-    overwrite: bool,
-    as_json: bool,
-    board: bool,
-) -> None:
+def _train(kind: type[RunConfig], options: TrainOptions, settings: dict[str, Any]) -> None:
+    as_json = options.as_json
     with spoken_errors(as_json):
         refuse_torchrun()
         base = kind(**settings, seed=0).resolved()
         # Resolved one by one: a seed is a setting too, and may be wrong.
-        configs = [replace(base, seed=one).resolved() for one in chosen_seeds(seed, seeds)]
-        folders = [_folder(config, out, several=seeds is not None) for config in configs]
+        configs = [replace(base, seed=one).resolved() for one in chosen_seeds(options.seed, options.seeds)]
+        folders = [_folder(config, options.out, several=options.seeds is not None) for config in configs]
         # A run alone gives its data back as soon as it is on the device; several share it.
         make = DataCache().make_task if len(configs) > 1 else make_task
         results = []
@@ -98,9 +63,9 @@ def _train(
             with spoken_errors(as_json, config.seed):
                 if stop.requested:  # just after the last step of the run before, which is finished all the same
                     raise Interrupted(0, stop.requested)
-                progress = _listener(config, folder, as_json, board)
+                progress = _listener(config, folder, options)
                 try:
-                    results.append(run(config, str(folder), progress=progress, make=make, overwrite=overwrite))
+                    results.append(run(config, str(folder), progress=progress, make=make, overwrite=options.overwrite))
                 finally:
                     progress.close()
     if not as_json:
@@ -116,9 +81,9 @@ def _folder(config: RunConfig, out: Path | None, several: bool) -> Path:
     return out / f"seed-{config.seed}" if several else out
 
 
-def _listener(config: RunConfig, folder: Path, as_json: bool, board: bool) -> Progress:
-    progress = JsonLines(seed=config.seed) if as_json else choose_progress()
-    if not board:
+def _listener(config: RunConfig, folder: Path, options: TrainOptions) -> Progress:
+    progress = JsonLines(seed=config.seed) if options.as_json else choose_progress()
+    if not options.tensorboard:
         return progress
     try:
         return Together(progress, TensorBoard(str(folder)))
@@ -143,3 +108,33 @@ def _summarise(results: list[dict[str, Any]], as_json: bool) -> None:
         title = {"averaged": "averaged test"}.get(kind, kind)
         for name, found in summary.items():
             typer.echo(f"{title} {name.replace('_', ' ')} over {len(results)} seeds: {found} %")
+
+
+add_command(
+    train_app,
+    "sorting",
+    "Ranking supervision: learn to read numbers from the order of sets of them.\n\n"
+    f"Reports the test accuracy at the evaluation with the best exact match on the validation sets. {_RESUME}\n\n"
+    "    newton-losses train sorting --data digits --digits 2 --steps 500 -c fisher",
+    partial(_train, SortingConfig),
+    own=TrainOptions,
+    kind=SortingConfig,
+    mode=ONE,
+    first=_FIRST,
+    without=("seed",),
+    defaults={"algorithm": "softsort"},
+)
+add_command(
+    train_app,
+    "paths",
+    "Shortest-path supervision: learn the costs of terrain from the best paths across it.\n\n"
+    f"The learning rate falls tenfold after 3/5 and 4/5 of the epochs; reports the last test accuracy. {_RESUME}\n\n"
+    "    newton-losses train paths --size 6 --train-maps 200 --test-maps 50 --epochs 4",
+    partial(_train, PathsConfig),
+    own=TrainOptions,
+    kind=PathsConfig,
+    mode=ONE,
+    first=_FIRST,
+    without=("seed", "drops"),
+    defaults={"algorithm": "fenchel-young"},
+)
