@@ -12,6 +12,7 @@ from newton_losses import ArgumentError
 from newton_losses_bench.cli.app import app
 from newton_losses_bench.config import SortingConfig, run_name
 from newton_losses_bench.store import RunError, RunFolder, Store, pack
+from newton_losses_bench.store.atomic_io import checksum
 
 BASE = SortingConfig(algorithm="softsort", steps=20, average=True, device="cpu").resolved()
 
@@ -158,6 +159,21 @@ def test_a_damaged_line_is_noted_left_out_and_not_packed_upon(runs, tmp_path, da
     assert "all.jsonl, line 2: left out" in note
     with pytest.raises(RunError, match="line 2"):
         pack([runs], out)
+
+
+@pytest.mark.parametrize("part", ["configuration", "environment", "evaluations", "result"])
+@pytest.mark.parametrize("nonsense", [3, "text", [3], None, {"task": "sorting"}])
+def test_a_line_of_nonsense_is_noted_although_its_checksum_is_right(runs, tmp_path, part, nonsense):
+    out = tmp_path / "packed" / "all.jsonl"
+    pack([runs], out)
+    first, *others = out.read_text().splitlines()
+    line = {**json.loads(first), part: nonsense}
+    del line["sha256"]
+    out.write_text("\n".join([json.dumps({**line, "sha256": checksum(line)}), *others]) + "\n")
+    store = Store(out.parent)
+    # An environment may hold anything.
+    is_fine = part == "environment" and isinstance(nonsense, dict)
+    assert (len(store.records()), len(store.notes)) == ((3, 0) if is_fine else (2, 1))
 
 
 def test_other_files_of_lines_are_no_runs(runs):

@@ -93,7 +93,7 @@ def unpack_record(path: Path, line: dict[str, Any]) -> RunRecord:
     """The run of a line of a packed file, with the place that it is named by."""
     try:
         result = {"configuration": line["configuration"], **_object(line["result"])}
-        return _record(path, result, line["environment"], line["evaluations"])
+        return _record(path, result, line["environment"], [_object(one) for one in line["evaluations"]])
     except _UNREADABLE as error:
         raise UnreadableRecord(f"{path}: left out, {error!r}") from error
 
