@@ -23,13 +23,12 @@ from ..groups import Protocol, group
 from ..paper import paper_protocol
 from ..statistics import summarise_all
 from ..store import RunRecord
-from . import gradients
 from .claims import Judgement, Part, Verdict, judge
 from .collect import NEWTON, Evidence, Index, column_title, relative
+from .gradients import LARGEST, Gradients, gradient_verdicts, read_gradients
 from .tables import NOT_RUN, NOTHING, Cell, Table, brief, count_cell
 
 SAME_TIME = 1.05  # ratios of times up to this count as "the same time"
-EXPLODES = 10.0  # a gradient that grows by more than this factor "explodes"
 
 
 @dataclass(frozen=True)
@@ -62,21 +61,26 @@ class Losses:
 
 @dataclass(frozen=True)
 class Extras:
-    """All timings and losses under a folder of results, and what was left out."""
+    """All timings, losses and gradients under a folder of results, and what was left out."""
 
     timings: Sequence[Timings]
     convex: Sequence[Losses]
+    gradients: Gradients
     notes: Sequence[str]
 
 
 def read_extras(found: Evidence) -> Extras:
     """Read what lies beside the runs; a file that makes no sense is named and left out."""
     timings, notes = _timed_runs(found.index), []
-    for path in _printed_files(found.results):
+    gradients: Gradients = {}
+    for path in _files(found.results):
         name = relative(path, found.results)
         try:
+            if path.name == LARGEST:
+                gradients = read_gradients(path)
+                continue
             content = path.read_text(encoding="utf-8", errors="replace")
-        except OSError as error:
+        except (OSError, ValueError, KeyError, TypeError, IndexError, OverflowError, RecursionError) as error:
             notes.append(f"{name}: not readable ({type(error).__name__}).")
             continue
         # A file may hold several outputs, each below a line with its name.
@@ -85,15 +89,15 @@ def read_extras(found: Evidence) -> Extras:
             steps, nonsense = _printed_times(text)
             notes += [f"{name}: {nonsense} of its lines are no step's time."] if nonsense else []
             timings.append(Timings(f"{source}, {_device(text)}", steps))
-    return Extras([one for one in timings if one.steps], _convex_runs(found.index), notes)
+    return Extras([one for one in timings if one.steps], _convex_runs(found.index), gradients, notes)
 
 
-def _printed_files(results: Path) -> Iterable[Path]:
-    """What `benchmarks/training_step.py` printed, wherever it lies under the results."""
+def _files(results: Path) -> Iterable[Path]:
+    """What `benchmarks/training_step.py` printed, and the largest gradients, wherever they lie under the results."""
     for parent, folders, files in os.walk(results):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         for name in sorted([*files, *folders]):
-            if name.startswith("step_") and name.endswith(".txt"):
+            if name == LARGEST or (name.startswith("step_") and name.endswith(".txt")):
                 yield Path(parent, name)
 
 
@@ -182,32 +186,13 @@ def _device(text: str) -> str:
 
 
 def _judged_times(found: Sequence[Timings], method: str, only: tuple[str, ...] = ("",)) -> list[Judgement]:
-    judgements = []
+    judgements, every = [], []
     for one in found:
         ratios = {column: one.ratio(column, method) for column in one.steps if column.startswith(only)}
         parts = [Part(r <= SAME_TIME, f"{column_title(c)} × {r:.2f}") for c, r in ratios.items() if r is not None]
         judgements += [judge(one.source, parts)] if parts else []
-    return judgements or [judge("ours", [])]
-
-
-def _explosions(variant: str, *, exact: bool) -> list[Part]:
-    found = {
-        one.title: (gradients.largest(one, "plain", exact), gradients.largest(one, variant, exact))
-        for one in gradients.SETTINGS
-    }
-    return [
-        Part(after > EXPLODES * before, f"{title} {before:.3g} to {after:,.3g}")
-        for title, (before, after) in found.items()
-    ]
-
-
-def _recoveries(variant: str) -> list[Part]:
-    parts = []
-    for one in gradients.SETTINGS:
-        plain, spread, newton = (gradients.largest(one, name) for name in ("plain", "spread", variant))
-        words = f"{one.title} {spread:,.3g} becomes {newton:.3g} ({plain:.3g} for close scores)"
-        parts.append(Part(newton <= EXPLODES * plain, words))
-    return parts
+        every += parts
+    return [judge(f"all {len(judgements)} timings", every), *judgements] if every else [judge("ours", [])]
 
 
 def _judged_losses(found: Sequence[Losses], least: int = 5) -> list[Judgement]:
@@ -237,27 +222,7 @@ def extra_verdicts(found: Extras) -> list[Verdict]:
             f"Every measured step of the smoothed loss and of Fenchel-Young takes at most {SAME_TIME} times as long.",
             _judged_times(found.timings, "hessian", ("smoothed-loss", "fenchel-young")),
         ),
-        Verdict(
-            "NeuralSort and logistic networks have exploding gradients for scores far apart.",
-            "appendix, gradient visualisations",
-            f"With {gradients.SPREAD:g} times the spread the largest gradient grows by a factor of more than "
-            f"{EXPLODES:g}, for both.",
-            [
-                judge("float32, the paper’s numerics", _explosions("spread", exact=False)),
-                judge("float64, the same", _explosions("spread", exact=True)),
-                judge("float32, in log space", _explosions("stable", exact=False)),
-            ],
-        ),
-        Verdict(
-            "The empirical Fisher recovers from exploding gradients.",
-            "appendix, gradient visualisations",
-            f"With λ = {gradients.DAMPING} the largest Newton gradient at the larger spread is at most {EXPLODES:g} "
-            "times the largest plain gradient of close scores, for both.",
-            [
-                judge("Fisher of each point alone", _recoveries("fisher")),
-                judge("one Fisher for all points", _recoveries("fisher-batch")),
-            ],
-        ),
+        *gradient_verdicts(found.gradients),
         Verdict(
             "With convex layers the Fisher lowers the loss on every seed.",
             "appendix, table on cvxpylayers",

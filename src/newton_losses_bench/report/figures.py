@@ -19,7 +19,6 @@ import numpy.typing as npt
 
 from ..statistics import Summary
 from ..store import RunRecord
-from . import gradients
 from .claims import Setting, standings
 from .collect import METHODS, Evidence, PaperFigures, Runs, column_title, columns, finite, percentage
 from .damping import Chosen
@@ -121,7 +120,7 @@ def _svg(axes: Any, name: str, words: str) -> str:
     return f'<svg class="chart" role="img" aria-label="{label}" {view[0]}' + svg[svg.index(">") :].strip()
 
 
-def _chart(name: str, title: str, words: str, lines: Sequence[Line], **options: Any) -> Figure:
+def chart(name: str, title: str, words: str, lines: Sequence[Line], **options: Any) -> Figure:
     """Lines with bands over steps or, with `log`, over λ. The range covers every band."""
     from matplotlib.patches import Polygon
 
@@ -264,7 +263,7 @@ def averaged_curves(runs: Runs) -> list[Figure]:
 
 def _learning(name: str, title: str, lines: Sequence[Line]) -> Figure:
     words = "; ".join(f"{line.label} ends at {line.y[-1]:.1f}" for line in lines)
-    return _chart(name, title, words, lines, limits=(0.0, 100.0), start=0.0)
+    return chart(name, title, words, lines, limits=(0.0, 100.0), start=0.0)
 
 
 def _curve(
@@ -327,7 +326,7 @@ def ablation_figures(settings: Sequence[Runs]) -> list[Figure]:
             words = "; ".join(f"{line.label} from {min(line.y):.1f} to {max(line.y):.1f}" for line in lines)
             title = f"{column_title(column)}, {runs.label}"
             name = f"ablation-{runs.length}-{column}"
-            figures.append(_chart(name, title, words, lines, log=True, limits=(0, 100)))
+            figures.append(chart(name, title, words, lines, log=True, limits=(0, 100)))
     return figures
 
 
@@ -362,27 +361,5 @@ def grid_figures(several: Sequence[Chosen]) -> list[Figure]:
                 lines.append(Line("", [x[0], x[-1]], level, TONES[arm], band, arm == "fisher"))
                 words[-1] += f", auto {one.auto.mean:.1f}"
         title, text = column_title(column), "; ".join(words)
-        figures.append(_chart(f"damping-{column}", title, text, lines, log=True, limits=(0, 100)))
+        figures.append(chart(f"damping-{column}", title, text, lines, log=True, limits=(0, 100)))
     return figures
-
-
-# ---- Gradients ------------------------------------------------------------------------------------------------------
-
-
-@cache
-def gradient_figures() -> tuple[Figure, ...]:
-    """The pictures of the paper's last appendix, variant by variant."""
-    figures = []
-    for variant in gradients.VARIANTS:
-        for setting in gradients.SETTINGS:
-            places = gradients.scores(setting, variant.spread)[:, 1].tolist()
-            found = gradients.gradients(setting, variant)
-            # That of x₁ itself is drawn over the others.
-            lines = [
-                Line(f"∂/∂x{'₀₁₂₃₄'[item]}", places, found[:, item].tolist(), item + 1) for item in (0, 2, 3, 4, 1)
-            ]
-            words = f"the largest gradient is {gradients.largest(setting, variant.name):,.3g}"
-            title = f"{setting.title}, {variant.title}"
-            name = f"gradients-{setting.name}-{variant.name}"
-            figures.append(_chart(name, title, words, lines))
-    return tuple(figures)

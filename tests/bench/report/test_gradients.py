@@ -1,5 +1,8 @@
 """The gradient pictures: what they show is the loss's own gradient, and the explosion is one of rounding."""
 
+import json
+import math
+from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
@@ -7,7 +10,19 @@ import torch
 
 from newton_losses import newton_target
 from newton_losses.sorting import SortingLoss, SortingNetwork, neuralsort
-from newton_losses_bench.report.gradients import DAMPING, SETTINGS, VARIANTS, gradients, largest, scores, write
+from newton_losses_bench.report import gather
+from newton_losses_bench.report.extras import read_extras
+from newton_losses_bench.report.gradients import (
+    DAMPING,
+    SETTINGS,
+    VARIANTS,
+    gradient_verdicts,
+    gradients,
+    largest,
+    read_gradients,
+    scores,
+    write,
+)
 
 NAMES = {variant.name: variant for variant in VARIANTS}
 
@@ -44,10 +59,33 @@ def test_explosion_is_rounding(setting):
     assert largest(setting, "stable") == pytest.approx(largest(setting, "stable", exact=True), rel=1e-3)
 
 
-def test_every_picture_is_a_file(tmp_path):
-    paths = write(tmp_path / "gradients")
+def test_every_picture_is_a_file_and_the_report_reads_the_largest(tmp_path):
+    *paths, numbers = write(tmp_path / "gradients")
     assert len(paths) == len(SETTINGS) * len(VARIANTS) == len(set(paths))
     for path in paths:
         text = ElementTree.tostring(ElementTree.parse(path).getroot(), encoding="unicode")
         assert text.count("∂/∂x") == 5
         assert path.stat().st_size < 40_000
+    assert numbers.name == "gradients.json"
+    explode, recover = gradient_verdicts(read_extras(gather(tmp_path)).gradients)
+    assert [one.status for one in explode.judgements] == ["confirmed", "not confirmed", "not confirmed"]
+    assert recover.judgements[0].status == "confirmed"
+
+
+def test_gradients_of_nonsense_are_left_out(tmp_path):
+    path = write(tmp_path)[-1]
+    good = json.loads(path.read_text())
+    for value in (None, "x", [1.0], [1.0, math.inf], {}):
+        path.write_text(json.dumps({**good, "logistic": {**good["logistic"], "spread": value}}))
+        found = read_extras(gather(tmp_path))
+        assert found.gradients == {}
+        assert [note.split(":")[0] for note in found.notes] == ["gradients.json"]
+    assert gradient_verdicts({})[0].shown.count == "not run"
+
+
+def test_the_repository_s_gradients_are_those_of_the_code():
+    stored = read_gradients(Path(__file__).parents[3] / "results" / "gradients" / "gradients.json")
+    for setting in SETTINGS:
+        for name in ("plain", "fisher", "stable"):
+            found = [largest(setting, name, exact) for exact in (False, True)]
+            assert found == pytest.approx(stored[setting.name][name], rel=1e-3)
