@@ -127,13 +127,13 @@ def test_runs_are_told_apart_by_what_is_not_as_usual(config, changes, told):
     assert describe_setting(replace(config, **changes).resolved()) == f"{usual}, {told}"
 
 
-def test_every_setting_of_the_loss_is_told():
+def test_every_setting_of_the_loss_is_named():
     """Of what makes two runs different experiments, only their length and their evaluations are not in the words."""
     for config in (SORTING, replace(SORTING, damping="auto"), PATHS, replace(PATHS, algorithm="bellman-ford")):
         assert describe_setting(config.resolved()).count(",") == 2
 
 
-def test_a_loss_that_is_not_finite_is_told_with_what_to_try():
+def test_a_loss_that_is_not_finite_is_reported_with_what_to_try():
     result = {
         "test": {"exact_match": 1.0},
         "reported": {"step": 100},

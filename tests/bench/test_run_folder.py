@@ -79,7 +79,7 @@ def test_another_configuration_is_refused_with_the_differences(tmp_path):
     assert sorted((p.name, p.read_bytes()) for p in (tmp_path / "run").iterdir() if p.name != ".lock") == before
 
 
-def test_a_run_that_never_began_may_be_configured_anew(tmp_path):
+def test_a_run_that_never_began_may_be_configured_again(tmp_path):
     with RunFolder(tmp_path / "run", CONFIG):
         pass  # as when the data was not there
     with RunFolder(tmp_path / "run", OTHER):
@@ -95,7 +95,7 @@ def test_the_same_data_may_lie_elsewhere(tmp_path):
         assert folder.load()["step"] == 3
 
 
-def test_overwrite_starts_anew_and_spares_other_files(tmp_path):
+def test_overwrite_starts_over_and_spares_other_files(tmp_path):
     fill(tmp_path / "run")
     (tmp_path / "run" / "notes.txt").write_text("mine")
     with RunFolder(tmp_path / "run", CONFIG, overwrite=True) as folder:
@@ -148,7 +148,7 @@ def test_a_removed_checkpoint_is_an_error(tmp_path):
 
 
 @pytest.mark.parametrize("keep", [0, 10, -1, -5])
-def test_torn_and_missing_lines_are_written_anew(tmp_path, keep):
+def test_torn_and_missing_lines_are_restored(tmp_path, keep):
     path = fill(tmp_path / "run")
     whole = (path / "evaluations.jsonl").read_bytes()
     (path / "evaluations.jsonl").write_bytes(whole[:keep])

@@ -119,28 +119,28 @@ def test_a_run_leaves_everything_in_its_folder(tmp_path):
 
 def test_a_finished_run_is_not_run_again(tmp_path):
     first = run(SORTING, str(tmp_path / "run"))
-    told = []
+    heard = []
 
     class Listener(Progress):
         def finished(self, result, *, again=False):
-            told.append(again)
+            heard.append(again)
 
         def started(self, *arguments):
             raise AssertionError("started again")
 
     assert run(SORTING, str(tmp_path / "run"), progress=Listener()) == first
-    assert told == [True]
+    assert heard == [True]
 
 
-def test_an_evaluation_is_told_before_it_begins(tmp_path):
-    told = []
+def test_an_evaluation_is_announced_before_it_begins(tmp_path):
+    heard = []
 
     class Listener(Progress):
         def evaluating(self, step):
-            told.append((step, len((tmp_path / "evaluations.jsonl").read_text().splitlines()) if told else 0))
+            heard.append((step, len((tmp_path / "evaluations.jsonl").read_text().splitlines()) if heard else 0))
 
     run(SORTING, str(tmp_path), progress=Listener())
-    assert told == [(2, 0), (4, 1)]
+    assert heard == [(2, 0), (4, 1)]
 
 
 def test_paths_have_a_partial_batch_and_learning_rate_drops(paths_config):
@@ -240,9 +240,9 @@ def test_an_error_in_a_task_is_a_sentence_and_the_run_resumes(tmp_path):
     whole = run(SORTING, str(tmp_path / "whole"))
     folder = tmp_path / "run"
     error = ValueError("no such colour")
-    with pytest.raises(RunError, match=r"ValueError: no such colour\. Its traceback is in .*error\.txt") as told:
+    with pytest.raises(RunError, match=r"ValueError: no such colour\. Its traceback is in .*error\.txt") as heard:
         run(SORTING, str(folder), make=failing(error, 3), checkpoint_seconds=0)
-    assert told.value.__cause__ is error
+    assert heard.value.__cause__ is error
     assert "in begin_step" in (folder / "error.txt").read_text()
     assert run(SORTING, str(folder))["final"] == whole["final"]
     assert not (folder / "error.txt").exists()
@@ -251,9 +251,9 @@ def test_an_error_in_a_task_is_a_sentence_and_the_run_resumes(tmp_path):
 @pytest.mark.parametrize("full", [torch.OutOfMemoryError(), RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED")])
 def test_a_full_device_is_a_sentence_and_the_run_resumes(full, tmp_path):
     whole = run(SORTING, str(tmp_path / "whole"))
-    with pytest.raises(RunError, match=r"memory of cpu\. A smaller --batch-size or --n needs less") as told:
+    with pytest.raises(RunError, match=r"memory of cpu\. A smaller --batch-size or --n needs less") as heard:
         run(SORTING, str(tmp_path / "run"), make=failing(full, 3), checkpoint_seconds=0)
-    assert told.value.__cause__ is full
+    assert heard.value.__cause__ is full
     assert read_checkpoint(tmp_path / "run" / "checkpoint.pt")["step"] == 3
     assert run(SORTING, str(tmp_path / "run"))["final"] == whole["final"]
 

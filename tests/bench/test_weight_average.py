@@ -135,7 +135,7 @@ def test_its_figures_are_those_of_its_weights_on_the_same_sets(task, root, tmp_p
 
 
 @pytest.mark.parametrize("task", RUNS)
-def test_it_goes_on_where_it_was_stopped(task, root, tmp_path):
+def test_it_resumes_where_it_was_stopped(task, root, tmp_path):
     config = replace(RUNS[task], data_root=root, average=True)
     whole = run(config, str(tmp_path / "whole"))
 
@@ -154,19 +154,19 @@ def test_before_it_has_steps_enough_it_is_the_weights(tmp_path):
     assert result["averaged"]["test"] == result["test"]
 
 
-def test_a_new_start_and_damage_are_told_of_its_weights_too(tmp_path):
+def test_a_new_start_and_damage_concern_its_weights_too(tmp_path):
     config = replace(RUNS["sorting"], average=True)
     run(config, str(tmp_path))
     weights = tmp_path / "weights.average.pt"
     weights.write_bytes(weights.read_bytes() + b"x")
-    told = Notes()
-    run(config, str(tmp_path), progress=told)
-    assert [note.split(":")[0] for note in told.notes] == [str(weights)]
+    listener = Notes()
+    run(config, str(tmp_path), progress=listener)
+    assert [note.split(":")[0] for note in listener.notes] == [str(weights)]
     run(replace(config, average=False), str(tmp_path), overwrite=True)
     assert not weights.exists()
 
 
-def test_a_folder_from_before_there_were_averages_goes_on(tmp_path):
+def test_a_folder_from_before_there_were_averages_resumes(tmp_path):
     config = RUNS["sorting"]
     with pytest.raises(Interrupted):
         run(config, str(tmp_path), progress=Stop())

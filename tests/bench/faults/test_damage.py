@@ -76,7 +76,7 @@ def test_every_bit_of_a_json_file(finished: tuple[Path, dict[str, Any]], tmp_pat
     assert refused > 0.8 * len(variants)
 
 
-def test_a_damaged_result_is_made_anew_from_the_checkpoint(copy: Path, finished: tuple[Path, dict[str, Any]]) -> None:
+def test_a_damaged_result_is_restored_from_the_checkpoint(copy: Path, finished: tuple[Path, dict[str, Any]]) -> None:
     text = (copy / "result.json").read_text()
     figure = json.dumps(finished[1]["test"]["exact_match"])
     (copy / "result.json").write_text(text.replace(f'"exact_match": {figure}', '"exact_match": 99.0'))
@@ -95,7 +95,7 @@ def test_a_result_of_before_the_sums_is_still_read(copy: Path, finished: tuple[P
 
 
 @pytest.mark.parametrize("is_finished", [True, False])
-def test_damaged_evaluations_are_written_anew(copy: Path, is_finished: bool) -> None:
+def test_damaged_evaluations_are_restored(copy: Path, is_finished: bool) -> None:
     content = (copy / "evaluations.jsonl").read_bytes()
     for damage in damages(content):
         if not is_finished:
@@ -116,7 +116,7 @@ def test_damaged_evaluations_without_a_checkpoint_are_refused(copy: Path) -> Non
     assert (copy / "evaluations.jsonl").read_bytes() == b"{}\n"
 
 
-def test_damaged_weights_are_told(copy: Path, finished: tuple[Path, dict[str, Any]]) -> None:
+def test_damaged_weights_are_reported(copy: Path, finished: tuple[Path, dict[str, Any]]) -> None:
     content = (copy / "weights.pt").read_bytes()
     for damage in damages(content):
         (copy / "weights.pt").write_bytes(damage)
@@ -125,7 +125,7 @@ def test_damaged_weights_are_told(copy: Path, finished: tuple[Path, dict[str, An
         assert "Do not use these weights" in notes.texts[0]
 
 
-def test_a_damaged_checkpoint_is_never_gone_on_from(copy: Path, finished: tuple[Path, dict[str, Any]]) -> None:
+def test_a_damaged_checkpoint_is_never_resumed_from(copy: Path, finished: tuple[Path, dict[str, Any]]) -> None:
     content = (copy / "checkpoint.pt").read_bytes()
     header = [flipped(content, place, place % 8) for place in range(content.index(b"\n") + 1)]
     # Finished, but for the result: whatever checkpoint is taken, the same result comes out.

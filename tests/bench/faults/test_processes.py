@@ -85,7 +85,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.mark.skipif(shutil.which("mount") is None, reason="there is no mount here")
 def test_a_disk_that_fills_up_loses_nothing(tmp_path: Path, small_disk: Path) -> None:
-    """The run ends with words, keeps what it had, and goes on once there is room."""
+    """The run ends with a sentence, keeps what it had, and resumes once there is room."""
     folder = small_disk / "run"
     full = start(command(6, 2, folder))
     output = full.communicate(timeout=120)[0]
