@@ -40,7 +40,7 @@ def trained(tmp_path_factory):
 @pytest.fixture(scope="module")
 def page(trained):
     out, jobs = trained
-    return write_page(out, SHORT, jobs, read_evaluations(jobs), 12.0)
+    return write_page(out, SHORT, jobs, read_evaluations(jobs))
 
 
 def test_the_page_needs_nothing_else(page):

@@ -68,7 +68,7 @@ def demo(
             typer.echo(f"stopped; everything is saved. The same command resumes:\n  {typed_command()}", err=True)
             raise typer.Exit(result.exit_code)
         evaluations = read_evaluations(jobs)
-        page = write_page(out, config, jobs, evaluations, time.monotonic() - start)
+        page = write_page(out, config, jobs, evaluations)
         _report(summarise(evaluations), page, time.monotonic() - start, as_json)
 
 

@@ -17,7 +17,6 @@ from torch import Tensor
 
 from newton_losses.sorting import exact_match
 
-from ..describe import duration
 from ..store import WEIGHTS, read_record, write_atomically
 from ..sweep import Job
 from .task import ARMS, Arm, DemoConfig, RawPixelNetwork, sample_sets
@@ -105,9 +104,7 @@ def _compared(rows: tuple[Row, ...], other: Row) -> str:
     return "do worse" if all(row.mean < other.mean for row in rows) else "for comparison"
 
 
-def write_page(
-    out: Path, config: DemoConfig, jobs: Mapping[tuple[str, int], Job], evaluations: Evaluations, seconds: float
-) -> Path:
+def write_page(out: Path, config: DemoConfig, jobs: Mapping[tuple[str, int], Job], evaluations: Evaluations) -> Path:
     """Write the page and its pictures into `out`; returns the path of the page."""
     from jinja2 import Environment, StrictUndefined
 
@@ -127,7 +124,6 @@ def write_page(
         right={name: int(exact_match(scores, values).sum()) for name, scores in shown.items()},
         sets=_SETS,
         verdict=verdict(rows),
-        took=duration(seconds),
         code=TEN_LINES,
         pictures={name: base64.b64encode(picture).decode() for name, picture in pictures.items()},
     )

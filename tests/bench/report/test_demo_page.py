@@ -25,7 +25,7 @@ def demo_page(tmp_path, monkeypatch):
     monkeypatch.setattr(page, "_scores", lambda job, images: torch.rand(images.shape[:2]))
     records = [{"step": k, "test": {"exact_match": 10.0 * k, "element_wise": 20.0 * k}} for k in (1, 2)]
     evaluations = {arm.name: [records, records] for arm in arms}
-    return write_page(tmp_path, DemoConfig(), demo_jobs(tmp_path, DemoConfig(), 1), evaluations, 60.0)
+    return write_page(tmp_path, DemoConfig(), demo_jobs(tmp_path, DemoConfig(), 1), evaluations)
 
 
 def test_it_escapes_names_and_opens(browser, demo_page):
