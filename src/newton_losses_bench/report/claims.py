@@ -4,34 +4,28 @@ A claim consists of comparisons; each holds, does not hold, or lacks seeds. One 
 at the paper's length and at a tenth of it, on its maps and on their look-alike, and for the paper's own figures.
 """
 
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal
 
-from ..cells import VARIANTS, cells
-from ..groups import Group
-from ..statistics import Summary, mark, p_value
-from .collect import AUTO, LOOPS, METHODS, NEWTON, Evidence, PaperFigures, column_title, columns
+from ..cells import cells
+from ..statistics import Summary, mark
+from .collect import (
+    LEAST_SEEDS,
+    LOOPS,
+    METHODS,
+    NEWTON,
+    Evidence,
+    Figure,
+    PaperFigures,
+    Setting,
+    Standing,
+    column_title,
+    measured,
+    standings,
+)
 
-LEAST_SEEDS = 3  # fewer decide nothing: of two, one lucky seed is half of the evidence
 ON_PAR = 1.0  # accuracies this close, in points, count as the same where a claim says "as well as"
-
-
-class Setting(Protocol):
-    """Where figures come from: a length of training on a data set, or the paper's own tables."""
-
-    @property
-    def label(self) -> str: ...
-
-    def figure(
-        self, column: str, method: str, numerics: str = ..., metric: str | None = ..., averaged: bool = ...
-    ) -> Summary | None: ...
-
-    def ablation(self, column: str, method: str) -> dict[float, Group]: ...
-
-
-# ---- Rules ----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -42,7 +36,6 @@ class Part:
     words: str
 
 
-Figure = Summary | None
 Figures = Figure | Sequence[Figure]
 
 
@@ -62,11 +55,6 @@ def compare(name: str, new: Figures, base: Figures, holds: Callable[[Summary, Su
             return Part(found, f"{name} {first.mean:.1f} against {second.mean:.1f}")
     counts = [one.count for side in missing for one in side if one is not None]
     return Part(None, f"{name} ({max(counts)} of {LEAST_SEEDS} seeds)" if counts else f"{name} (not run)")
-
-
-def measured(figure: Figure) -> bool:
-    """Whether there are enough seeds to decide something."""
-    return figure is not None and figure.count >= LEAST_SEEDS
 
 
 def better(name: str, new: Figures, base: Figures, *, by: float = 0.0) -> Part:
@@ -169,8 +157,6 @@ class Claim:
         judgements = [judge(setting.label, self.parts(setting), self.need) for setting in settings]
         return Verdict(self.words, self.source, self.rule, judgements, paper)
 
-
-# ---- The paper's claims ---------------------------------------------------------------------------------------------
 
 Parts = Callable[[Setting], list[Part]]
 
@@ -341,65 +327,19 @@ PATHS_CLAIMS = (
 )
 
 
-# ---- Our questions and our goal -------------------------------------------------------------------------------------
-
-SETTINGS_OF_GOAL = (*VARIANTS, *(f"{variant}-{AUTO}" for variant in NEWTON))
 GOAL_RULE = (
     f"A setting counts from {LEAST_SEEDS} seeds on. A column is reached when the mean of one setting that counts is at "
     "least the paper’s best, not reached when all five settings count and none does, and otherwise open."
 )
 
 
-@dataclass(frozen=True)
-class Standing:
-    """How a column of table 1 stands to the paper's best: our figures in log space by setting."""
-
-    column: str
-    paper_method: str
-    paper: Summary
-    ours: Mapping[str, Figure]
-
-    @property
-    def best(self) -> tuple[str, Summary] | None:
-        """Our setting with the highest mean among those with enough seeds, or among all where none has."""
-        run = [(name, figure) for name, figure in self.ours.items() if figure is not None]
-        counting = [(name, figure) for name, figure in run if measured(figure)]
-        return max(counting or run, key=lambda one: one[1].mean, default=None)
-
-    @property
-    def p(self) -> float:
-        """The probability of so large a lead of whichever is ahead if there were none (Welch, one-sided)."""
-        if self.best is None:
-            return math.nan
-        own = self.best[1]
-        return p_value(self.paper, own) if own.mean >= self.paper.mean else p_value(own, self.paper)
-
-    @property
-    def part(self) -> Part:
-        """Whether it is reached; the mean of figures with two digits can miss such a figure by its last bit."""
-        found = better(column_title(self.column), list(self.ours.values()), self.paper, by=-1e-9)
-        return Part(found.holds, f"{found.words}, {METHODS[self.best[0]]}" if self.best else found.words)
-
-    @property
-    def state(self) -> str:
-        if self.best is None:
-            return "not run"
-        return {True: "reached", False: "not reached", None: "open"}[self.part.holds]
-
-
-def standings(at: Setting, *, averaged: bool = False) -> list[Standing]:
-    """Every column of table 1 with our figures of one length, as trained or with averaged weights.
-
-    >>> [(one.column, one.paper_method, one.paper.mean) for one in standings(PaperFigures())][:2]
-    [('neuralsort-n5', 'fisher', 83.93), ('softsort-n5', 'fisher', 84.03)]
-    """
-    found = []
-    for column in columns("table1"):
-        paper = {name: figure for name in VARIANTS if (figure := PaperFigures().figure(column, name)) is not None}
-        best = max(paper, key=lambda name: paper[name].mean)
-        ours = {name: at.figure(column, name, "stable", averaged=averaged) for name in SETTINGS_OF_GOAL}
-        found.append(Standing(column, best, paper[best], ours))
-    return found
+def _reached(one: Standing) -> Part:
+    name = column_title(one.column)
+    if one.best is None:
+        return Part(None, f"{name} (not run)")
+    setting, figure = one.best
+    words = f"{name} {figure.mean:.1f} against {one.paper.mean:.1f}, {METHODS[setting]}, {figure.count} seeds"
+    return Part({"reached": True, "not reached": False}.get(one.state), words)
 
 
 QUESTIONS = (
@@ -435,14 +375,14 @@ GOAL = Claim(
     "In log space our best setting reaches the paper’s best figure in every column.",
     "our goal",
     f"In all nine columns of table 1, as trained. {GOAL_RULE}",
-    lambda at: [one.part for one in standings(at)],
+    lambda at: [_reached(one) for one in standings(at)],
 )
 GOAL_AVERAGED = Claim(
     "With averaged weights it does too.",
     "beside our goal",
     "The same with averaged weights. The paper does not average weights, and any run can be averaged, the plain loss "
     "as well: this compares no methods, and does not count for the goal.",
-    lambda at: [one.part for one in standings(at, averaged=True)],
+    lambda at: [_reached(one) for one in standings(at, averaged=True)],
 )
 
 

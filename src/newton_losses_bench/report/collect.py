@@ -7,19 +7,20 @@ written, so a value is checked before it counts, and `Evidence.notes` names what
 import math
 import os
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from ..cells import Cell, cells
+from ..cells import VARIANTS, Cell, cells
 from ..groups import Group, Protocol, group
 from ..paper import paper_grid
-from ..statistics import Summary
+from ..statistics import Summary, p_value
 from ..store import RunRecord, Store, UnfinishedRun
 
 FULL, SHORT, EPOCHS = 100_000, 10_000, 50
+LEAST_SEEDS = 3  # fewer decide nothing: of two, one lucky seed is half of the evidence
 PAPER_SEEDS = 10  # of every figure in the paper's tables
 TABLES = ("table1", "table2", "table3")
 GRID = paper_grid()
@@ -42,6 +43,7 @@ TITLES = {
     "fenchel-young": "Fenchel-Young",
 }
 LOOPS = {"for-l1": "for, L₁", "for-l2": "for, L₂²", "while-l1": "while, L₁", "while-l2": "while, L₂²"}
+SETTINGS_OF_GOAL = (*VARIANTS, *(f"{variant}-{AUTO}" for variant in NEWTON))  # in log space
 METHODS = {
     "baseline": "plain",
     "hessian": "Hessian",
@@ -190,6 +192,66 @@ class PaperFigures:
 
     def ablation(self, column: str, method: str) -> dict[float, Group]:
         return {}
+
+
+Setting = Runs | PaperFigures  # where the figures of a claim come from
+Figure = Summary | None
+
+
+def measured(figure: Figure) -> bool:
+    """Whether there are enough seeds to decide something."""
+    return figure is not None and figure.count >= LEAST_SEEDS
+
+
+@dataclass(frozen=True)
+class Standing:
+    """How a column of table 1 stands to the paper's best: our figures in log space by setting."""
+
+    column: str
+    paper_method: str
+    paper: Summary
+    ours: Mapping[str, Figure]
+
+    @property
+    def best(self) -> tuple[str, Summary] | None:
+        """Our setting with the highest mean among those with enough seeds, or among all where none has."""
+        run = [(name, figure) for name, figure in self.ours.items() if figure is not None]
+        counting = [(name, figure) for name, figure in run if measured(figure)]
+        return max(counting or run, key=lambda one: one[1].mean, default=None)
+
+    @property
+    def p(self) -> float:
+        """The probability of so large a lead of whichever is ahead if there were none (Welch, one-sided)."""
+        if self.best is None:
+            return math.nan
+        own = self.best[1]
+        return p_value(self.paper, own) if own.mean >= self.paper.mean else p_value(own, self.paper)
+
+    @property
+    def state(self) -> str:
+        """One setting is enough to reach it, and all have to miss it."""
+        counting = [figure for figure in self.ours.values() if measured(figure)]
+        # The mean of figures with two digits can miss such a figure by its last bit.
+        if any(figure.mean >= self.paper.mean - 1e-9 for figure in counting if figure):
+            return "reached"
+        if self.best is None:
+            return "not run"
+        return "not reached" if len(counting) == len(self.ours) else "open"
+
+
+def standings(at: Setting, *, averaged: bool = False) -> list[Standing]:
+    """Every column of table 1 with our figures of one length, as trained or with averaged weights.
+
+    >>> [(one.column, one.paper_method, one.paper.mean) for one in standings(PaperFigures())][:2]
+    [('neuralsort-n5', 'fisher', 83.93), ('softsort-n5', 'fisher', 84.03)]
+    """
+    found = []
+    for column in columns("table1"):
+        paper = {name: figure for name in VARIANTS if (figure := PaperFigures().figure(column, name)) is not None}
+        best = max(paper, key=lambda name: paper[name].mean)
+        ours = {name: at.figure(column, name, "stable", averaged=averaged) for name in SETTINGS_OF_GOAL}
+        found.append(Standing(column, best, paper[best], ours))
+    return found
 
 
 @cache

@@ -19,8 +19,18 @@ import numpy.typing as npt
 
 from ..statistics import Summary
 from ..store import RunRecord
-from .claims import Setting, standings
-from .collect import METHODS, Evidence, PaperFigures, Runs, column_title, columns, finite, percentage
+from .collect import (
+    METHODS,
+    Evidence,
+    PaperFigures,
+    Runs,
+    Setting,
+    column_title,
+    columns,
+    finite,
+    percentage,
+    standings,
+)
 from .damping import Chosen
 
 FloatArray = npt.NDArray[np.float64]

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 from . import figures as draw
 from . import tables
-from .claims import GOAL_RULE, Standing, Verdict, standings, verdicts
-from .collect import Evidence, Runs, columns
+from .claims import GOAL_RULE, Verdict, verdicts
+from .collect import Evidence, Runs, Standing, columns, standings
 from .damping import (
     advantage_table,
     auto_table,

@@ -10,14 +10,16 @@ from typing import Any
 from ..cells import Cell as PaperCell
 from ..groups import Group
 from ..statistics import LEVEL, Summary, baseline_mark, mark, paired_p_value
-from .claims import SETTINGS_OF_GOAL, Standing, Verdict, reaches
+from .claims import Verdict, reaches
 from .collect import (
     AUTO,
     METHODS,
     NEWTON,
     NORMALISED,
+    SETTINGS_OF_GOAL,
     PaperFigures,
     Runs,
+    Standing,
     column_title,
     columns,
     main_metric,
