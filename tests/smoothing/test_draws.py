@@ -103,5 +103,6 @@ def test_impossible_numbers_of_samples(settings, says):
 
 
 def test_too_many_dimensions_for_sobol():
+    assert make_sampler(2, quasi=True).uniform(Y[:1], 21_201, generator()).shape == (2, 1, 21_201)
     with pytest.raises(ArgumentError, match="21201 dimensions"):
         make_sampler(4, False, True, False).uniform(Y, 30_000, generator())

@@ -119,6 +119,23 @@ def test_a_bad_sample_is_left_out_of_the_curvature_and_nothing_else(curvature):
     torch.testing.assert_close(found, wanted * 6 / 4)
 
 
+@pytest.mark.parametrize("curvature", ["hessian", "fisher"])
+def test_a_gradient_that_overflows_in_one_output_leaves_its_sample_out(curvature):
+    """The value is finite, and so is the other output's derivative: neither makes the sample a good one."""
+    noise = torch.tensor([1.0, -1.0, 0.5])[:, None, None] * torch.tensor([1.0, 0.0])
+
+    class Fixed(Gaussian):
+        def sample(self, uniform):
+            return noise.expand(3, uniform.shape[1], 2)
+
+    loss = SmoothedLoss(lambda y, height: (y[:, 0] > 0) * height, 1e-10, 3, distribution=Fixed())
+    both = loss.expand(torch.zeros(2, 2), torch.tensor([1.0, 1e30]), curvature=curvature)
+    assert both.value.isfinite().all()
+    assert both.gradient.isfinite().tolist() == [[True, True], [False, True]]
+    alone = loss.expand(torch.zeros(1, 2), torch.ones(1), curvature=curvature)
+    torch.testing.assert_close(both.curvature.dense(), alone.curvature.dense())
+
+
 def test_it_is_expandable_and_its_newton_step_descends():
     """What the Newton loss does with an expansion: the damped step lowers the smoothed loss."""
     target = torch.tensor([1.0, -1.0, 0.5], dtype=torch.float64)
@@ -247,6 +264,8 @@ def test_wrong_arguments_teach():
     for unusual in (torch.tensor([1, 2]), torch.tensor(1.0), y.to(torch.float8_e4m3fn)):
         with pytest.raises(ShapeError, match="batch of real outputs"):
             SmoothedLoss(both_positive)(unusual)
+        with pytest.raises(ShapeError, match="batch of real outputs"):
+            SmoothedLoss(both_positive).expand(unusual)
     with pytest.raises(ArgumentError, match="a target requires a gradient"):
         SmoothedLoss(lambda y, t: y.sum(-1))(y, torch.zeros(3, requires_grad=True))
     with pytest.raises(ShapeError, match=r"target has shape \(10,\) for 3 samples.*functools.partial"):
