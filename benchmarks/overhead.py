@@ -1,0 +1,190 @@
+"""What a Newton loss adds to the plain loss in a user's loop: forward and backward of the loss alone, no network.
+
+    PYTHONPATH=src python benchmarks/overhead.py                                 # CPU, one and two threads, eager
+    PYTHONPATH=src python benchmarks/overhead.py --device cuda --modes eager captured compiled
+    PYTHONPATH=src python benchmarks/overhead.py --losses pairwise --sizes 128x10 --rounds 50
+
+Each row: operations (kernels on CUDA, operators of torch on a CPU), median milliseconds, and the median ratio to the
+plain loss in the same round. Arms take turns within a round, so that a busy machine slows all of them alike. "beyond"
+is the number of operations beyond those of the plain loss.
+"""
+
+import argparse
+import os
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import newton_losses as nl
+from timing import rounds_of
+
+Step = Callable[[], object]
+SIZES = ((128, 10), (128, 100), (1024, 10), (64, 1000))
+# The Hessian of a pairwise loss at m = 1000 has N·m³ = 6e10 elements in its intermediates.
+LARGEST_HESSIAN = 128
+
+
+def pairwise(y: Tensor, target: Tensor) -> Tensor:
+    """Sigmoid loss of all pairs in the wrong order, one value per list."""
+    wanted = torch.sign(target[:, :, None] - target[:, None, :])
+    return torch.nn.functional.softplus(-wanted * (y[:, :, None] - y[:, None, :])).mean((1, 2))
+
+
+def lists(y: Tensor, target: Tensor) -> Tensor:
+    """Softmax cross-entropy between scores and relevance, as in ListNet."""
+    return -(torch.softmax(target, 1) * torch.log_softmax(y, 1)).sum(1)
+
+
+def black_box() -> nl.smoothing.SmoothedLoss:
+    """Hard ranks, smoothed with ten samples."""
+    return nl.smoothing.SmoothedLoss(
+        lambda y, target: (y.argsort(-1).argsort(-1) - target.argsort(-1).argsort(-1)).abs().float().mean(-1),
+        num_samples=10,
+    )
+
+
+LOSSES: dict[str, Callable[[], Any]] = {
+    "pairwise": lambda: pairwise,
+    "lists": lambda: lists,
+    "black-box": black_box,
+    "sorting": lambda: nl.sorting.SortingLoss("softsort", temperature=0.5),
+}
+LARGEST = {"sorting": 128, "black-box": 1000}
+
+
+@dataclass(frozen=True)
+class Problem:
+    loss: Any
+    y: Tensor
+    target: Tensor
+
+    def arms(self) -> Iterator[tuple[str, Callable[[Tensor, Tensor], Tensor]]]:
+        """The plain loss first, then every way to make it a Newton loss."""
+        loss = self.loss
+        yield "plain", lambda y, target: _mean(loss(y, target))
+        yield "fisher", nl.NewtonLoss(loss, "fisher")
+        yield "fisher 0.1", nl.NewtonLoss(loss, "fisher", 0.1)
+        yield "inject_fisher", lambda y, target: _mean(loss(nl.inject_fisher(y), target))
+        if self.y.shape[1] <= LARGEST_HESSIAN:
+            yield "hessian", nl.NewtonLoss(loss, "hessian")
+
+    def steps(self, mode: str) -> dict[str, Step]:
+        return {name: self._step(function, mode) for name, function in self.arms()}
+
+    def _step(self, function: Callable[[Tensor, Tensor], Tensor], mode: str) -> Step:
+        y = self.y.clone().requires_grad_()
+
+        def step() -> None:
+            y.grad = None
+            function(y, self.target).backward()
+
+        if mode == "eager":
+            return step
+        step()  # the first call, which checks the loss
+        if mode == "compiled":
+            compiled = torch.compile(function, fullgraph=True)
+
+            def run() -> None:
+                y.grad = None
+                compiled(y, self.target).backward()
+
+            return run
+        return _captured(step)
+
+
+def _mean(value: Tensor) -> Tensor:
+    return value.mean()
+
+
+def _captured(step: Step) -> Step:
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            step()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    return graph.replay
+
+
+class _Counted(TorchDispatchMode):
+    """Counts operators, but for those that only look at a tensor in another way."""
+
+    count = 0
+
+    def __torch_dispatch__(self, operator: Any, types: Any, given: Any = (), options: Any = None) -> Any:
+        self.count += not any(result.alias_info is not None for result in operator._schema.returns)
+        return operator(*given, **(options or {}))
+
+
+def operations(step: Step, device: str) -> int:
+    step()
+    if device == "cpu":
+        with _Counted() as counted:
+            step()
+        return counted.count
+    torch.cuda.synchronize()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        step()
+        torch.cuda.synchronize()
+    return sum(event.count for event in profile.key_averages() if event.device_type == torch.autograd.DeviceType.CUDA)
+
+
+def table(title: str, problem: Problem, mode: str, device: str, rounds: int) -> None:
+    steps = problem.steps(mode)
+    counts = {name: operations(step, device) for name, step in steps.items()}
+    taken = rounds_of(steps, rounds, warm_up=5, device=device)
+    for name, times in taken.items():
+        ratio = statistics.median(a / b for a, b in zip(times, taken["plain"], strict=True))
+        beyond = counts[name] - counts["plain"]
+        print(
+            f"{title:32} {name:14} {counts[name]:6d} operations {beyond:+6d} beyond "
+            f"{1000 * statistics.median(times):9.3f} ms {ratio:7.2f} ×",
+            flush=True,
+        )
+
+
+def two_threads(arguments: list[str]) -> None:
+    """The same in a process with two threads: torch takes its thread pools as they are when it starts."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "2"}
+    subprocess.run([sys.executable, __file__, *arguments, "--threads", "2"], env=environment, check=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--modes", nargs="+", default=["eager"], choices=["eager", "compiled", "captured"])
+    parser.add_argument("--losses", nargs="+", default=list(LOSSES), choices=list(LOSSES))
+    parser.add_argument("--sizes", nargs="+", default=[f"{n}x{m}" for n, m in SIZES], help="N x m, as 128x10")
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--threads", type=int, choices=[1, 2], help="on a CPU; both, if not given")
+    arguments = parser.parse_args()
+    if arguments.device == "cpu":
+        torch.set_num_threads(arguments.threads or 1)
+    where = arguments.device if arguments.device != "cpu" else f"cpu, {torch.get_num_threads()} thread(s)"
+    print(f"{where}, torch {torch.__version__}", flush=True)
+    for name in arguments.losses:
+        for size in arguments.sizes:
+            count, outputs = map(int, size.split("x"))
+            if outputs > LARGEST.get(name, outputs):
+                continue
+            torch.manual_seed(0)
+            y, target = torch.randn(2, count, outputs, device=arguments.device)
+            problem = Problem(LOSSES[name](), y, target)
+            for mode in arguments.modes:
+                table(f"{name} {size} {mode}", problem, mode, arguments.device, arguments.rounds)
+    if arguments.device == "cpu" and arguments.threads is None:
+        two_threads(sys.argv[1:])
+
+
+if __name__ == "__main__":
+    main()
