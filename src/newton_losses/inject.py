@@ -16,14 +16,19 @@ from ._no_second_derivative import NoSecondDerivative
 from .curvature import (
     Damping,
     Expansion,
+    FisherStep,
     GroupChoice,
+    NormalizedDamping,
     Reduction,
+    RelativeDamping,
     check_damping,
     check_group,
     empirical_fisher,
     finite,
+    fisher_step,
     flatten_outputs,
     full_precision,
+    knows_damping,
     newton_step,
     plain_damping,
     resolve_damping,
@@ -31,7 +36,7 @@ from .curvature import (
     share_curvature,
 )
 from .errors import ArgumentError
-from .newton import count_skipped
+from .newton import skip_counter
 
 LossScale = float | Tensor | GradScaler
 
@@ -158,23 +163,43 @@ class _InjectFisher(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, arrived: Tensor) -> tuple[Tensor | None, ...]:
+        counter = None if ctx.module is None else skip_counter(ctx.module, arrived)
         with full_precision(arrived):
-            rows, kept = _newton_rows(arrived, ctx.settings)
-        if ctx.module is not None:
-            count_skipped(ctx.module, kept)
+            step = _short_way(arrived, ctx.settings, counter) or _long_way(arrived, ctx.settings)
+        if counter is not None and step.kept is not None and not step.counted:
+            counter.add_((~step.kept).sum())
+        rows = step.rows
         leaving = rows.reshape(arrived.shape).to(arrived.dtype)
         if torch.is_grad_enabled() and arrived.requires_grad:  # somebody wants to differentiate what leaves
             leaving = NoSecondDerivative.apply(leaving, arrived, _NO_SECOND)  # type: ignore[no-untyped-call]
         return leaving, None, None
 
 
-def _newton_rows(arrived: Tensor, settings: _Settings) -> tuple[Tensor, Tensor]:
-    """What leaves, `(N, m)` in float32 at least, and which samples were finite."""
+def _short_way(arrived: Tensor, settings: _Settings, counter: Tensor | None) -> FisherStep | None:
+    """In one process, with a damping and a scale that are plain numbers: from what arrived to what leaves."""
+    damping, reduction, loss_scale, process_group = settings
+    rule = resolve_damping(damping, None)
+    if not isinstance(loss_scale, (int, float)) or not knows_damping(rule) or arrived.numel() == 0:
+        return None
+    if resolve_group(process_group) is not None:
+        return None
+    flat = flatten_outputs(arrived)
+    # ∇ℓᵢ = share · gᵢ: with a λ of its own, (F + λI)⁻¹∇ℓᵢ is (F/share² + λ/share²)⁻¹gᵢ/share.
+    share = (len(flat) if reduction == "mean" else 1) / loss_scale
+    is_normalized = isinstance(rule, NormalizedDamping)
+    is_number = not is_normalized and not isinstance(rule, RelativeDamping)
+    step = fisher_step(flat, None, rule / share**2 if is_number else rule, mean=reduction == "mean", counter=counter)
+    back = loss_scale if is_normalized else loss_scale / share
+    return step if back == 1 else step._replace(rows=step.rows * back)
+
+
+def _long_way(arrived: Tensor, settings: _Settings) -> FisherStep:
+    """With any damping, scale and group."""
     damping, reduction, loss_scale, process_group = settings
     flat = flatten_outputs(arrived)
     group = resolve_group(process_group)
     if flat.numel() == 0 and group is None:
-        return flat, torch.ones(len(flat), dtype=torch.bool, device=flat.device)
+        return FisherStep(flat, None, 1)
     scaled = isinstance(loss_scale, GradScaler)
     scale = loss_scale.scale(flat.new_ones(())) if isinstance(loss_scale, GradScaler) else loss_scale
     share = len(flat) if reduction == "mean" else 1
@@ -187,4 +212,4 @@ def _newton_rows(arrived: Tensor, settings: _Settings) -> tuple[Tensor, Tensor]:
     ranks, total = (1, step.count) if shared is None else (shared.ranks, shared.total)
     back = ranks * scale / total if reduction == "mean" else ranks * scale
     rows = step.rows * back
-    return (torch.where(step.kept[:, None], rows, flat) if scaled else rows), step.kept
+    return FisherStep(torch.where(step.kept[:, None], rows, flat) if scaled else rows, step.kept, step.count)

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from cases import Cube, assert_close
 from newton_losses import DerivativeError, expand
-from newton_losses.curvature import _derivatives
+from newton_losses.curvature import _derivatives, _passes
 
 
 class Hungry(torch.autograd.Function):
@@ -31,10 +31,10 @@ class HungrySlope(torch.autograd.Function):
         return grad + torch.empty(2**58)
 
 
-@pytest.mark.parametrize(("power", "name"), [(lambda x: x**3, "forward_products"), (Cube.apply, "_grad_of_grad")])
-def test_few_directions_at_once_where_the_loss_makes_much_of_its_outputs(power, name: str, monkeypatch) -> None:
+@pytest.mark.parametrize("power", [lambda x: x**3, Cube.apply])
+def test_few_directions_at_once_where_the_loss_makes_much_of_its_outputs(power, monkeypatch) -> None:
     """All pairs of 48 outputs: 48 times as much as the outputs themselves."""
-    monkeypatch.setattr(_derivatives, "PASS_ELEMENTS", 2**16)
+    monkeypatch.setattr(_passes, "PASS_ELEMENTS", 2**16)
     y = torch.randn(8, 48, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     passes: list[int] = []
 
@@ -42,16 +42,67 @@ def test_few_directions_at_once_where_the_loss_makes_much_of_its_outputs(power, 
         return power(y[:, :, None] - 2 * y[:, None, :]).sum((1, 2))
 
     def counted(*arguments, **options):
-        passes.append(len(arguments[-1]))
+        passes.append(len(arguments[2]))
         return original(*arguments, **options)
 
-    original = getattr(_derivatives, name)
-    monkeypatch.setattr(_derivatives, name, counted)
+    original = _derivatives._grad_of_grad
+    monkeypatch.setattr(_derivatives, "_grad_of_grad", counted)
     found = expand(loss, y)
     wanted = torch.stack([torch.func.hessian(lambda one: ((one[:, None] - 2 * one) ** 3).sum())(one) for one in y])
     assert_close(found.curvature.dense(), wanted.mean(0), 1e-10)
     assert sum(passes) == 48
     assert set(passes) == {3}  # 2¹⁶ // (8 · 48²)
+
+
+@pytest.mark.parametrize("free", [2**20, 2**40])
+def test_a_device_of_any_size_is_filled_and_not_more(free: int, monkeypatch) -> None:
+    """What a GPU would do, told to a CPU: as many directions as half of its free memory holds."""
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free, free))
+    monkeypatch.setattr(_passes, "_free_elements", {})
+    flat = torch.empty(8, 48)
+    size = _passes.Footprint(8 * 48**2, 3 * 8 * 48**2)
+    at_once = _passes._room(flat) // (_passes.HELD * size.together)
+    assert at_once == free // 2 // 4 // (_passes.HELD * size.together)
+
+
+def test_a_bad_sample_is_left_out_of_a_hessian_of_several_passes(monkeypatch) -> None:
+    monkeypatch.setattr(_passes, "PASS_ELEMENTS", 64)
+    y = torch.rand(6, 40, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) + 0.5
+    y[2, 17] = 0.0  # the gradient of x^1.5 is finite there, its second derivative is not
+
+    def loss(y: Tensor) -> Tensor:
+        return y.pow(1.5).sum(1)
+
+    found = expand(loss, y).curvature
+    kept = [0, 1, 3, 4, 5]
+    assert int(found.count) == 5
+    assert_close(found.dense(), torch.diag(0.75 * y[kept].rsqrt().mean(0)), 1e-12)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_so_few_numbers_wake_no_other_thread(threads: int, monkeypatch) -> None:
+    before, seen = torch.get_num_threads(), []
+
+    def watched(*arguments, **options):
+        seen.append(torch.get_num_threads())
+        return original(*arguments, **options)
+
+    original = _derivatives._grad_of_grad
+    monkeypatch.setattr(_derivatives, "_grad_of_grad", watched)
+    torch.set_num_threads(threads)
+    try:
+        expand(lambda y: y.pow(3).sum(1), torch.ones(2, 3))
+        assert seen == [1]
+        assert torch.get_num_threads() == threads
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_a_random_loss_is_drawn_once_for_all_passes(monkeypatch) -> None:
+    monkeypatch.setattr(_passes, "PASS_ELEMENTS", 64)
+    y = torch.ones(4, 70, dtype=torch.float64)
+    found = expand(lambda y: (torch.rand((), dtype=y.dtype) + 0.5) * y.square().sum(1) / 2, y)
+    assert_close(found.curvature.dense(), found.gradient[0, 0] * torch.eye(70, dtype=torch.float64), 1e-12)
 
 
 def test_how_large_a_loss_is_is_asked_once() -> None:

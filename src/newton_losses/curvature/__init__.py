@@ -8,9 +8,9 @@ from ._damping import RelativeDamping as RelativeDamping
 from ._damping import check_damping as check_damping
 from ._damping import plain_damping as plain_damping
 from ._damping import resolve_damping as resolve_damping
-from ._derivatives import custom_operators as custom_operators
+from ._derivative_errors import custom_operators as custom_operators
+from ._derivative_errors import names_of as names_of
 from ._derivatives import forward_products as forward_products
-from ._derivatives import names_of as names_of
 from ._distributed import GroupChoice as GroupChoice
 from ._distributed import Shared as Shared
 from ._distributed import check_group as check_group
@@ -22,8 +22,13 @@ from ._expansion import Expandable as Expandable
 from ._expansion import Expansion as Expansion
 from ._expansion import empirical_fisher as empirical_fisher
 from ._expansion import expand as expand
+from ._expansion import expand_loss as expand_loss
 from ._expansion import finite as finite
 from ._expansion import loss_values as loss_values
+from ._fisher import FisherStep as FisherStep
+from ._fisher import can_solve as can_solve
+from ._fisher import fisher_step as fisher_step
+from ._fisher import knows_damping as knows_damping
 from ._forms import Curvature as Curvature
 from ._forms import Dense as Dense
 from ._forms import LowRank as LowRank

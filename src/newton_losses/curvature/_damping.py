@@ -97,20 +97,19 @@ class NormalizedDamping:
         _keep_as_float(self, "The factor of NormalizedDamping")
 
     def __call__(self, expansion: Expansion) -> Damped:
-        scale = _eigenvalue_scale(expansion)
+        usable = finite(expansion)
+        gradient = torch.where(usable[:, None], expansion.gradient, 0.0)
+        return self.damped(_eigenvalue_scale(expansion), gradient, usable.sum())
+
+    def damped(self, scale: Tensor, gradient: Tensor, count: Tensor) -> Damped:
+        """λ and the length from r, the gradients (zero where a sample is left out) and the number of the others."""
         # Without curvature every λ gives the same step, the normalised gradient.
         damping = torch.where(scale == 0, 1.0, self.factor * scale)
-        size = self._gradient_size(expansion).to(damping.dtype)
-        return Damped(damping, torch.where(size == 0, 1.0, damping / size))
-
-    def _gradient_size(self, expansion: Expansion) -> Tensor:
-        """ρ, of the samples that are finite."""
-        usable = finite(expansion)
-        squares = widened(torch.where(usable[:, None], expansion.gradient, 0.0)).square().mean(1).sum()
-        sums = torch.stack([squares, usable.sum().to(squares.dtype)])
+        squares = widened(gradient).square().sum() / gradient.shape[1]
         if self.group is not None:
-            sums = sum_over(self.group, sums)
-        return (sums[0] / sums[1].clamp(min=1)).sqrt()
+            squares, count = sum_over(self.group, torch.stack([squares, count.to(squares.dtype)]))
+        size = (squares / count.clamp(min=1)).sqrt().to(damping.dtype)
+        return Damped(damping, torch.where(size == 0, 1.0, damping / size))
 
 
 def _eigenvalue_scale(expansion: Expansion) -> Tensor:
@@ -122,7 +121,9 @@ def _eigenvalue_scale(expansion: Expansion) -> Tensor:
 
 def resolve_damping(damping: Damping, group: "ProcessGroup | None") -> float | Tensor | DampingRule:
     """The rule that "auto" stands for, in the group that shares the batch; everything else is itself."""
-    rule = NormalizedDamping() if isinstance(damping, str) else damping
+    rule = AUTO if isinstance(damping, str) else damping
+    if group is None and not (isinstance(rule, NormalizedDamping) and rule.group is not None):
+        return rule
     if type(rule) is NormalizedDamping:  # not by `replace`, into which the compiler of torch 2.6 does not look
         return NormalizedDamping(rule.factor, group)
     return replace(rule, group=group) if isinstance(rule, NormalizedDamping) else rule
@@ -191,3 +192,7 @@ def _check_positive(number: object, what: str) -> None:
             f"{what} has to be a positive, finite number, got {number!r}. It keeps the curvature "
             "away from singular; the larger, the closer the step is to the plain gradient."
         )
+
+
+# What "auto" stands for.
+AUTO = NormalizedDamping()

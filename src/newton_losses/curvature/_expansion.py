@@ -5,14 +5,14 @@ form is smaller. The derivatives themselves are in `_derivatives.py`.
 """
 
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, TypeGuard, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from ..errors import ArgumentError, ShapeError
-from ._derivatives import Derivatives, SecondProduct, first_order, second_order, second_products
-from ._forms import Curvature, Dense, LowRank, Mean, Products, as_curvature
+from ._derivatives import Derivatives, SecondProduct, first_order, is_finite, mean_hessian, second_products
+from ._forms import Curvature, Dense, FisherFactor, FisherMatrix, LowRank, Products, as_curvature
 from ._loss_contract import (
     Loss,
     Reduction,
@@ -54,27 +54,23 @@ class Expandable(Protocol):
     def expand(self, y: Tensor, *targets: Any, curvature: CurvatureKind | None) -> Expansion: ...
 
 
-def empirical_fisher(gradient: Tensor, kept: Tensor | None = None) -> Dense | LowRank:
+def brings_expansion(loss: object) -> TypeGuard[Expandable]:
+    """The same as `isinstance(loss, Expandable)`, in a hundredth of the time."""
+    return hasattr(loss, "expand")
+
+
+def empirical_fisher(gradient: Tensor, kept: Tensor | None = None) -> FisherMatrix | FisherFactor:
     """The mean of gᵢgᵢᵀ over the kept samples of `gradient`, `(N, m)`.
 
     Where N < m it is never formed: the scaled gradients are its factor. `kept` is `(N,)` boolean;
-    without it, all samples are.
+    without it, all samples are. Nothing is computed until somebody looks at the matrix or its factor.
 
     >>> empirical_fisher(torch.tensor([[1.0, 0.0], [1.0, 2.0]])).dense()
     tensor([[1., 1.],
             [1., 2.]], dtype=torch.float64)
     """
-    count: Tensor | int = len(gradient)
-    if kept is not None:
-        count = kept.sum().clamp(min=1)
-        gradient = torch.where(kept[:, None], gradient, 0.0)
-    # In float64, because a small damping has to survive next to the squares of large gradients.
-    wide = gradient if gradient.device.type == "mps" else gradient.double()
-    if gradient.shape[0] < gradient.shape[1]:
-        scale = torch.as_tensor(count, dtype=wide.dtype, device=wide.device).sqrt()
-        return LowRank(wide / scale, scale)
-    matrix = wide.mT @ wide / count
-    return Dense(matrix, semidefinite=True, mean=Mean(wide, kept, matrix))
+    form = FisherFactor if gradient.shape[0] < gradient.shape[1] else FisherMatrix
+    return form(gradient, kept)
 
 
 KINDS = ("hessian", "fisher", None)
@@ -112,21 +108,33 @@ def expand(
     if curvature not in KINDS:
         raise ArgumentError(f"curvature={curvature!r}; it can be 'hessian', 'fisher' or None.")
     check_is_loss(loss)
+    return expand_loss(loss, y, targets, curvature, resolve_reduction(loss, reduction), matrix_free)
+
+
+def expand_loss(
+    loss: Loss | Expandable,
+    y: Tensor,
+    targets: tuple[Any, ...],
+    curvature: CurvatureKind | None,
+    reduction: Reduction | None,
+    matrix_free: bool | None = None,
+) -> Expansion:
+    """`expand` without its checks of the arguments, for whoever made them before."""
     flat = flatten_outputs(y)
     with full_precision(flat):
-        if isinstance(loss, Expandable):
+        if brings_expansion(loss):
             return _own_expansion(loss, flat.reshape(y.shape), targets, curvature)
         if flat.numel() == 0:
             return _empty(flat, curvature)
-        total = make_total(loss, y.shape, targets, resolve_reduction(loss, reduction))
+        total = make_total(loss, y.shape, targets, reduction)
         if curvature != "hessian":
             found = first_order(total, flat)
-            return _expansion(found, empirical_fisher(found.gradient, finite(found)) if curvature else None)
+            return _expansion(found, _fisher_of(found) if curvature else None)
         if _too_large(flat) if matrix_free is None else matrix_free:
             found, product = second_products(total, flat, loss)
             return _expansion(found, _mean_products(product, _usable(found), flat))
-        found = second_order(total, flat, loss)
-        return _expansion(found, _mean_hessian(found))
+        mean = mean_hessian(total, flat, loss)
+        return Expansion(mean.value, mean.gradient, Dense(mean.matrix, count=mean.count))
 
 
 def loss_values(loss: Loss | Expandable, y: Tensor, *targets: Any, reduction: Reduction | None = None) -> Tensor:
@@ -134,7 +142,7 @@ def loss_values(loss: Loss | Expandable, y: Tensor, *targets: Any, reduction: Re
     check_is_loss(loss)
     flat = flatten_outputs(y)
     with torch.no_grad(), full_precision(flat):
-        if isinstance(loss, Expandable):
+        if brings_expansion(loss):
             return _own_expansion(loss, flat.reshape(y.shape), targets, None).value
         if flat.numel() == 0:
             return flat.new_zeros(len(flat))
@@ -143,7 +151,12 @@ def loss_values(loss: Loss | Expandable, y: Tensor, *targets: Any, reduction: Re
 
 def finite(found: Derivatives | Expansion) -> Tensor:
     """Which samples have a finite value and gradient, `(N,)` boolean."""
-    return torch.isfinite(found.value) & torch.isfinite(found.gradient).all(1)
+    return is_finite(Derivatives(found.value, found.gradient))
+
+
+def _fisher_of(found: Derivatives) -> FisherMatrix | FisherFactor:
+    form = FisherFactor if found.gradient.shape[0] < found.gradient.shape[1] else FisherMatrix
+    return form(found.gradient, value=found.value.detach())
 
 
 def _too_large(flat: Tensor) -> bool:
@@ -158,15 +171,6 @@ def _usable(found: Derivatives) -> Tensor:
     """Which samples have second derivatives, too, that are finite as far as they are known, `(N,)` boolean."""
     assert found.second is not None
     return finite(found) & torch.isfinite(found.second).all(2).all(0)
-
-
-def _mean_hessian(found: Derivatives) -> Dense:
-    assert found.second is not None
-    kept = _usable(found)
-    count = kept.sum()
-    mean = torch.where(kept[None, :, None], found.second, 0.0).sum(1) / count.clamp(min=1)
-    # Rounding makes it a little unsymmetric; the solvers may read one triangle only.
-    return Dense((mean + mean.mT) / 2, count=count)
 
 
 def _mean_products(product: SecondProduct, kept: Tensor, flat: Tensor) -> Products:

@@ -4,8 +4,8 @@ Only the mathematics of the matrix lives here. Solving with it is in `_solve.py`
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -23,30 +23,16 @@ def widened(tensor: Tensor) -> Tensor:
     return tensor if tensor.device.type == "mps" else tensor.double()
 
 
-class Mean(NamedTuple):
-    """The gᵢ whose mean of gᵢgᵢᵀ is C: `gradient` `(N, m)` in float64, zero where not `kept` `(N,)`, if not all are.
-
-    `matrix` is that C itself, so that a solver can see whether it still is the one it has to solve with.
-    """
-
-    gradient: Tensor
-    kept: Tensor | None
-    matrix: Tensor
-
-
 @dataclass(frozen=True)
 class Dense:
     """C, stored as an `(m, m)` symmetric tensor; `semidefinite` where no eigenvalue can be negative.
 
-    `count` is how many samples C is the mean over, where that is not all with a finite gradient. Where C is
-    the mean of gᵢgᵢᵀ, `mean` may say so: a solver can then make C itself, and a compiler leaves `matrix` out where
-    nobody else looks at it.
+    `count` is how many samples C is the mean over, where that is not all with a finite gradient.
     """
 
     matrix: Tensor
     semidefinite: bool = False
     count: Tensor | None = None
-    mean: Mean | None = field(default=None, repr=False, compare=False)
 
     def dense(self) -> Tensor:
         return self.matrix
@@ -110,6 +96,56 @@ class Products:
         if self.size <= PROBES:
             return widened(self.dense()).square().sum() / max(1, self.size)
         return widened(self.function(signs(PROBES, self.size, self.example))).square().mean()
+
+
+class FisherMatrix(Dense):
+    """The mean of gᵢgᵢᵀ over N ≥ m gradients. The matrix is made when somebody looks at it, which a step need not.
+
+    Of samples that are not `kept`, or whose `value` or gradient is not finite, nothing enters; without both, all do.
+    """
+
+    semidefinite = True
+
+    def __init__(self, gradient: Tensor, kept: Tensor | None = None, value: Tensor | None = None) -> None:
+        self.gradient, self.kept, self.value = gradient, kept, value
+
+    @property
+    def matrix(self) -> Tensor:  # type: ignore[override]
+        rows, count = _wide_rows(self)
+        return rows.mT @ rows / count
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.gradient!r}, {self.kept!r})"
+
+
+class FisherFactor(LowRank):
+    """The same for N < m gradients: the matrix is never made, and its factor only where somebody looks at it."""
+
+    def __init__(self, gradient: Tensor, kept: Tensor | None = None, value: Tensor | None = None) -> None:
+        self.gradient, self.kept, self.value = gradient, kept, value
+
+    @property
+    def scale(self) -> Tensor:  # type: ignore[override]
+        rows, count = _wide_rows(self)
+        return torch.as_tensor(count, dtype=rows.dtype, device=rows.device).sqrt()
+
+    @property
+    def factor(self) -> Tensor:  # type: ignore[override]
+        return _wide_rows(self)[0] / self.scale
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.gradient!r}, {self.kept!r})"
+
+
+def _wide_rows(fisher: FisherMatrix | FisherFactor) -> tuple[Tensor, Tensor | int]:
+    """The gradients in float64, zero where not kept, and the number of those that are."""
+    gradient, kept = fisher.gradient, fisher.kept
+    if fisher.value is not None:
+        finite = torch.isfinite(fisher.value) & torch.isfinite(gradient).all(1)
+        kept = finite if kept is None else kept & finite
+    if kept is None:
+        return widened(gradient), len(gradient)
+    return widened(torch.where(kept[:, None], gradient, 0.0)), kept.sum().clamp(min=1)
 
 
 Curvature = Dense | LowRank | Products

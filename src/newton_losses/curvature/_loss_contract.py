@@ -5,6 +5,7 @@ themselves are in `_derivatives.py`.
 """
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import wraps
 from typing import Any, Literal, ParamSpec, TypeVar
 
@@ -15,6 +16,8 @@ from ..errors import ArgumentError, ShapeError
 
 Loss = Callable[..., Tensor]
 Reduction = Literal["mean", "sum", "none"]
+# Entering autocast costs more than most operations of a step.
+_NOTHING_TO_DO: AbstractContextManager[Any] = nullcontext()
 # Maps flat outputs (N, m) to (Σ ℓᵢ, values (N,)): what automatic differentiation works on.
 Total = Callable[[Tensor], tuple[Tensor, Tensor]]
 
@@ -51,9 +54,12 @@ def flatten_outputs(y: Tensor) -> Tensor:
     return widen(y.detach()).flatten(1) if y.dim() > 1 else widen(y.detach()).unsqueeze(1)
 
 
-def full_precision(tensor: Tensor) -> torch.autocast:
+def full_precision(tensor: Tensor) -> AbstractContextManager[Any]:
     """A context in which autocast does not turn matrix products into 16 bits, forward or backward."""
-    return torch.autocast(device_type=tensor.device.type, enabled=False)
+    kind = tensor.device.type
+    if torch.compiler.is_compiling() or torch.is_autocast_enabled(kind):
+        return torch.autocast(device_type=kind, enabled=False)
+    return _NOTHING_TO_DO
 
 
 def widen(tensor: Tensor) -> Tensor:
@@ -95,6 +101,11 @@ def make_total(loss: Loss, shape: torch.Size, targets: tuple[Any, ...], reductio
 
 def _check_values(out: object, shape: torch.Size, reduction: Reduction | None, name: str) -> None:
     count = shape[0]
+    if isinstance(out, Tensor) and out.is_floating_point():
+        if out.dim() == 1 and out.shape[0] == count and reduction in (None, "none"):
+            return
+        if out.dim() == 0 and reduction != "none":
+            return
     if not isinstance(out, Tensor):
         raise ArgumentError(f"The loss {name} returned a {type(out).__name__}, not a tensor.")
     if not out.is_floating_point():
@@ -104,10 +115,6 @@ def _check_values(out: object, shape: torch.Size, reduction: Reduction | None, n
         raise ShapeError(
             f"The loss {name} returned a scalar, but reduction='none' promises one value per sample, here {wanted}."
         )
-    if got == (count,) and reduction in (None, "none"):
-        return
-    if got == ():
-        return
     message = (
         f"The loss {name} returned shape {got} for outputs of shape {tuple(shape)}. "
         f"A loss returns one value per sample, here {wanted}, or their mean as a scalar"

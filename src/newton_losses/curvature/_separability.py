@@ -7,7 +7,7 @@ from torch import Tensor
 
 from .._random import seeded
 from ..errors import SeparabilityError
-from ._derivatives import no_dependence
+from ._derivative_errors import no_dependence
 from ._forms import signs
 from ._loss_contract import (
     Loss,

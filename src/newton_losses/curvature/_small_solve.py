@@ -9,12 +9,9 @@ import torch
 from torch import Tensor
 
 from .._backends import obstacle
-from ._forms import Mean
 
 # A matrix that a warp holds in its registers.
 LARGEST = 32
-# Every program makes the Fisher of all samples, which for more of them takes longer than a kernel of its own.
-MOST_SAMPLES = 512
 # Asked once: a compiler does not look into a cached function.
 HAS_TRITON = obstacle("triton") is None
 
@@ -41,22 +38,17 @@ def _is_differentiated_otherwise() -> bool:
     return torch._C._are_functorch_transforms_active() or torch.autograd.forward_ad._current_level >= 0
 
 
-def solve_small(matrix: Tensor, rows: Tensor, damping: Tensor | float, kind: Kind, mean: Mean | None = None) -> Tensor:
+def solve_small(matrix: Tensor, rows: Tensor, damping: Tensor | float, kind: Kind) -> Tensor:
     """(C + λI)⁻¹ applied to each row, `(K, m)` to `(K, m)` in the dtype of `rows`, computed in float64.
 
     "definite" is for a C without negative eigenvalues: a pivot of C + λI that is not positive makes everything
-    NaN. The other kinds are the spectra of `damped_solve`. With the `mean` that C is, C itself is not looked at: what
-    is to be changed has to be another tensor.
+    NaN. The other kinds are the spectra of `damped_solve`.
     """
     tensor, number = (None, float(damping)) if not isinstance(damping, Tensor) else (damping.reshape(()), 0.0)
     if tensor is not None and tensor.device != rows.device:
         # One number from the host, which becomes an argument of a kernel; a copy could not be captured.
         tensor = tensor + rows.new_zeros((), dtype=torch.float64)
-    solved: Tensor
-    if mean is not None and mean.matrix is matrix and len(mean.gradient) <= MOST_SAMPLES:
-        solved = small_fisher_solve(mean.gradient, mean.kept, rows, tensor, number)
-    else:
-        solved = small_solve(matrix.double(), rows, tensor, number, kind)
+    solved: Tensor = small_solve(matrix.double(), rows, tensor, number, kind)
     return solved
 
 
@@ -70,20 +62,4 @@ def small_solve(matrix: Tensor, rows: Tensor, damping: Tensor | None, number: fl
 
 @small_solve.register_fake
 def _(matrix: Tensor, rows: Tensor, damping: Tensor | None, number: float, kind: str) -> Tensor:
-    return rows.new_empty(rows.shape)
-
-
-@torch.library.custom_op("newton_losses::small_fisher_solve", mutates_args=())
-def small_fisher_solve(
-    gradient: Tensor, kept: Tensor | None, rows: Tensor, damping: Tensor | None, number: float
-) -> Tensor:
-    """`solve_small` of kind "definite" with C the mean of gᵢgᵢᵀ over the `kept` samples, as in `Mean`."""
-    from ._small_solve_triton import solve_fisher_rows
-
-    kept = None if kept is None else kept.contiguous()
-    return solve_fisher_rows(gradient.contiguous(), kept, rows.contiguous(), damping, number)
-
-
-@small_fisher_solve.register_fake
-def _(gradient: Tensor, kept: Tensor | None, rows: Tensor, damping: Tensor | None, number: float) -> Tensor:
     return rows.new_empty(rows.shape)

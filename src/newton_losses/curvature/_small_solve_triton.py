@@ -1,4 +1,4 @@
-"""Small damped systems in registers, one warp each: elimination, the empirical Fisher, |C|. Importing imports triton.
+"""Small damped systems in registers, one warp each: elimination, |C|. Importing imports triton.
 
 A tile `(SIZE, WIDTH)` holds the matrix in its first M columns and right-hand sides in the others. A lane has whole
 columns: a row is at hand in all lanes, and a column reaches them by shuffles, without a barrier. Every program
@@ -19,10 +19,8 @@ from ._solve import LOWEST, ROUNDS, STEEPEST
 _Decorator = Callable[[Callable[..., Any]], Any]
 _jit: _Decorator = triton.jit
 # A kernel of its own for one sample, or for numbers with other factors, would not be faster.
-_kernel: _Decorator = triton.jit(do_not_specialize=["number", "samples", "count"])
+_kernel: _Decorator = triton.jit(do_not_specialize=["number", "count"])
 
-# Numbers of the gradients that enter the Fisher at a time: more would not stay in the registers.
-AT_A_TIME = 2048
 # Up to this many unknowns the pivots are unrolled, so that it is known where a row is; more take too long to compile.
 UNROLLED = tl.constexpr(16)
 
@@ -35,21 +33,6 @@ def solve_rows(matrix: Tensor, rows: Tensor, damping: Tensor | None, number: flo
         solve[grid](
             matrix, rows, out, damping, _bits(number), len(rows),
             KIND=kind, LOWEST=LOWEST, STEEPEST=STEEPEST, ROUNDS=ROUNDS, **shape,
-        )  # fmt: skip
-    return out
-
-
-def solve_fisher_rows(
-    gradient: Tensor, kept: Tensor | None, rows: Tensor, damping: Tensor | None, number: float
-) -> Tensor:
-    """The same with C the mean of gᵢgᵢᵀ over the samples that are kept; the others have gᵢ = 0."""
-    out = torch.empty_like(rows)
-    grid, shape = _shape(rows, products=True)
-    block = AT_A_TIME // shape["SIZE"]
-    with torch.cuda.device_of(rows):  # type: ignore[no-untyped-call]
-        solve_fisher[grid](
-            gradient, kept, rows, out, damping, _bits(number), len(gradient), len(rows),
-            BLOCK=block, BLOCKS=triton.cdiv(len(gradient), block), **shape,
         )  # fmt: skip
     return out
 
@@ -82,25 +65,6 @@ def solve(  # type: ignore[no-untyped-def]
         absolute = _absolute(square, LOWEST, STEEPEST, ROUNDS)
         square = absolute if KIND == "absolute" else (absolute + square) * 0.5
     _solve_sides(square, rows, out, _number(damping, number), count, KIND != "raw", M, SIZE, WIDTH)
-
-
-@_kernel
-def solve_fisher(  # type: ignore[no-untyped-def]
-    gradient, kept, rows, out, damping, number, samples, count,
-    BLOCK: tl.constexpr, BLOCKS: tl.constexpr, M: tl.constexpr, SIZE: tl.constexpr, WIDTH: tl.constexpr,
-):  # fmt: skip
-    i = tl.arange(0, SIZE)
-    square = tl.zeros([SIZE, SIZE], tl.float64)
-    total = tl.zeros([BLOCK], tl.int32)
-    for block in range(BLOCKS):
-        n = block * BLOCK + tl.arange(0, BLOCK)
-        inside = (n < samples)[:, None] & (i < M)[None, :]
-        g = tl.load(gradient + n[:, None] * M + i[None, :], mask=inside, other=0.0)
-        square = tl.dot(tl.trans(g), g, square, out_dtype=tl.float64)
-        inside = n < samples
-        total += (inside if kept is None else tl.load(kept + n, mask=inside, other=0)).to(tl.int32)
-    square = square * (1.0 / tl.maximum(tl.sum(total, 0), 1).to(tl.float64))
-    _solve_sides(square, rows, out, _number(damping, number), count, True, M, SIZE, WIDTH)
 
 
 @_jit

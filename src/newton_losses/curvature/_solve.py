@@ -55,7 +55,7 @@ def damped_solve(
         return solve_rows(rows, damping)
     if isinstance(curvature, Dense) and is_small(curvature.matrix, rows, damping):
         kind: Kind = "definite" if curvature.semidefinite else spectrum
-        return solve_small(curvature.matrix, rows, damping, kind, curvature.mean)
+        return solve_small(curvature.matrix, rows, damping, kind)
     dtype = _solve_dtype(rows)
     if isinstance(damping, Tensor):
         damping = damping.to(dtype)

@@ -1,16 +1,27 @@
-"""The damped Newton step of a batch from its expansion, with bad samples contained."""
+"""The damped Newton step of a batch from its expansion, with bad samples contained.
 
+The empirical Fisher has its own way, in `_fisher.py`. Here is what any curvature takes, and a short form of it for a
+stored matrix on a CPU, where results may be looked at.
+"""
+
+import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from ..errors import ArgumentError
-from ._damping import DampingRule, NormalizedDamping, apply_rule
+from ._damping import DampingRule, NormalizedDamping, RelativeDamping, apply_rule
 from ._expansion import Expansion, finite
-from ._forms import LowRank, as_curvature
+from ._fisher import LEAST_FACTOR, SAFE, can_solve, fisher_step, knows_damping
+from ._forms import Dense, LowRank, as_curvature
 from ._loss_contract import full_precision
 from ._solve import Spectrum, check_spectrum, damped_solve, solve_gradients
+
+# Up to this many unknowns an inverse is multiplied with, instead of solving for every row.
+LARGEST_INVERSE = 256
+
+Rule = float | Tensor | DampingRule
 
 
 @dataclass(frozen=True)
@@ -22,7 +33,7 @@ class Step:
     count: Tensor
 
 
-def newton_step(expansion: Expansion, damping: float | Tensor | DampingRule, spectrum: Spectrum | None = None) -> Step:
+def newton_step(expansion: Expansion, damping: Rule, spectrum: Spectrum | None = None) -> Step:
     """Solve for the Newton step of each sample. Without a `spectrum`, it is the one that goes with the damping.
 
     A sample with a non-finite value or gradient, or whose system has no finite solution, gets a zero
@@ -39,14 +50,92 @@ def newton_step(expansion: Expansion, damping: float | Tensor | DampingRule, spe
     if spectrum is None:
         spectrum = "absolute" if isinstance(damping, NormalizedDamping) else "raw"
     check_spectrum(spectrum)
-    usable = finite(expansion)
-    gradient = torch.where(usable[:, None], expansion.gradient, 0.0)
+    value, gradient = expansion.value, expansion.gradient
     with full_precision(gradient):
-        damping, length = apply_rule(damping, expansion)
-        if isinstance(curvature, LowRank) and curvature.scale is not None:
-            solved = solve_gradients(curvature, len(gradient), damping).to(gradient.dtype)
-        else:
-            solved = damped_solve(curvature, gradient, damping, spectrum)
+        rows = None
+        if can_solve(curvature, gradient, damping):
+            found = fisher_step(gradient, value, damping, kept=curvature.kept)  # type: ignore[union-attr]
+            if found.kept is not None:
+                count = torch.as_tensor(found.count, device=gradient.device).to(gradient.dtype)
+                return Step(found.rows, found.kept, count)
+            rows = found.rows
+        elif isinstance(curvature, Dense) and _is_on_host(curvature, gradient) and knows_damping(damping):
+            rows = _on_host(curvature, value, gradient, damping, spectrum)
+        if rows is not None:
+            return Step(rows, torch.ones(len(rows), dtype=torch.bool), torch.tensor(len(rows), dtype=rows.dtype))
+        return _by_operators(expansion, damping, spectrum)
+
+
+def _by_operators(expansion: Expansion, damping: Rule, spectrum: Spectrum) -> Step:
+    """With masks and without looking at a number: nothing waits for a device."""
+    assert expansion.curvature is not None
+    curvature = as_curvature(expansion.curvature)
+    usable = finite(expansion)
+    count = usable.sum()
+    gradient = torch.where(usable[:, None], expansion.gradient, 0.0)
+    if type(damping) is NormalizedDamping:
+        number, length = damping.damped(curvature.mean_square().sqrt(), gradient, count)
+    else:
+        number, length = apply_rule(damping, expansion)
+    if isinstance(curvature, LowRank) and curvature.scale is not None:
+        solved = solve_gradients(curvature, len(gradient), number).to(gradient.dtype)
+    else:
+        solved = damped_solve(curvature, gradient, number, spectrum)
+    if type(damping) is NormalizedDamping or not isinstance(length, float) or length != 1:
         solved = solved * length
-    kept = usable & torch.isfinite(solved).all(1)
-    return Step(torch.where(kept[:, None], solved, 0.0), kept, usable.sum().clamp(min=1).to(gradient.dtype))
+    kept = usable & (solved.abs() < torch.inf).all(1)
+    return Step(torch.where(kept[:, None], solved, 0.0), kept, count.clamp(min=1).to(gradient.dtype))
+
+
+def _is_on_host(curvature: Dense, gradient: Tensor) -> bool:
+    return (
+        gradient.device.type == "cpu"
+        and 0 < gradient.shape[1] <= LARGEST_INVERSE
+        and len(gradient) > 0
+        and not torch.compiler.is_compiling()
+        and type(gradient) is type(curvature.matrix) is Tensor
+        and not torch._C._are_functorch_transforms_active()
+    )
+
+
+def _on_host(curvature: Dense, value: Tensor, gradient: Tensor, damping: Rule, spectrum: Spectrum) -> Tensor | None:
+    """On a CPU, if everything is finite and not near the ends of the range of numbers; else `None`.
+
+    The matrix is small: its inverse, in float64, is what the rows are multiplied with.
+    """
+    matrix = curvature.matrix.detach().to(torch.float64, copy=True)  # it will be changed
+    size = gradient.shape[1]
+    spread = float(torch.linalg.vector_norm(matrix)) / math.sqrt(size)
+    energy = float(torch.linalg.vector_norm(gradient))
+    inside = SAFE[0] < energy < SAFE[1] and spread < SAFE[1]  # what is not finite is not inside
+    if not (inside and math.isfinite(value.detach().sum())):
+        return None
+    is_relative = isinstance(damping, (NormalizedDamping, RelativeDamping))
+    number = damping.factor * spread if is_relative else float(damping)  # type: ignore[union-attr, arg-type]
+    if not SAFE[0] < number < SAFE[1]:
+        return None
+    length = number / (energy / math.sqrt(gradient.numel())) if isinstance(damping, NormalizedDamping) else 1.0
+    inverse = _inverse(matrix, number, length, "definite" if curvature.semidefinite else spectrum)
+    if inverse is None:
+        return None
+    is_definite = curvature.semidefinite or spectrum != "raw"
+    is_well_conditioned = is_definite and is_relative and damping.factor >= LEAST_FACTOR  # type: ignore[union-attr]
+    if is_well_conditioned and torch.get_float32_matmul_precision() == "highest":
+        # Float32 loses nothing of float32 gradients.
+        return gradient @ inverse.to(gradient.dtype)
+    rows = (gradient.double() @ inverse).to(gradient.dtype)
+    return rows if math.isfinite(torch.linalg.vector_norm(rows, math.inf)) else None
+
+
+def _inverse(matrix: Tensor, damping: float, length: float, spectrum: str) -> Tensor | None:
+    """length · (C + λI)⁻¹ with C's eigenvalues as `spectrum` says, or `None` where there is none."""
+    if spectrum in ("absolute", "clip"):
+        values, vectors = torch.linalg.eigh(matrix)
+        values = values.abs() if spectrum == "absolute" else values.clamp(min=0)
+        return (vectors * (length / (values + damping))) @ vectors.mT
+    matrix.diagonal().add_(damping)
+    if spectrum == "definite":
+        factor, failed = torch.linalg.cholesky_ex(matrix)
+        return None if failed else torch.cholesky_inverse(factor).mul_(length)
+    inverse, failed = torch.linalg.inv_ex(matrix)
+    return None if failed else inverse.mul_(length)

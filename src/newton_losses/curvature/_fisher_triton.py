@@ -1,0 +1,204 @@
+"""The step with the empirical Fisher as one kernel: Gram matrix, damping, elimination, length. Imports triton.
+
+Every program reads all gradients, makes and inverts the small matrix again, and multiplies its own part of the
+gradients with it: nothing to wait for. It computes in float64, since a small damping has to survive next to the
+squares of large gradients; at these sizes that costs nothing beside the launch.
+"""
+
+import struct
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+_Decorator = Callable[[Callable[..., Any]], Any]
+_jit: _Decorator = triton.jit
+# A kernel of its own for one sample, or for numbers with other factors, would not be faster.
+_kernel: _Decorator = triton.jit(do_not_specialize=["number", "samples", "outputs"])
+
+# Numbers of the gradients that are read at a time.
+AT_A_TIME = 2048
+
+
+def launch(
+    gradient: Tensor,
+    value: Tensor | None,
+    kept: Tensor | None,
+    damping: Tensor | None,
+    number: float,
+    factor: float,
+    normalized: bool,
+    mean: bool,
+    counter: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Rows, kept and (count, mean value); `counter`, if given, is increased by the samples that are not kept."""
+    samples, outputs = gradient.shape
+    gradient = gradient.contiguous()
+    few = samples < outputs
+    # The units that multiply matrices know none below 16.
+    size = max(16, triton.next_power_of_2(min(samples, outputs)))
+    block = max(16, AT_A_TIME // size)
+    rows = torch.empty_like(gradient)
+    used = torch.empty(samples, dtype=torch.bool, device=gradient.device)
+    numbers = torch.empty(2, dtype=gradient.dtype, device=gradient.device)
+    with torch.cuda.device_of(gradient):  # type: ignore[no-untyped-call]
+        solve_fisher[(triton.cdiv(outputs if few else samples, block),)](
+            gradient, None if value is None else value.contiguous(), None if kept is None else kept.contiguous(),
+            rows, used, numbers, counter, damping, _bits(factor or number), samples, outputs,
+            RELATIVE=factor > 0, NORMALIZED=normalized, MEAN=mean, FEW=few, SIZE=size, BLOCK=block,
+            num_warps={16: 1, 32: 4, 64: 8}[size],
+        )  # fmt: skip
+    return rows, used, numbers
+
+
+def _bits(number: float) -> int:
+    """Triton takes a number as float32; its bits it takes as they are."""
+    bits: int = struct.unpack("<q", struct.pack("<d", number))[0]
+    return bits
+
+
+@_kernel
+def solve_fisher(  # type: ignore[no-untyped-def]
+    gradient, value, mask, rows, used, numbers, counter, damping, number, samples, outputs,
+    RELATIVE: tl.constexpr, NORMALIZED: tl.constexpr, MEAN: tl.constexpr, FEW: tl.constexpr,
+    SIZE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    first = tl.program_id(0) == 0
+    i = tl.arange(0, SIZE)
+    j = tl.arange(0, BLOCK)
+    square = tl.zeros([SIZE, SIZE], tl.float64)
+    if FEW:  # rows are samples, and columns come block by block
+        finite = _finite_values(value, mask, i, samples)
+        for begin in range(0, outputs, BLOCK):
+            g = _load(gradient, i[:, None], begin + j[None, :], samples, outputs)
+            good = tl.abs(g) < float("inf")
+            finite = finite & (tl.min(good.to(tl.int32), 1) > 0)
+            g = tl.where(good, g, 0.0)
+            square = tl.dot(g, tl.trans(g), square, out_dtype=tl.float64)
+        square = tl.where(finite[:, None] & finite[None, :], square, 0.0)
+        count = tl.sum(finite.to(tl.int32), 0)
+    else:  # rows come block by block, and all columns with them
+        seen = tl.zeros([BLOCK], tl.int32)
+        for begin in range(0, samples, BLOCK):
+            g = _load(gradient, begin + j[:, None], i[None, :], samples, outputs)
+            good = _finite_values(value, mask, begin + j, samples)
+            good = good & (tl.min((tl.abs(g) < float("inf")).to(tl.int32), 1) > 0)
+            g = tl.where(good[:, None], g, 0.0)
+            square = tl.dot(tl.trans(g), g, square, out_dtype=tl.float64)
+            seen += good.to(tl.int32)
+        count = tl.sum(seen, 0)
+    count = tl.maximum(count, 1).to(tl.float64)
+    unknowns = tl.minimum(samples, outputs)
+    width = outputs.to(tl.float64)
+
+    # Divide the system by its scale, and find λ in units of that.
+    own = (i[:, None] == i[None, :]) & (i < unknowns)[:, None]
+    square = square / count
+    trace = tl.sum(tl.sum(tl.where(own, square, 0.0), 1), 0)
+    given = number.to(tl.int64).to(tl.float64, bitcast=True)
+    if damping is not None:
+        given = tl.load(damping).to(tl.float64)
+    if RELATIVE:
+        scale = tl.where(trace > 0, trace, 1.0)
+        square = square / scale
+        spread = tl.sqrt(tl.sum(tl.sum(square * square, 1), 0) / width)
+        lam = given * spread
+        length = 1.0 / scale
+        if NORMALIZED:
+            lam = tl.where(spread == 0, 1.0, lam)
+            length = tl.where(trace > 0, lam / tl.sqrt(scale / width), 1.0)
+    else:
+        scale = tl.maximum(trace, given)
+        square = square / scale
+        lam = given / scale
+        length = 1.0 / scale
+    solvable = (lam > 0) & (lam < float("inf"))
+    if MEAN:
+        length = length / count
+
+    # Invert in place. F + λI is definite: no exchange of rows.
+    square = tl.where(own, square + lam, square)
+    for p in range(unknowns):
+        row = tl.sum(tl.where(i[:, None] == p, square, 0.0), 0)
+        column = tl.sum(tl.where(i[None, :] == p, square, 0.0), 1)
+        pivot = tl.sum(tl.where(i == p, row, 0.0), 0)
+        solvable = solvable & (pivot > 0) & (pivot < float("inf"))
+        reciprocal = 1.0 / pivot
+        square = square - column[:, None] * (row * reciprocal)[None, :]
+        square = tl.where(i[:, None] == p, (row * reciprocal)[None, :], square)
+        square = tl.where(i[None, :] == p, -(column * reciprocal)[:, None], square)
+        square = tl.where((i[:, None] == p) & (i[None, :] == p), reciprocal, square)
+
+    # This program's part.
+    begin = tl.program_id(0) * BLOCK
+    element = rows.dtype.element_ty
+    if FEW:
+        g = _load(gradient, i[:, None], begin + j[None, :], samples, outputs)
+        g = tl.where(finite[:, None] & (tl.abs(g) < float("inf")), g, 0.0)
+        # A sample's row lies in several programs, which have to agree: a bound for all of it decides.
+        bound = tl.zeros([SIZE], tl.float64)
+        for other in range(0, outputs, BLOCK):
+            all_of_it = _load(gradient, i[:, None], other + j[None, :], samples, outputs)
+            bound = tl.maximum(bound, tl.max(tl.where(finite[:, None], tl.abs(all_of_it), 0.0), 1))
+        bound = tl.sum(tl.abs(square) * bound[None, :], 1) * length
+        keep = finite & solvable & (bound.to(element) < float("inf"))
+        out = (tl.dot(square, g, out_dtype=tl.float64) * length).to(element)
+        _store(rows, i[:, None], begin + j[None, :], tl.where(keep[:, None], out, 0.0), samples, outputs)
+        inside = i < samples
+        tl.store(used + i, keep, mask=inside & first)
+        left_out = tl.sum((inside & (keep == 0)).to(tl.int64), 0)
+        if counter is not None:
+            tl.atomic_add(counter, left_out, mask=first & (left_out > 0))
+    else:
+        g = _load(gradient, begin + j[:, None], i[None, :], samples, outputs)
+        good = _finite_values(value, mask, begin + j, samples)
+        good = good & (tl.min((tl.abs(g) < float("inf")).to(tl.int32), 1) > 0)
+        out = (tl.dot(tl.where(good[:, None], g, 0.0), square, out_dtype=tl.float64) * length).to(element)
+        fits = (tl.abs(out) < float("inf")) | (i >= outputs)[None, :]
+        keep = good & solvable & (tl.min(fits.to(tl.int32), 1) > 0)
+        _store(rows, begin + j[:, None], i[None, :], tl.where(keep[:, None], out, 0.0), samples, outputs)
+        inside = begin + j < samples
+        tl.store(used + begin + j, keep, mask=inside)
+        left_out = tl.sum((inside & (keep == 0)).to(tl.int64), 0)
+        if counter is not None:
+            tl.atomic_add(counter, left_out, mask=left_out > 0)
+
+    if first:
+        tl.store(numbers, count.to(element))
+        if value is not None:
+            total = tl.zeros([BLOCK], tl.float64)
+            finite_values = tl.zeros([BLOCK], tl.int32)
+            for start in range(0, samples, BLOCK):
+                inside = start + j < samples
+                v = tl.load(value + start + j, mask=inside, other=0.0).to(tl.float64)
+                inside = inside & (tl.abs(v) < float("inf"))
+                total += tl.where(inside, v, 0.0)
+                finite_values += inside.to(tl.int32)
+            # 0/0, where no value is finite, is the NaN that the value is then.
+            mean_value = tl.sum(total, 0) / tl.sum(finite_values, 0).to(tl.float64)
+            tl.store(numbers + 1, mean_value.to(element))
+
+
+@_jit
+def _finite_values(value, mask, n, samples):  # type: ignore[no-untyped-def]
+    """Which samples exist, are in the mask, and have a finite value."""
+    finite = n < samples
+    if mask is not None:
+        finite = finite & (tl.load(mask + n, mask=n < samples, other=0) != 0)
+    if value is not None:
+        finite = finite & (tl.abs(tl.load(value + n, mask=n < samples, other=0.0)) < float("inf"))
+    return finite
+
+
+@_jit
+def _load(tensor, n, k, samples, outputs):  # type: ignore[no-untyped-def]
+    inside = (n < samples) & (k < outputs)
+    return tl.load(tensor + n * outputs + k, mask=inside, other=0.0).to(tl.float64)
+
+
+@_jit
+def _store(tensor, n, k, block, samples, outputs):  # type: ignore[no-untyped-def]
+    tl.store(tensor + n * outputs + k, block, mask=(n < samples) & (k < outputs))

@@ -1,0 +1,124 @@
+"""How many directions of a second derivative go through a loss at once, and with how many threads.
+
+A vectorised pass holds every intermediate of the loss once per direction. On CUDA the device's free memory decides, on
+a CPU its caches: what is larger would be slower there.
+"""
+
+import contextlib
+from collections.abc import Iterator
+from typing import NamedTuple, TypeVar
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+
+from .._random import seeded
+from .._tracing import is_captured, sees_operators
+from ._loss_contract import Total
+
+T = TypeVar("T")
+
+# On a CPU: elements of the largest intermediate, over all directions of a pass.
+PASS_ELEMENTS = 2**22
+# Torch gives an operation of more elements than this to several threads. A loss that has none so large is computed by
+# one thread, and so are its second derivatives: waking the others costs milliseconds on a busy machine.
+ONE_THREAD_ELEMENTS = 2**15
+# Then this many elements at once stay in a core's cache.
+CACHED_ELEMENTS = 2**17
+# The part of a device's free memory that a pass may fill, and how many times over it holds what the loss keeps: the
+# graph of the gradient, and what a batched backward pass through that makes.
+MEMORY_SHARE = 0.5
+HELD = 6
+# Below this many elements of all directions' outputs nothing is large, and how large is not looked at.
+SMALL = 2**14
+
+
+class Footprint(NamedTuple):
+    """Elements that a loss keeps for its way back: of the largest tensor, and of all together."""
+
+    largest: int
+    together: int
+
+
+_footprints: "WeakKeyDictionary[object, dict[torch.Size, Footprint]]" = WeakKeyDictionary()
+_free_elements: dict[torch.device, int] = {}
+
+
+def footprint(total: Total, flat: Tensor, loss: object) -> Footprint:
+    """What the loss keeps, as a pairwise one N·m² and more. One call of the loss, once for each size of a batch.
+
+    Where nothing is large, there is no tape to look at, or a graph is being recorded: the outputs themselves.
+    """
+    if flat.numel() * flat.shape[1] <= SMALL or not has_tape(flat) or is_captured(flat.device):
+        return Footprint(flat.numel(), flat.numel())
+    known = recalled(_footprints, loss) or {}
+    if flat.shape not in known:
+        sizes = [flat.numel()]
+
+        def look(tensor: Tensor) -> Tensor:
+            sizes.append(tensor.numel())
+            return tensor
+
+        # What the loss gets wrong it will say again where it is differentiated.
+        with (
+            contextlib.suppress(RuntimeError, NotImplementedError),
+            seeded(0, flat.device),
+            torch.autograd.graph.saved_tensors_hooks(look, lambda tensor: tensor),
+            torch.enable_grad(),
+        ):
+            total(flat.detach().requires_grad_())
+        known[flat.shape] = Footprint(max(sizes), sum(sizes))
+        remember(_footprints, loss, known)
+    return known[flat.shape]
+
+
+def directions_at_once(flat: Tensor, size: Footprint) -> int:
+    """How many directions make up a pass, at least 1."""
+    if flat.device.type == "cuda":
+        return max(1, _room(flat) // (HELD * size.together))
+    elements = PASS_ELEMENTS if size.largest > ONE_THREAD_ELEMENTS else min(CACHED_ELEMENTS, PASS_ELEMENTS)
+    return max(1, elements // max(1, size.largest))
+
+
+def _room(flat: Tensor) -> int:
+    """Elements of this dtype that a pass may fill on its device. Asked once: later, most of it is torch's own cache."""
+    if flat.device not in _free_elements:
+        if is_captured(flat.device) or sees_operators():
+            return PASS_ELEMENTS
+        free, _ = torch.cuda.mem_get_info(flat.device)
+        _free_elements[flat.device] = int(MEMORY_SHARE * free) // 4
+    return _free_elements[flat.device] * 4 // flat.element_size()
+
+
+@contextlib.contextmanager
+def threads_for(flat: Tensor, size: Footprint) -> Iterator[None]:
+    """A context with one thread on a CPU, where the loss itself is too small for more."""
+    threads = torch.get_num_threads()
+    if flat.device.type != "cpu" or threads == 1 or size.largest > ONE_THREAD_ELEMENTS:
+        yield
+        return
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def has_tape(flat: Tensor) -> bool:
+    """Compilers, the transforms of torch.func and inference mode have no tape."""
+    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+        return False
+    return not (torch.is_inference_mode_enabled() or flat.is_inference())
+
+
+def recalled(memory: "WeakKeyDictionary[object, T]", loss: object) -> T | None:
+    """What is remembered of a loss."""
+    try:
+        return memory.get(loss)
+    except TypeError:  # not hashable, or cannot be referred to weakly: nothing is remembered
+        return None
+
+
+def remember(memory: "WeakKeyDictionary[object, T]", loss: object, known: T) -> None:
+    with contextlib.suppress(TypeError):
+        memory[loss] = known
