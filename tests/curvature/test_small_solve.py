@@ -4,7 +4,6 @@ The tests marked `gpu` run on CUDA, and, but for those that need a device, in Tr
 """
 
 import math
-from dataclasses import replace
 
 import pytest
 import torch
@@ -18,7 +17,7 @@ from newton_losses.curvature import (
     empirical_fisher,
     newton_step,
 )
-from newton_losses.curvature._small_solve import MOST_SAMPLES, is_small, small_fisher_solve, small_solve, solve_small
+from newton_losses.curvature._small_solve import is_small, small_solve
 from on_cuda import capture, no_synchronisation
 from triton_interpreter import DEVICE, on_cuda_alone, run_interpreted
 
@@ -134,49 +133,10 @@ def test_equal_to_the_eigenvalues(values, kind):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("size", [1, 5, 10, 17, 32])
-@pytest.mark.parametrize("samples", [1, 100, 300])
-def test_the_fisher_equals_that_of_torch(size, samples):
-    gradient, rows = normal(samples, size), normal(40, size)
-    some = torch.arange(samples) % 3 > 0
-    # A column of a larger mask: the kernel reads one sample after the other.
-    for kept in (None, torch.stack([some, ~some], dim=1)[:, 0]):
-        gradient = gradient if kept is None else torch.where(kept[:, None], gradient, 0.0)
-        count = samples if kept is None else kept.sum().clamp(min=1)
-        wanted = torch.linalg.solve(damped(gradient.mT @ gradient / count, 0.1), rows.mT).mT
-        mask = None if kept is None else kept.to(DEVICE)
-        tensor = torch.tensor(0.1, dtype=torch.float64).to(DEVICE)
-        for damping, number in ((None, 0.1), (tensor, 0.0)):
-            for dtype, tolerance in ((torch.float64, 1e-9), (torch.float32, 1e-5)):
-                found = small_fisher_solve(gradient.to(DEVICE), mask, rows.to(DEVICE, dtype), damping, number)
-                torch.testing.assert_close(found.cpu(), wanted.to(dtype), rtol=tolerance, atol=tolerance)
-
-
-@pytest.mark.gpu
-def test_a_fisher_that_is_not_finite_has_no_solution():
-    gradient = normal(30, 5).to(DEVICE)
-    gradient[7, 2] = torch.nan
-    assert small_fisher_solve(gradient, None, normal(3, 5).to(DEVICE), None, 0.1).isnan().all()
-
-
-@pytest.mark.gpu
-def test_a_fisher_with_another_matrix_is_solved_with_that_one():
-    gradient, rows = normal(30, 5).to(DEVICE), normal(3, 5).to(DEVICE)
-    fisher = empirical_fisher(gradient)
-    other = replace(fisher, matrix=2 * fisher.matrix)
-    found, changed = (solve_small(one.matrix, rows, 0.1, "definite", one.mean).cpu() for one in (fisher, other))
-    matrix = gradient.mT @ gradient / 30
-    torch.testing.assert_close(found, torch.linalg.solve(damped(matrix.cpu(), 0.1), rows.cpu().mT).mT)
-    torch.testing.assert_close(changed, torch.linalg.solve(damped(2 * matrix.cpu(), 0.1), rows.cpu().mT).mT)
-
-
-@pytest.mark.gpu
 def test_the_operators_are_what_they_say():
     matrix, rows, number = (tensor.to(DEVICE) for tensor in (hollow(3), normal(4, 3).float(), torch.tensor(0.1)))
     torch.library.opcheck(small_solve, (matrix, rows, None, 0.1, "raw"))
     torch.library.opcheck(small_solve, (matrix, rows, number, 0.0, "absolute"))
-    torch.library.opcheck(small_fisher_solve, (matrix, rows[:3, 0] > 0, rows, number, 0.0))
-    torch.library.opcheck(small_fisher_solve, (matrix, None, rows, None, 0.1))
 
 
 def step(gradient, damping, form):
@@ -210,7 +170,7 @@ DAMPINGS = [0.1, torch.tensor(0.1), NormalizedDamping()]
 
 @pytest.mark.gpu
 @on_cuda_alone
-@pytest.mark.parametrize("samples", [100, MOST_SAMPLES + 1])
+@pytest.mark.parametrize("samples", [100, 20_000])
 @pytest.mark.parametrize("damping", DAMPINGS, ids=["number", "tensor on the host", "auto"])
 @pytest.mark.parametrize("form", [fisher, indefinite])
 def test_steps_equal_those_of_a_cpu(samples, damping, form):

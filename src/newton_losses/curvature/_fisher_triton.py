@@ -41,14 +41,16 @@ def launch(
     # The units that multiply matrices know none below 16.
     size = max(16, triton.next_power_of_2(min(samples, outputs)))
     block = max(16, AT_A_TIME // size)
+    blocks = triton.cdiv(outputs if few else samples, block)
     rows = torch.empty_like(gradient)
     used = torch.empty(samples, dtype=torch.bool, device=gradient.device)
     numbers = torch.empty(2, dtype=gradient.dtype, device=gradient.device)
     with torch.cuda.device_of(gradient):  # type: ignore[no-untyped-call]
-        solve_fisher[(triton.cdiv(outputs if few else samples, block),)](
+        solve_fisher[(blocks,)](
             gradient, None if value is None else value.contiguous(), None if kept is None else kept.contiguous(),
             rows, used, numbers, counter, damping, _bits(factor or number), samples, outputs,
             RELATIVE=factor > 0, NORMALIZED=normalized, MEAN=mean, FEW=few, SIZE=size, BLOCK=block,
+            BLOCKS=blocks, VALUE_BLOCKS=triton.cdiv(samples, block),
             num_warps={16: 1, 32: 4, 64: 8}[size],
         )  # fmt: skip
     return rows, used, numbers
@@ -64,7 +66,7 @@ def _bits(number: float) -> int:
 def solve_fisher(  # type: ignore[no-untyped-def]
     gradient, value, mask, rows, used, numbers, counter, damping, number, samples, outputs,
     RELATIVE: tl.constexpr, NORMALIZED: tl.constexpr, MEAN: tl.constexpr, FEW: tl.constexpr,
-    SIZE: tl.constexpr, BLOCK: tl.constexpr,
+    SIZE: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr, VALUE_BLOCKS: tl.constexpr,
 ):  # fmt: skip
     first = tl.program_id(0) == 0
     i = tl.arange(0, SIZE)
@@ -72,7 +74,8 @@ def solve_fisher(  # type: ignore[no-untyped-def]
     square = tl.zeros([SIZE, SIZE], tl.float64)
     if FEW:  # rows are samples, and columns come block by block
         finite = _finite_values(value, mask, i, samples)
-        for begin in range(0, outputs, BLOCK):
+        for block in range(BLOCKS):
+            begin = block * BLOCK
             g = _load(gradient, i[:, None], begin + j[None, :], samples, outputs)
             good = tl.abs(g) < float("inf")
             finite = finite & (tl.min(good.to(tl.int32), 1) > 0)
@@ -82,7 +85,8 @@ def solve_fisher(  # type: ignore[no-untyped-def]
         count = tl.sum(finite.to(tl.int32), 0)
     else:  # rows come block by block, and all columns with them
         seen = tl.zeros([BLOCK], tl.int32)
-        for begin in range(0, samples, BLOCK):
+        for block in range(BLOCKS):
+            begin = block * BLOCK
             g = _load(gradient, begin + j[:, None], i[None, :], samples, outputs)
             good = _finite_values(value, mask, begin + j, samples)
             good = good & (tl.min((tl.abs(g) < float("inf")).to(tl.int32), 1) > 0)
@@ -115,17 +119,18 @@ def solve_fisher(  # type: ignore[no-untyped-def]
         square = square / scale
         lam = given / scale
         length = 1.0 / scale
-    solvable = (lam > 0) & (lam < float("inf"))
+    # Without a solution everything is NaN, which keeps no sample.
+    length = tl.where((lam > 0) & (lam < float("inf")), length, float("nan"))
     if MEAN:
         length = length / count
 
-    # Invert in place. F + λI is definite: no exchange of rows.
-    square = tl.where(own, square + lam, square)
-    for p in range(unknowns):
+    # Invert in place, together with ones below. F + λI is definite: no exchange of rows.
+    square = tl.where(i[:, None] == i[None, :], tl.where(own, square + lam, 1.0), square)
+    for p in range(SIZE):
         row = tl.sum(tl.where(i[:, None] == p, square, 0.0), 0)
         column = tl.sum(tl.where(i[None, :] == p, square, 0.0), 1)
         pivot = tl.sum(tl.where(i == p, row, 0.0), 0)
-        solvable = solvable & (pivot > 0) & (pivot < float("inf"))
+        length = tl.where((pivot > 0) & (pivot < float("inf")), length, float("nan"))
         reciprocal = 1.0 / pivot
         square = square - column[:, None] * (row * reciprocal)[None, :]
         square = tl.where(i[:, None] == p, (row * reciprocal)[None, :], square)
@@ -140,11 +145,11 @@ def solve_fisher(  # type: ignore[no-untyped-def]
         g = tl.where(finite[:, None] & (tl.abs(g) < float("inf")), g, 0.0)
         # A sample's row lies in several programs, which have to agree: a bound for all of it decides.
         bound = tl.zeros([SIZE], tl.float64)
-        for other in range(0, outputs, BLOCK):
-            all_of_it = _load(gradient, i[:, None], other + j[None, :], samples, outputs)
+        for block in range(BLOCKS):
+            all_of_it = _load(gradient, i[:, None], block * BLOCK + j[None, :], samples, outputs)
             bound = tl.maximum(bound, tl.max(tl.where(finite[:, None], tl.abs(all_of_it), 0.0), 1))
         bound = tl.sum(tl.abs(square) * bound[None, :], 1) * length
-        keep = finite & solvable & (bound.to(element) < float("inf"))
+        keep = finite & (bound.to(element) < float("inf"))
         out = (tl.dot(square, g, out_dtype=tl.float64) * length).to(element)
         _store(rows, i[:, None], begin + j[None, :], tl.where(keep[:, None], out, 0.0), samples, outputs)
         inside = i < samples
@@ -158,7 +163,7 @@ def solve_fisher(  # type: ignore[no-untyped-def]
         good = good & (tl.min((tl.abs(g) < float("inf")).to(tl.int32), 1) > 0)
         out = (tl.dot(tl.where(good[:, None], g, 0.0), square, out_dtype=tl.float64) * length).to(element)
         fits = (tl.abs(out) < float("inf")) | (i >= outputs)[None, :]
-        keep = good & solvable & (tl.min(fits.to(tl.int32), 1) > 0)
+        keep = good & (tl.min(fits.to(tl.int32), 1) > 0)
         _store(rows, begin + j[:, None], i[None, :], tl.where(keep[:, None], out, 0.0), samples, outputs)
         inside = begin + j < samples
         tl.store(used + begin + j, keep, mask=inside)
@@ -171,7 +176,8 @@ def solve_fisher(  # type: ignore[no-untyped-def]
         if value is not None:
             total = tl.zeros([BLOCK], tl.float64)
             finite_values = tl.zeros([BLOCK], tl.int32)
-            for start in range(0, samples, BLOCK):
+            for block in range(VALUE_BLOCKS):
+                start = block * BLOCK
                 inside = start + j < samples
                 v = tl.load(value + start + j, mask=inside, other=0.0).to(tl.float64)
                 inside = inside & (tl.abs(v) < float("inf"))

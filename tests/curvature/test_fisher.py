@@ -1,0 +1,243 @@
+"""The step with the empirical Fisher: few operations on a CPU, one kernel on CUDA, and operators elsewhere, all alike.
+
+The tests marked `gpu` run on CUDA, and, but for those that need a device, in Triton's interpreter on the CPU too.
+"""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+import newton_losses as nl
+from newton_losses.curvature import NormalizedDamping, RelativeDamping, fisher_step
+from newton_losses.curvature._fisher import LARGEST_KERNEL, _by_kernel, _by_operators, _on_host, _plan, fisher_kernel
+from on_cuda import capture, no_synchronisation
+from triton_interpreter import DEVICE, on_cuda_alone, run_interpreted
+
+# The interpreter is numpy, which warns about what is not finite.
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+
+SHAPES = [(1, 1), (1, 7), (7, 1), (5, 5), (100, 10), (128, 32), (20, 64), (3, 150), (64, 200), (150, 33)]
+DAMPINGS = [0.1, 1e-4, NormalizedDamping(), NormalizedDamping(0.01), RelativeDamping(2.0)]
+
+
+def normal(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape)), dtype=dtype)
+
+
+def brute_force(gradient: Tensor, damping: object) -> Tensor:
+    """By the formula, in float64."""
+    gradient = gradient.double()
+    fisher = gradient.mT @ gradient / len(gradient)
+    spread = float(fisher.norm()) / math.sqrt(len(fisher))
+    number = damping if isinstance(damping, float) else damping.factor * spread
+    step = torch.linalg.solve(fisher + number * torch.eye(len(fisher), dtype=torch.float64), gradient.mT).mT
+    return step * number / gradient.square().mean().sqrt() if isinstance(damping, NormalizedDamping) else step
+
+
+def assert_step(found: Tensor, wanted: Tensor, dtype: torch.dtype) -> None:
+    tolerance = 1e-9 if dtype == torch.float64 else 1e-5
+    close = {"rtol": tolerance, "atol": tolerance * float(wanted.abs().max())}
+    torch.testing.assert_close(found.cpu().to(dtype), wanted.to(dtype), **close)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("damping", DAMPINGS, ids=repr)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_float32_is_as_exact_as_float64(shape, damping, dtype):
+    """At the tolerance that the gradients themselves have, also where the system is solved in float32."""
+    gradient = normal(*shape).to(dtype)
+    wanted = brute_force(gradient, damping)
+    value = gradient.square().sum(1)
+    for way in (_on_host, _by_operators):
+        found = way(gradient, value, _plan(damping), None, False)
+        assert_step(found.rows, wanted, dtype)
+        assert int(found.count) == shape[0]
+        mean = way(gradient, value, _plan(damping), None, True)
+        assert_step(mean.rows, wanted / shape[0], dtype)
+
+
+@pytest.mark.parametrize("damping", [NormalizedDamping(), RelativeDamping(), 0.1], ids=repr)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_nothing_leaves_the_range_of_numbers(damping, dtype):
+    """A loss in other units takes the same step, up to those units, as far as a float reaches."""
+    gradient = normal(20, 4)
+    wanted = brute_force(gradient, damping)
+    for power in (-100, -60, 60, 100) if dtype == torch.float64 else (-30, -15, 15, 30):
+        scale = 10.0**power
+        rule = 0.1 * scale**2 if isinstance(damping, float) else damping
+        if isinstance(rule, float) and not 1e-300 < rule < 1e300:
+            continue
+        found = fisher_step((gradient * scale).to(dtype), None, rule)
+        unit = 1.0 if isinstance(damping, NormalizedDamping) else 1 / scale
+        assert_step(found.rows.double() / unit, wanted, dtype)
+
+
+def spoiled(samples: int = 12, outputs: int = 5) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients, values and a mask in which samples 2, 4 and 5 are bad, for three reasons."""
+    gradient, value = normal(samples, outputs), normal(samples)
+    gradient[2, 1] = torch.inf
+    value[4] = torch.nan
+    kept = torch.ones(samples, dtype=torch.bool)
+    kept[5] = False
+    return gradient, value, kept
+
+
+@pytest.mark.parametrize("damping", DAMPINGS, ids=repr)
+@pytest.mark.parametrize("outputs", [5, 30])
+def test_bad_samples_have_no_say(outputs, damping):
+    gradient, value, kept = spoiled(outputs=outputs)
+    good = [0, 1, 3, 6, 7, 8, 9, 10, 11]
+    found = fisher_step(gradient, value, damping, kept=kept)
+    assert found.kept.nonzero().flatten().tolist() == good
+    assert int(found.count) == 9
+    assert_step(found.rows[good], brute_force(gradient[good], damping), torch.float64)
+    assert not found.rows[[2, 4, 5]].any()
+
+
+@pytest.mark.parametrize("bad", [0.0, -1.0, math.nan, math.inf])
+def test_a_damping_that_cannot_be_leaves_all_samples_out(bad):
+    found = fisher_step(normal(6, 3), None, torch.tensor(bad))
+    assert not found.kept.any()
+    assert not found.rows.any()
+
+
+def test_a_call_is_few_operations():
+    """The surrogate, the step and the gradient: what the loss itself takes is not counted."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Counted(TorchDispatchMode):
+        count = 0
+
+        def __torch_dispatch__(self, operator, types, given=(), options=None):
+            self.count += not any(result.alias_info is not None for result in operator._schema.returns)
+            return operator(*given, **(options or {}))
+
+    y, target = normal(2, 128, 10, dtype=torch.float32)
+    y.requires_grad_()
+
+    def operations(step) -> int:
+        step()
+        with Counted() as counted:
+            step()
+        return counted.count
+
+    def loss(y: Tensor, target: Tensor) -> Tensor:
+        return torch.sin(y - target).square().sum(1)
+
+    newton = nl.NewtonLoss(loss, "fisher")
+    plain = operations(lambda: loss(y, target).mean().backward())
+    assert operations(lambda: newton(y, target).backward()) <= plain + 16
+    assert operations(lambda: loss(nl.inject_fisher(y), target).mean().backward()) <= plain + 16
+
+
+@pytest.mark.slow
+def test_in_the_interpreter():
+    run_interpreted(__file__)
+
+
+def by_kernel(gradient, value, damping, kept=None, mean=False, counter=None):
+    given = (None if one is None else one.to(DEVICE) for one in (gradient, value))
+    mask = None if kept is None else kept.to(DEVICE)
+    return _by_kernel(*given, _plan(damping), mask, mean, counter)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("damping", DAMPINGS, ids=repr)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_kernel_is_exact(shape, damping, dtype):
+    gradient = normal(*shape).to(dtype)
+    value = gradient.square().sum(1)
+    wanted = brute_force(gradient, damping)
+    assert min(shape) <= LARGEST_KERNEL
+    for mean in (False, True):
+        found = by_kernel(gradient, value, damping, mean=mean)
+        assert_step(found.rows, wanted / shape[0] if mean else wanted, dtype)
+        assert found.kept.all()
+        assert int(found.count) == shape[0]
+        torch.testing.assert_close(found.value.cpu(), value.mean())
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("damping", DAMPINGS, ids=repr)
+@pytest.mark.parametrize("outputs", [5, 30])
+def test_the_kernel_contains_bad_samples(outputs, damping):
+    gradient, value, kept = spoiled(outputs=outputs)
+    wanted = fisher_step(gradient, value, damping, kept=kept)
+    counter = torch.tensor(7, device=DEVICE)
+    found = by_kernel(gradient, value, damping, kept, counter=counter)
+    assert torch.equal(found.kept.cpu(), wanted.kept)
+    assert_step(found.rows, wanted.rows, torch.float64)
+    assert int(found.count) == 9
+    assert int(counter) == 7 + 3
+    assert found.counted
+    torch.testing.assert_close(found.value.cpu(), value[value.isfinite()].mean())
+
+
+@pytest.mark.gpu
+def test_the_kernel_where_there_is_nothing():
+    zero = by_kernel(torch.zeros(6, 3), None, NormalizedDamping())
+    assert zero.kept.all()
+    assert not zero.rows.any()
+    none = by_kernel(torch.full((6, 3), torch.nan), torch.full((6,), torch.nan), NormalizedDamping())
+    assert not none.kept.any()
+    assert none.value.isnan()
+    assert not by_kernel(torch.zeros(6, 3), None, RelativeDamping()).kept.any()
+    for bad in (0.0, -1.0, math.nan, math.inf):
+        assert not by_kernel(normal(6, 3), None, torch.tensor(bad, device=DEVICE)).kept.any()
+
+
+@pytest.mark.gpu
+def test_the_operator_is_what_it_says():
+    gradient, value, kept = (one.to(DEVICE) for one in spoiled())
+    torch.library.opcheck(fisher_kernel, (gradient, value, kept, None, 0.0, 1.0, True, True))
+    torch.library.opcheck(
+        fisher_kernel, (gradient, None, None, torch.tensor(0.1, device=DEVICE), 0.0, 0.0, False, False)
+    )
+
+
+@pytest.mark.gpu
+@on_cuda_alone
+@pytest.mark.parametrize("shape", [(128, 10), (64, 1000), (100, 200), (20_000, 10)])
+def test_a_newton_loss_on_a_device_equals_that_of_a_cpu(shape):
+    y, target = normal(*shape, dtype=torch.float32), normal(*shape[::-1], dtype=torch.float32).mT.contiguous()
+    target[1, 0] = torch.nan
+
+    def loss(y, target):
+        return torch.sin(y - target).square().sum(1)
+
+    for options in ({}, {"damping": 0.1}, {"damping": torch.tensor(0.1)}, {"reduction": "none"}):
+        found = []
+        for device in ("cpu", "cuda"):
+            newton = nl.NewtonLoss(loss, "fisher", **options)
+            here = y.to(device, copy=True).requires_grad_()
+            value = newton(here, target.to(device))
+            value.backward()
+            found.append((value.detach().cpu(), here.grad.cpu(), newton.skipped.cpu()))
+        torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-6)
+        assert int(found[0][2]) == 1
+
+
+@pytest.mark.gpu
+@on_cuda_alone
+def test_nothing_waits_and_all_is_captured():
+    gradient, value, kept = (one.cuda() for one in spoiled())
+    for damping in (0.1, NormalizedDamping(), torch.tensor(0.1)):
+        wanted = fisher_step(gradient, value, damping, kept=kept)
+        with no_synchronisation():
+            graph, found = capture(lambda damping=damping: fisher_step(gradient, value, damping, kept=kept))
+        graph.replay()
+        torch.testing.assert_close(found.rows, wanted.rows)
+
+
+@pytest.mark.gpu
+@on_cuda_alone
+@pytest.mark.slow
+def test_compiled_as_one_graph():
+    gradient, value, _ = (one.cuda() for one in spoiled())
+    compiled = torch.compile(lambda g, v: fisher_step(g, v, NormalizedDamping(), mean=True).rows, fullgraph=True)
+    torch.testing.assert_close(
+        compiled(gradient, value), fisher_step(gradient, value, NormalizedDamping(), mean=True).rows
+    )
