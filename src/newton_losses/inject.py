@@ -16,11 +16,11 @@ from ._no_second_derivative import NoSecondDerivative
 from .curvature import (
     Damping,
     Expansion,
-    FisherStep,
     GroupChoice,
     NormalizedDamping,
     Reduction,
     RelativeDamping,
+    Solved,
     check_damping,
     check_group,
     empirical_fisher,
@@ -175,7 +175,7 @@ class _InjectFisher(torch.autograd.Function):
         return leaving, None, None
 
 
-def _short_way(arrived: Tensor, settings: _Settings, counter: Tensor | None) -> FisherStep | None:
+def _short_way(arrived: Tensor, settings: _Settings, counter: Tensor | None) -> Solved | None:
     """In one process, with a damping and a scale that are plain numbers: from what arrived to what leaves."""
     damping, reduction, loss_scale, process_group = settings
     rule = resolve_damping(damping, None)
@@ -193,13 +193,13 @@ def _short_way(arrived: Tensor, settings: _Settings, counter: Tensor | None) -> 
     return step if back == 1 else step._replace(rows=step.rows * back)
 
 
-def _long_way(arrived: Tensor, settings: _Settings) -> FisherStep:
+def _long_way(arrived: Tensor, settings: _Settings) -> Solved:
     """With any damping, scale and group."""
     damping, reduction, loss_scale, process_group = settings
     flat = flatten_outputs(arrived)
     group = resolve_group(process_group)
     if flat.numel() == 0 and group is None:
-        return FisherStep(flat, None, 1)
+        return Solved(flat, None, 1)
     scaled = isinstance(loss_scale, GradScaler)
     scale = loss_scale.scale(flat.new_ones(())) if isinstance(loss_scale, GradScaler) else loss_scale
     share = len(flat) if reduction == "mean" else 1
@@ -212,4 +212,4 @@ def _long_way(arrived: Tensor, settings: _Settings) -> FisherStep:
     ranks, total = (1, step.count) if shared is None else (shared.ranks, shared.total)
     back = ranks * scale / total if reduction == "mean" else ranks * scale
     rows = step.rows * back
-    return FisherStep(torch.where(step.kept[:, None], rows, flat) if scaled else rows, step.kept, step.count)
+    return Solved(torch.where(step.kept[:, None], rows, flat) if scaled else rows, step.kept, step.count)

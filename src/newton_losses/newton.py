@@ -17,14 +17,12 @@ from ._tracing import is_captured, sees_operators
 from .curvature import (
     CurvatureKind,
     Damping,
-    DampingRule,
     Expandable,
     Expansion,
     GroupChoice,
     Loss,
     Reduction,
     Spectrum,
-    can_solve,
     check_damping,
     check_group,
     check_is_loss,
@@ -32,8 +30,6 @@ from .curvature import (
     check_spectrum,
     expand,
     expand_loss,
-    fisher_step,
-    full_precision,
     goes_by_products,
     loss_values,
     newton_step,
@@ -42,11 +38,12 @@ from .curvature import (
     resolve_group,
     resolve_reduction,
     share_curvature,
+    solve_step,
 )
 from .errors import ArgumentError
 
 if TYPE_CHECKING:
-    from torch.distributed import ProcessGroup
+    pass
 
 Value = Literal["loss", "quadratic"]
 
@@ -110,21 +107,9 @@ def newton_target(
     if group is not None and curvature == "hessian" and isinstance(y, Tensor):
         matrix_free = _agreed(loss, y, matrix_free)
     expansion = expand(loss, y, *targets, curvature=curvature, reduction=reduction, matrix_free=matrix_free)
-    return _target(y, expansion, curvature, resolve_damping(damping, group), spectrum, matrix_free, group)
-
-
-def _target(
-    y: Tensor,
-    expansion: Expansion,
-    kind: CurvatureKind,
-    damping: float | Tensor | DampingRule,
-    spectrum: Spectrum | None,
-    matrix_free: bool | None,
-    group: "ProcessGroup | None",
-) -> NewtonTarget:
-    shared = None if group is None else share_curvature(expansion, kind, group, matrix_free=matrix_free)
+    shared = None if group is None else share_curvature(expansion, curvature, group, matrix_free=matrix_free)
     expansion = expansion if shared is None else shared.expansion
-    step = newton_step(expansion, damping, spectrum)
+    step = newton_step(expansion, resolve_damping(damping, group), spectrum)
     rows = step.rows.detach()
     return NewtonTarget(
         expansion.value,
@@ -295,6 +280,8 @@ def skip_counter(module: nn.Module, tensor: Tensor) -> Tensor | None:
     if not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active():
         return None
     counter: Tensor = module.skipped  # type: ignore[assignment]
+    if not isinstance(tensor, Tensor):  # which will be refused
+        return None
     if counter.device != tensor.device:
         counter = counter.to(tensor.device)
         module.skipped = counter
@@ -328,31 +315,24 @@ def _newton_loss(
         expansion = expand(loss, y, *targets, curvature=kind, reduction=reduction, matrix_free=matrix_free)
     else:
         expansion = expand_loss(loss, y, targets, kind, reduction, matrix_free)
-    if group is None and value == "loss" and can_solve(expansion.curvature, expansion.gradient, rule):
-        return _fisher_loss(y, expansion, rule, reduction, counter)
-    target = _target(y, expansion, kind, rule, options.get("spectrum"), matrix_free, group)
-    step, kept = target.step, target.kept
-    own, all_ranks = (1, target.ranks) if reduction == "sum" else (1 / target.count, target.ranks / target.total)
-    front = _reduced(target.value, reduction) if value == "loss" else (step.square().sum(1) / 2 * own).sum()
-    return _Found(_surrogate(y, front, step * all_ranks, kept, all_ranks), kept, counted=False)
-
-
-def _fisher_loss(
-    y: Tensor,
-    expansion: Expansion,
-    rule: float | Tensor | DampingRule,
-    reduction: Reduction | None,
-    counter: Tensor | None,
-) -> _Found:
-    """The short way, from gradients to what they become: no curvature is formed, and the mean value comes along."""
-    is_mean = reduction != "sum"
-    kept = expansion.curvature.kept  # type: ignore[union-attr]
-    with full_precision(expansion.gradient):
-        step = fisher_step(expansion.gradient, expansion.value, rule, kept=kept, mean=is_mean, counter=counter)
-        front = step.value if is_mean and not expansion.value.requires_grad else None
-        front = _reduced(expansion.value, reduction) if front is None else front
-        factor = 1 / step.count if is_mean else 1
-        return _Found(_surrogate(y, front, step.rows, step.kept, factor), step.kept, step.counted)
+    shared = None if group is None else share_curvature(expansion, kind, group, matrix_free=matrix_free)
+    expansion = expansion if shared is None else shared.expansion
+    # The factor of the gradient, made for an average over the ranks, and that of this rank's own value.
+    is_mean, is_alone = reduction != "sum", shared is None
+    step = solve_step(expansion, rule, options.get("spectrum"), mean=is_mean and is_alone, counter=counter)
+    rows = step.rows.detach()
+    own = 1 / step.count if is_mean else 1
+    factor = own
+    if shared is not None:
+        factor = shared.ranks / shared.total if is_mean else shared.ranks
+        rows = rows * factor
+    if value == "quadratic":
+        front = (rows.square().sum(1) * (own / factor**2 / 2)).sum()
+    elif step.value is not None and is_mean and not expansion.value.requires_grad:
+        front = step.value
+    else:
+        front = _reduced(expansion.value, reduction)
+    return _Found(_surrogate(y, front, rows, step.kept, factor), step.kept, step.counted)
 
 
 def _value_only(value: Value) -> bool:
@@ -371,8 +351,10 @@ def _reduced(values: Tensor, reduction: Reduction | None) -> Tensor:
     """
     if len(values) == 0:
         return values.sum()
-    usable = torch.isfinite(values)
+    usable = values.abs() < torch.inf
     total = torch.where(usable, values, 0.0).sum()
+    if reduction != "sum" and not values.requires_grad:
+        return total / usable.sum()  # 0/0 is the NaN that is wanted
     # Chosen at the end: nothing on the way back is NaN, also to torch's anomaly mode.
     return torch.where(usable.any(), total if reduction == "sum" else total / usable.sum().clamp(min=1), torch.nan)
 

@@ -25,8 +25,7 @@ from ._expansion import expand as expand
 from ._expansion import expand_loss as expand_loss
 from ._expansion import finite as finite
 from ._expansion import loss_values as loss_values
-from ._fisher import FisherStep as FisherStep
-from ._fisher import can_solve as can_solve
+from ._fisher import Solved as Solved
 from ._fisher import fisher_step as fisher_step
 from ._fisher import knows_damping as knows_damping
 from ._forms import Curvature as Curvature
@@ -50,3 +49,4 @@ from ._solve import check_spectrum as check_spectrum
 from ._solve import damped_solve as damped_solve
 from ._step import Step as Step
 from ._step import newton_step as newton_step
+from ._step import solve_step as solve_step

@@ -7,6 +7,7 @@ for operators that have no second derivative there, `torch.func` takes its place
 """
 
 import contextlib
+import math
 from collections.abc import Callable, Iterable
 from typing import NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
@@ -97,7 +98,7 @@ def _mean(found: Derivatives, passes: Callable[[], Iterable[Tensor]]) -> MeanHes
     if value.device.type == "cpu" and type(gradient) is Tensor and has_tape(value):
         # Summed as it goes; what is not finite shows in the sum.
         total = torch.cat([one.sum(1) for one in passes()])
-        if bool(torch.isfinite(total).all() & torch.isfinite(value).all() & torch.isfinite(gradient).all()):
+        if all(math.isfinite(one.detach().sum()) for one in (total, value, gradient)):
             return MeanHessian(value, gradient, symmetric(total / len(value)), torch.tensor(len(value)))
     second = _stored(passes(), gradient.shape[1])
     kept = is_finite(found) & (second.abs() < torch.inf).all(2).all(0)

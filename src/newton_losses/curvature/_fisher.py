@@ -34,7 +34,7 @@ HAS_TRITON = obstacle("triton") is None
 Rule = float | Tensor | DampingRule
 
 
-class FisherStep(NamedTuple):
+class Solved(NamedTuple):
     """The step of a batch, and what else one look at its gradients gives.
 
     - `rows` `(N, m)`: the steps in the dtype of the gradients, zero where not `kept`; with `mean` divided by `count`.
@@ -83,7 +83,7 @@ def fisher_step(
     kept: Tensor | None = None,
     mean: bool = False,
     counter: Tensor | None = None,
-) -> FisherStep:
+) -> Solved:
     """The step of each sample from `gradient`, `(N, m)`, which is not empty.
 
     A sample takes no part where its value or its gradient is not finite, or where it is not in `kept`. `counter` may
@@ -117,7 +117,7 @@ def _plan(damping: Rule) -> _Plan | None:
     return _Plan(tensor=damping.detach().reshape(())) if isinstance(damping, Tensor) else None
 
 
-def _on_host(gradient: Tensor, value: Tensor | None, plan: _Plan, kept: Tensor | None, mean: bool) -> FisherStep | None:
+def _on_host(gradient: Tensor, value: Tensor | None, plan: _Plan, kept: Tensor | None, mean: bool) -> Solved | None:
     """On a CPU, if every sample is finite and nothing is near the ends of the range of numbers; else `None`.
 
     Scales are read as Python's numbers, which costs nothing here and saves most of the operations. The inverse is
@@ -149,10 +149,10 @@ def _on_host(gradient: Tensor, value: Tensor | None, plan: _Plan, kept: Tensor |
         return None
     inverse = torch.cholesky_inverse(factor).mul_(length)
     step = inverse @ rows if few else rows @ inverse
-    return FisherStep(step.to(gradient.dtype) if exact else step, None, count, mean_value, counted=True)
+    return Solved(step.to(gradient.dtype) if exact else step, None, count, mean_value, counted=True)
 
 
-def _by_operators(gradient: Tensor, value: Tensor | None, plan: _Plan, kept: Tensor | None, mean: bool) -> FisherStep:
+def _by_operators(gradient: Tensor, value: Tensor | None, plan: _Plan, kept: Tensor | None, mean: bool) -> Solved:
     """With masks and without looking at a number: nothing waits for a device."""
     usable = torch.isfinite(gradient).all(1)
     if value is not None:
@@ -189,7 +189,7 @@ def _by_operators(gradient: Tensor, value: Tensor | None, plan: _Plan, kept: Ten
     solved = torch.where((failed == 0) & (damping > 0), (solved if few else solved.mT) * length, math.nan)
     solved = solved.to(gradient.dtype)
     usable = usable & torch.isfinite(solved).all(1)
-    return FisherStep(torch.where(usable[:, None], solved, 0.0), usable, count)
+    return Solved(torch.where(usable[:, None], solved, 0.0), usable, count)
 
 
 def _fits_kernel(gradient: Tensor) -> bool:
@@ -203,7 +203,7 @@ def _fits_kernel(gradient: Tensor) -> bool:
 
 def _by_kernel(
     gradient: Tensor, value: Tensor | None, plan: _Plan, kept: Tensor | None, mean: bool, counter: Tensor | None
-) -> FisherStep:
+) -> Solved:
     tensor = plan.tensor
     if tensor is not None and tensor.device != gradient.device:
         # One number from the host, which becomes an argument of a kernel; a copy could not be captured.
@@ -217,7 +217,7 @@ def _by_kernel(
         from ._fisher_triton import launch
 
         rows, used, numbers = launch(*given, counter)
-    return FisherStep(rows, used, numbers[0], None if value is None else numbers[1], counted=counter is not None)
+    return Solved(rows, used, numbers[0], None if value is None else numbers[1], counted=counter is not None)
 
 
 @torch.library.custom_op("newton_losses::fisher_kernel", mutates_args=())

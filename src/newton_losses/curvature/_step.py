@@ -13,7 +13,7 @@ from torch import Tensor
 from ..errors import ArgumentError
 from ._damping import DampingRule, NormalizedDamping, RelativeDamping, apply_rule
 from ._expansion import Expansion, finite
-from ._fisher import LEAST_FACTOR, SAFE, can_solve, fisher_step, knows_damping
+from ._fisher import LEAST_FACTOR, SAFE, Solved, can_solve, fisher_step, knows_damping
 from ._forms import Dense, LowRank, as_curvature
 from ._loss_contract import full_precision
 from ._solve import Spectrum, check_spectrum, damped_solve, solve_gradients
@@ -44,6 +44,21 @@ def newton_step(expansion: Expansion, damping: Rule, spectrum: Spectrum | None =
     Step(rows=tensor([[0.5000],
             [0.0000]]), kept=tensor([ True, False]), count=tensor(1.))
     """
+    found = solve_step(expansion, damping, spectrum)
+    rows, kept = found.rows, found.kept
+    kept = torch.ones(len(rows), dtype=torch.bool, device=rows.device) if kept is None else kept
+    return Step(rows, kept, torch.as_tensor(found.count, device=rows.device).to(rows.dtype))
+
+
+def solve_step(
+    expansion: Expansion,
+    damping: Rule,
+    spectrum: Spectrum | None = None,
+    *,
+    mean: bool = False,
+    counter: Tensor | None = None,
+) -> Solved:
+    """`newton_step`, with what else was found on the way; with `mean` the rows are divided by the count."""
     if expansion.curvature is None:
         raise ArgumentError("A Newton step needs an expansion with a curvature.")
     curvature = as_curvature(expansion.curvature)
@@ -52,21 +67,17 @@ def newton_step(expansion: Expansion, damping: Rule, spectrum: Spectrum | None =
     check_spectrum(spectrum)
     value, gradient = expansion.value, expansion.gradient
     with full_precision(gradient):
-        rows = None
         if can_solve(curvature, gradient, damping):
-            found = fisher_step(gradient, value, damping, kept=curvature.kept)  # type: ignore[union-attr]
-            if found.kept is not None:
-                count = torch.as_tensor(found.count, device=gradient.device).to(gradient.dtype)
-                return Step(found.rows, found.kept, count)
-            rows = found.rows
-        elif isinstance(curvature, Dense) and _is_on_host(curvature, gradient) and knows_damping(damping):
-            rows = _on_host(curvature, value, gradient, damping, spectrum)
-        if rows is not None:
-            return Step(rows, torch.ones(len(rows), dtype=torch.bool), torch.tensor(len(rows), dtype=rows.dtype))
-        return _by_operators(expansion, damping, spectrum)
+            kept = curvature.kept  # type: ignore[union-attr]
+            return fisher_step(gradient, value, damping, kept=kept, mean=mean, counter=counter)
+        if isinstance(curvature, Dense) and _is_on_host(curvature, gradient) and knows_damping(damping):
+            found = _on_host(curvature, value.detach(), gradient, damping, spectrum, mean)
+            if found is not None:
+                return found
+        return _by_operators(expansion, damping, spectrum, mean)
 
 
-def _by_operators(expansion: Expansion, damping: Rule, spectrum: Spectrum) -> Step:
+def _by_operators(expansion: Expansion, damping: Rule, spectrum: Spectrum, mean: bool) -> Solved:
     """With masks and without looking at a number: nothing waits for a device."""
     assert expansion.curvature is not None
     curvature = as_curvature(expansion.curvature)
@@ -84,7 +95,9 @@ def _by_operators(expansion: Expansion, damping: Rule, spectrum: Spectrum) -> St
     if type(damping) is NormalizedDamping or not isinstance(length, float) or length != 1:
         solved = solved * length
     kept = usable & (solved.abs() < torch.inf).all(1)
-    return Step(torch.where(kept[:, None], solved, 0.0), kept, count.clamp(min=1).to(gradient.dtype))
+    count = count.clamp(min=1).to(gradient.dtype)
+    solved = torch.where(kept[:, None], solved, 0.0)
+    return Solved(solved / count if mean else solved, kept, count)
 
 
 def _is_on_host(curvature: Dense, gradient: Tensor) -> bool:
@@ -98,23 +111,27 @@ def _is_on_host(curvature: Dense, gradient: Tensor) -> bool:
     )
 
 
-def _on_host(curvature: Dense, value: Tensor, gradient: Tensor, damping: Rule, spectrum: Spectrum) -> Tensor | None:
+def _on_host(
+    curvature: Dense, value: Tensor, gradient: Tensor, damping: Rule, spectrum: Spectrum, mean: bool
+) -> Solved | None:
     """On a CPU, if everything is finite and not near the ends of the range of numbers; else `None`.
 
     The matrix is small: its inverse, in float64, is what the rows are multiplied with.
     """
     matrix = curvature.matrix.detach().to(torch.float64, copy=True)  # it will be changed
-    size = gradient.shape[1]
+    count, size = gradient.shape
     spread = float(torch.linalg.vector_norm(matrix)) / math.sqrt(size)
     energy = float(torch.linalg.vector_norm(gradient))
     inside = SAFE[0] < energy < SAFE[1] and spread < SAFE[1]  # what is not finite is not inside
-    if not (inside and math.isfinite(value.detach().sum())):
+    mean_value = value.mean()
+    if not (inside and math.isfinite(mean_value)):
         return None
     is_relative = isinstance(damping, (NormalizedDamping, RelativeDamping))
     number = damping.factor * spread if is_relative else float(damping)  # type: ignore[union-attr, arg-type]
     if not SAFE[0] < number < SAFE[1]:
         return None
     length = number / (energy / math.sqrt(gradient.numel())) if isinstance(damping, NormalizedDamping) else 1.0
+    length = length / count if mean else length
     inverse = _inverse(matrix, number, length, "definite" if curvature.semidefinite else spectrum)
     if inverse is None:
         return None
@@ -122,9 +139,10 @@ def _on_host(curvature: Dense, value: Tensor, gradient: Tensor, damping: Rule, s
     is_well_conditioned = is_definite and is_relative and damping.factor >= LEAST_FACTOR  # type: ignore[union-attr]
     if is_well_conditioned and torch.get_float32_matmul_precision() == "highest":
         # Float32 loses nothing of float32 gradients.
-        return gradient @ inverse.to(gradient.dtype)
+        return Solved(gradient @ inverse.to(gradient.dtype), None, count, mean_value, counted=True)
     rows = (gradient.double() @ inverse).to(gradient.dtype)
-    return rows if math.isfinite(torch.linalg.vector_norm(rows, math.inf)) else None
+    is_finite = math.isfinite(torch.linalg.vector_norm(rows, math.inf))
+    return Solved(rows, None, count, mean_value, counted=True) if is_finite else None
 
 
 def _inverse(matrix: Tensor, damping: float, length: float, spectrum: str) -> Tensor | None:
