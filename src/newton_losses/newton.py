@@ -11,12 +11,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict, Unpack
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from ._tracing import is_captured, sees_operators
 from .curvature import (
     CurvatureKind,
     Damping,
+    DampingRule,
     Expandable,
     Expansion,
     GroupChoice,
@@ -230,6 +232,7 @@ class NewtonLoss(nn.Module):
             "matrix_free": matrix_free,
             "process_group": process_group,
         }
+        self._rule = resolve_damping(self.options["damping"], None)
         self.value: Value = value
         self.check = check
         self._was_checked = False
@@ -242,7 +245,7 @@ class NewtonLoss(nn.Module):
         if is_checked:
             self._check_loss(y, targets)
         counter = skip_counter(self, y)
-        found = _newton_loss(self.loss, y, targets, self.value, self.options, counter)
+        found = _newton_loss(self.loss, y, targets, self.value, self.options, self._rule, counter)
         if is_checked and found.kept is not None:
             _warn_of_standstill(found.kept)
         if not found.counted and found.kept is not None and counter is not None:
@@ -302,13 +305,17 @@ def _newton_loss(
     targets: tuple[Any, ...],
     value: Value,
     options: NewtonOptions,
+    rule: float | Tensor | DampingRule | None = None,
     counter: Tensor | None = None,
 ) -> _Found:
-    """The Newton loss, after its arguments have been checked."""
+    """The Newton loss, after its arguments have been checked; `rule` is what the damping comes to in one process."""
     kind, reduction = options.get("curvature", "hessian"), options["reduction"]
     matrix_free = options.get("matrix_free")
-    group = resolve_group(options.get("process_group", "default"))
-    rule = resolve_damping(options.get("damping", "auto"), group)
+    group = None
+    if dist.is_available() and dist.is_initialized():
+        group = resolve_group(options.get("process_group", "default"))
+    if rule is None or group is not None:
+        rule = resolve_damping(options.get("damping", "auto"), group)
     if group is not None and kind == "hessian":
         matrix_free = _agreed(loss, y, matrix_free)
     if not torch.compiler.is_compiling() and torch.is_inference_mode_enabled():

@@ -28,23 +28,6 @@ def _nodes(value: Tensor) -> Iterator[Any]:
         queue.extend(following for following, _ in node.next_functions)
 
 
-def has_other_leaves(value: Tensor, leaf: Tensor) -> bool:
-    """Whether a backward pass from `value` would reach anything but this leaf."""
-    seen: set[Any] = set()
-    queue: list[Any] = [value.grad_fn]
-    while queue:
-        for node, _ in queue.pop().next_functions:
-            if node is None or node in seen:
-                continue
-            seen.add(node)
-            if hasattr(node, "variable"):
-                if node.variable is not leaf:
-                    return True
-            else:
-                queue.append(node)
-    return False
-
-
 def is_once_differentiable(operator: type) -> bool:
     """Whether the decorator of that name is on its backward pass.
 

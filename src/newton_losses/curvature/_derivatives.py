@@ -9,16 +9,14 @@ for operators that have no second derivative there, `torch.func` takes its place
 import contextlib
 import math
 from collections.abc import Callable, Iterable
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
 from ._derivative_errors import (
-    custom_operators,
     cut_gradient,
-    has_other_leaves,
     is_once_differentiable,
     is_out_of_memory,
     names_of,
@@ -28,7 +26,7 @@ from ._derivative_errors import (
 )
 from ._forms import signs
 from ._loss_contract import Total
-from ._passes import directions_at_once, footprint, has_tape, recalled, remember, threads_for
+from ._passes import directions_at_once, footprint, recalled, remember, threads_for
 
 T = TypeVar("T")
 
@@ -75,7 +73,7 @@ def mean_hessian(total: Total, flat: Tensor, loss: object) -> MeanHessian:
     With a shift δ ∈ Rᵐ shared by all samples, the k-th direction differentiates every ∇ℓᵢ(ȳᵢ + δ) along eₖ at once, so
     m directions are enough for all N Hessians. They go through in as few passes as there is room for.
     """
-    size = footprint(total, flat, loss)
+    size = footprint(total, flat, loss, has_tape=has_tape(flat))
     directions = torch.eye(flat.shape[1], dtype=flat.dtype, device=flat.device)
     parts = torch.split(directions, directions_at_once(flat, size))
 
@@ -173,6 +171,13 @@ def forward_products(total: Total, flat: Tensor, directions: Tensor) -> tuple[Te
     return value[0], gradient[0], product
 
 
+def has_tape(flat: Tensor) -> bool:
+    """Compilers, the transforms of torch.func and inference mode have no tape."""
+    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+        return False
+    return not (torch.is_inference_mode_enabled() or flat.is_inference())
+
+
 def _functional_gradient(total: Total, flat: Tensor) -> Derivatives:
     gradient, value = torch.func.grad(total, has_aux=True)(flat)
     return Derivatives(value, gradient)
@@ -183,7 +188,7 @@ def _tape_gradient(total: Total, flat: Tensor) -> Derivatives:
     if not total_value.requires_grad:  # a batch can be without a gradient, as one that holds no pair to compare
         return Derivatives(value, torch.zeros_like(flat))
     # What the loss itself has to learn, and targets that have a gradient, get theirs through the values.
-    is_shared = torch.is_grad_enabled() and has_other_leaves(total_value, leaf)
+    is_shared = torch.is_grad_enabled() and _look(total_value, leaf).other_leaves
     (gradient,) = torch.autograd.grad(total_value, leaf, retain_graph=is_shared, materialize_grads=True)
     return Derivatives(value if is_shared else value.detach(), gradient)
 
@@ -195,6 +200,31 @@ def _tape(total: Total, flat: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         return leaf, *total(leaf)
 
 
+class _Seen(NamedTuple):
+    """What a look at a graph finds: whether it reaches other leaves, and the user's own operators in it."""
+
+    other_leaves: bool
+    operators: set[type]
+
+
+def _look(value: Tensor, leaf: Tensor) -> _Seen:
+    """One walk through the graph of `value`, which is made at every call."""
+    seen: set[Any] = {value.grad_fn}
+    queue: list[Any] = [value.grad_fn]
+    other_leaves, operators = False, set()
+    while queue:
+        node = queue.pop()
+        if hasattr(node, "_forward_cls"):
+            operators.add(node._forward_cls)
+        elif hasattr(node, "variable"):
+            other_leaves = other_leaves or node.variable is not leaf
+        for following, _ in node.next_functions:
+            if following is not None and following not in seen:
+                seen.add(following)
+                queue.append(following)
+    return _Seen(other_leaves, operators)
+
+
 def _reverse_graph(total: Total, flat: Tensor, loss: object) -> tuple[Tensor, Tensor, SecondProduct]:
     """Gradients through the classic tape, and products with the Hessians through it."""
     leaf, total_value, value = _tape(total, flat)
@@ -204,12 +234,11 @@ def _reverse_graph(total: Total, flat: Tensor, loss: object) -> tuple[Tensor, Te
         (gradient,) = torch.autograd.grad(total_value, leaf, create_graph=True, allow_unused=True)
     if gradient is None:
         raise no_dependence(loss)
-    operators = custom_operators(total_value)
-    custom = names_of(operators)
-    if once := names_of(operator for operator in operators if is_once_differentiable(operator)):
+    seen = _look(total_value, leaf)
+    if once := names_of(filter(is_once_differentiable, seen.operators)) if seen.operators else []:
         raise no_second_derivative(loss, once, "its backward pass is marked @once_differentiable")
-    if not gradient.requires_grad and custom:
-        raise cut_gradient(loss, custom)
+    if not gradient.requires_grad and seen.operators:
+        raise cut_gradient(loss, names_of(seen.operators))
 
     def product(vectors: Tensor) -> Tensor:
         if not gradient.requires_grad:  # a loss that is linear in y has no second derivative
@@ -223,10 +252,12 @@ def _reverse_graph(total: Total, flat: Tensor, loss: object) -> tuple[Tensor, Te
         except (RuntimeError, NotImplementedError) as error:
             if is_out_of_memory(error):
                 raise with_advice(error) from None
-            raise no_second_derivative(loss, custom, f"torch says: {str(error).splitlines()[0]}") from error
+            raise no_second_derivative(
+                loss, names_of(seen.operators), f"torch says: {str(error).splitlines()[0]}"
+            ) from error
 
     # What the loss itself has to learn, and targets that have a gradient, get theirs through the values.
-    is_shared = torch.is_grad_enabled() and has_other_leaves(total_value, leaf)
+    is_shared = torch.is_grad_enabled() and seen.other_leaves
     return value if is_shared else value.detach(), gradient.detach(), product
 
 

@@ -59,18 +59,21 @@ def brings_expansion(loss: object) -> TypeGuard[Expandable]:
     return hasattr(loss, "expand")
 
 
-def empirical_fisher(gradient: Tensor, kept: Tensor | None = None) -> FisherMatrix | FisherFactor:
+def empirical_fisher(
+    gradient: Tensor, kept: Tensor | None = None, *, value: Tensor | None = None
+) -> FisherMatrix | FisherFactor:
     """The mean of gᵢgᵢᵀ over the kept samples of `gradient`, `(N, m)`.
 
     Where N < m it is never formed: the scaled gradients are its factor. `kept` is `(N,)` boolean;
-    without it, all samples are. Nothing is computed until somebody looks at the matrix or its factor.
+    without it, all samples are. With the values `(N,)` of the losses, samples without a finite value and gradient are
+    left out as well. Nothing is computed until somebody looks at the matrix or its factor.
 
     >>> empirical_fisher(torch.tensor([[1.0, 0.0], [1.0, 2.0]])).dense()
     tensor([[1., 1.],
             [1., 2.]], dtype=torch.float64)
     """
     form = FisherFactor if gradient.shape[0] < gradient.shape[1] else FisherMatrix
-    return form(gradient, kept)
+    return form(gradient, kept, value)
 
 
 KINDS = ("hessian", "fisher", None)
@@ -129,7 +132,9 @@ def expand_loss(
         total = make_total(loss, y.shape, targets, reduction)
         if curvature != "hessian":
             found = first_order(total, flat)
-            return _expansion(found, _fisher_of(found) if curvature else None)
+            return _expansion(
+                found, empirical_fisher(found.gradient, value=found.value.detach()) if curvature else None
+            )
         if _too_large(flat) if matrix_free is None else matrix_free:
             found, product = second_products(total, flat, loss)
             return _expansion(found, _mean_products(product, _usable(found), flat))
@@ -152,11 +157,6 @@ def loss_values(loss: Loss | Expandable, y: Tensor, *targets: Any, reduction: Re
 def finite(found: Derivatives | Expansion) -> Tensor:
     """Which samples have a finite value and gradient, `(N,)` boolean."""
     return is_finite(Derivatives(found.value, found.gradient))
-
-
-def _fisher_of(found: Derivatives) -> FisherMatrix | FisherFactor:
-    form = FisherFactor if found.gradient.shape[0] < found.gradient.shape[1] else FisherMatrix
-    return form(found.gradient, value=found.value.detach())
 
 
 def _too_large(flat: Tensor) -> bool:

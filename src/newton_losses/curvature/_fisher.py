@@ -26,7 +26,9 @@ LEAST_FACTOR = 0.1
 # Within these bounds squares of gradients, λ and steps are far from the ends of float32.
 SAFE = (1e-25, 1e25)
 # Unknowns that the kernel eliminates in its registers, and numbers that each of its programs reads.
-LARGEST_KERNEL = 64
+LARGEST_KERNEL = 128
+# The same for a stored matrix, of which an iteration of products takes the absolute value.
+LARGEST_MATRIX = 32
 MOST_NUMBERS = 2**17
 # Asked once: a compiler does not look into a cached function.
 HAS_TRITON = obstacle("triton") is None
@@ -65,14 +67,9 @@ def knows_damping(damping: Rule) -> bool:
     return _plan(damping) is not None
 
 
-def can_solve(curvature: object, gradient: Tensor, damping: Rule) -> bool:
+def can_solve(fisher: FisherMatrix | FisherFactor, gradient: Tensor, damping: Rule) -> bool:
     """Whether this is the Fisher of these gradients, and a damping that is known here."""
-    return (
-        isinstance(curvature, (FisherMatrix, FisherFactor))
-        and curvature.gradient is gradient
-        and gradient.numel() > 0
-        and knows_damping(damping)
-    )
+    return fisher.gradient is gradient and gradient.numel() > 0 and knows_damping(damping)
 
 
 def fisher_step(
@@ -201,22 +198,52 @@ def _fits_kernel(gradient: Tensor) -> bool:
     )
 
 
+def matrix_step(
+    matrix: Tensor,
+    kind: str,
+    gradient: Tensor,
+    value: Tensor,
+    damping: Rule,
+    *,
+    mean: bool = False,
+    counter: Tensor | None = None,
+) -> Solved | None:
+    """The step with a stored curvature as one kernel, where that can be; `kind` is "definite", "absolute" or "clip"."""
+    plan = _plan(damping)
+    if plan is None or not HAS_TRITON or gradient.device.type != "cuda" or matrix.device != gradient.device:
+        return None
+    is_small = 0 < gradient.shape[1] <= LARGEST_MATRIX and 0 < gradient.numel() <= MOST_NUMBERS
+    if not is_small or torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+        return None
+    return _by_kernel(gradient, value, plan, None, mean, counter, matrix.detach(), kind)
+
+
 def _by_kernel(
-    gradient: Tensor, value: Tensor | None, plan: _Plan, kept: Tensor | None, mean: bool, counter: Tensor | None
+    gradient: Tensor,
+    value: Tensor | None,
+    plan: _Plan,
+    kept: Tensor | None,
+    mean: bool,
+    counter: Tensor | None,
+    matrix: Tensor | None = None,
+    kind: str = "definite",
 ) -> Solved:
     tensor = plan.tensor
     if tensor is not None and tensor.device != gradient.device:
         # One number from the host, which becomes an argument of a kernel; a copy could not be captured.
         tensor = tensor + gradient.new_zeros((), dtype=torch.float64)
     value = None if value is None else value.detach()
-    given = (gradient.detach(), value, kept, tensor, plan.number, plan.factor, plan.normalized, mean)
+    gradient = gradient.detach()
+    if kept is not None:  # not in the kernel: triton's products of float64 do not bear a mask of bytes beside them
+        gradient = torch.where(kept[:, None], gradient, math.nan)
+    given = (gradient, value, tensor, plan.number, plan.factor, plan.normalized, mean)
     if torch.compiler.is_compiling():  # it needs the operator, which without one would only be a detour
         rows, used, numbers = fisher_kernel(*given)
         counter = None
     else:
         from ._fisher_triton import launch
 
-        rows, used, numbers = launch(*given, counter)
+        rows, used, numbers = launch(*given, counter, matrix, kind)
     return Solved(rows, used, numbers[0], None if value is None else numbers[1], counted=counter is not None)
 
 
@@ -224,7 +251,6 @@ def _by_kernel(
 def fisher_kernel(
     gradient: Tensor,
     value: Tensor | None,
-    kept: Tensor | None,
     damping: Tensor | None,
     number: float,
     factor: float,
@@ -234,14 +260,13 @@ def fisher_kernel(
     """`fisher_step` as one kernel: rows, kept, and (count, mean value) in the dtype of the gradients."""
     from ._fisher_triton import launch
 
-    return launch(gradient, value, kept, damping, number, factor, normalized, mean, None)
+    return launch(gradient, value, damping, number, factor, normalized, mean, None)
 
 
 @fisher_kernel.register_fake
 def _(
     gradient: Tensor,
     value: Tensor | None,
-    kept: Tensor | None,
     damping: Tensor | None,
     number: float,
     factor: float,

@@ -7,12 +7,16 @@ squares of large gradients; at these sizes that costs nothing beside the launch.
 
 import struct
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+from ._small_solve_triton import absolute_of
+from ._solve import LOWEST, ROUNDS, STEEPEST
 
 _Decorator = Callable[[Callable[..., Any]], Any]
 _jit: _Decorator = triton.jit
@@ -26,34 +30,47 @@ AT_A_TIME = 2048
 def launch(
     gradient: Tensor,
     value: Tensor | None,
-    kept: Tensor | None,
     damping: Tensor | None,
     number: float,
     factor: float,
     normalized: bool,
     mean: bool,
     counter: Tensor | None,
+    matrix: Tensor | None = None,
+    kind: str = "definite",
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Rows, kept and (count, mean value); `counter`, if given, is increased by the samples that are not kept."""
+    """Rows, kept and (count, mean value); `counter`, if given, is increased by the samples that are not kept.
+
+    With a `matrix` that is the curvature, in the place of the Fisher; `kind` says what becomes of its eigenvalues.
+    """
     samples, outputs = gradient.shape
     gradient = gradient.contiguous()
-    few = samples < outputs
+    few = samples < outputs and matrix is None
+    unknowns = samples if few else outputs
     # The units that multiply matrices know none below 16.
-    size = max(16, triton.next_power_of_2(min(samples, outputs)))
+    size = max(16, triton.next_power_of_2(unknowns))
     block = max(16, AT_A_TIME // size)
     blocks = triton.cdiv(outputs if few else samples, block)
     rows = torch.empty_like(gradient)
     used = torch.empty(samples, dtype=torch.bool, device=gradient.device)
     numbers = torch.empty(2, dtype=gradient.dtype, device=gradient.device)
-    with torch.cuda.device_of(gradient):  # type: ignore[no-untyped-call]
+    with _on_device(gradient):
         solve_fisher[(blocks,)](
-            gradient, None if value is None else value.contiguous(), None if kept is None else kept.contiguous(),
+            gradient, None if value is None else value.contiguous(), None if matrix is None else matrix.contiguous(),
             rows, used, numbers, counter, damping, _bits(factor or number), samples, outputs,
             RELATIVE=factor > 0, NORMALIZED=normalized, MEAN=mean, FEW=few, SIZE=size, BLOCK=block,
             BLOCKS=blocks, VALUE_BLOCKS=triton.cdiv(samples, block),
-            num_warps={16: 1, 32: 4, 64: 8}[size],
+            STEPS=min(size, 8 * triton.cdiv(unknowns, 8)),
+            KIND=kind, LOWEST=LOWEST, STEEPEST=STEEPEST, ROUNDS=ROUNDS, num_warps={16: 1, 32: 4, 64: 8, 128: 16}[size],
         )  # fmt: skip
     return rows, used, numbers
+
+
+def _on_device(tensor: Tensor) -> AbstractContextManager[Any]:
+    """Triton launches on the current device; changing it costs more than the launch, and is seldom needed."""
+    if not tensor.is_cuda or tensor.get_device() == torch.cuda.current_device():
+        return nullcontext()
+    return torch.cuda.device(tensor.device)
 
 
 def _bits(number: float) -> int:
@@ -64,16 +81,17 @@ def _bits(number: float) -> int:
 
 @_kernel
 def solve_fisher(  # type: ignore[no-untyped-def]
-    gradient, value, mask, rows, used, numbers, counter, damping, number, samples, outputs,
+    gradient, value, matrix, rows, used, numbers, counter, damping, number, samples, outputs,
     RELATIVE: tl.constexpr, NORMALIZED: tl.constexpr, MEAN: tl.constexpr, FEW: tl.constexpr,
-    SIZE: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr, VALUE_BLOCKS: tl.constexpr,
+    SIZE: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr, VALUE_BLOCKS: tl.constexpr, STEPS: tl.constexpr,
+    KIND: tl.constexpr, LOWEST: tl.constexpr, STEEPEST: tl.constexpr, ROUNDS: tl.constexpr,
 ):  # fmt: skip
     first = tl.program_id(0) == 0
     i = tl.arange(0, SIZE)
     j = tl.arange(0, BLOCK)
     square = tl.zeros([SIZE, SIZE], tl.float64)
     if FEW:  # rows are samples, and columns come block by block
-        finite = _finite_values(value, mask, i, samples)
+        finite = _finite_values(value, i, samples)
         for block in range(BLOCKS):
             begin = block * BLOCK
             g = _load(gradient, i[:, None], begin + j[None, :], samples, outputs)
@@ -88,34 +106,43 @@ def solve_fisher(  # type: ignore[no-untyped-def]
         for block in range(BLOCKS):
             begin = block * BLOCK
             g = _load(gradient, begin + j[:, None], i[None, :], samples, outputs)
-            good = _finite_values(value, mask, begin + j, samples)
+            good = _finite_values(value, begin + j, samples)
             good = good & (tl.min((tl.abs(g) < float("inf")).to(tl.int32), 1) > 0)
             g = tl.where(good[:, None], g, 0.0)
             square = tl.dot(tl.trans(g), g, square, out_dtype=tl.float64)
             seen += good.to(tl.int32)
         count = tl.sum(seen, 0)
     count = tl.maximum(count, 1).to(tl.float64)
-    unknowns = tl.minimum(samples, outputs)
+    unknowns = samples if FEW else outputs
     width = outputs.to(tl.float64)
-
-    # Divide the system by its scale, and find λ in units of that.
     own = (i[:, None] == i[None, :]) & (i < unknowns)[:, None]
     square = square / count
+    # N·m·ρ² is the sum of all squares, which is the trace of the Fisher as well.
     trace = tl.sum(tl.sum(tl.where(own, square, 0.0), 1), 0)
+    if matrix is not None:
+        inside = (i < outputs)[:, None] & (i < outputs)[None, :]
+        square = tl.load(matrix + i[:, None] * outputs + i[None, :], mask=inside, other=0.0).to(tl.float64)
+    # λ is relative to the eigenvalues as they are.
+    largest = tl.max(tl.max(tl.abs(square), 1), 0)
+    scale = tl.where(largest > 0, largest, 1.0)
+    spread = scale * tl.sqrt(tl.sum(tl.sum((square / scale) * (square / scale), 1), 0) / width)
+    if KIND == "absolute" or KIND == "clip":
+        absolute = absolute_of(square, LOWEST, STEEPEST, ROUNDS)
+        square = absolute if KIND == "absolute" else (absolute + square) * 0.5
+
+    # Divide the system by its scale, and find λ in units of that.
     given = number.to(tl.int64).to(tl.float64, bitcast=True)
     if damping is not None:
         given = tl.load(damping).to(tl.float64)
     if RELATIVE:
-        scale = tl.where(trace > 0, trace, 1.0)
         square = square / scale
-        spread = tl.sqrt(tl.sum(tl.sum(square * square, 1), 0) / width)
-        lam = given * spread
+        lam = given * (spread / scale)
         length = 1.0 / scale
         if NORMALIZED:
             lam = tl.where(spread == 0, 1.0, lam)
-            length = tl.where(trace > 0, lam / tl.sqrt(scale / width), 1.0)
+            length = tl.where(trace > 0, lam / tl.sqrt(trace / width), 1.0)
     else:
-        scale = tl.maximum(trace, given)
+        scale = tl.maximum(scale, given)
         square = square / scale
         lam = given / scale
         length = 1.0 / scale
@@ -126,7 +153,7 @@ def solve_fisher(  # type: ignore[no-untyped-def]
 
     # Invert in place, together with ones below. F + λI is definite: no exchange of rows.
     square = tl.where(i[:, None] == i[None, :], tl.where(own, square + lam, 1.0), square)
-    for p in range(SIZE):
+    for p in range(STEPS):
         row = tl.sum(tl.where(i[:, None] == p, square, 0.0), 0)
         column = tl.sum(tl.where(i[None, :] == p, square, 0.0), 1)
         pivot = tl.sum(tl.where(i == p, row, 0.0), 0)
@@ -159,7 +186,7 @@ def solve_fisher(  # type: ignore[no-untyped-def]
             tl.atomic_add(counter, left_out, mask=first & (left_out > 0))
     else:
         g = _load(gradient, begin + j[:, None], i[None, :], samples, outputs)
-        good = _finite_values(value, mask, begin + j, samples)
+        good = _finite_values(value, begin + j, samples)
         good = good & (tl.min((tl.abs(g) < float("inf")).to(tl.int32), 1) > 0)
         out = (tl.dot(tl.where(good[:, None], g, 0.0), square, out_dtype=tl.float64) * length).to(element)
         fits = (tl.abs(out) < float("inf")) | (i >= outputs)[None, :]
@@ -178,22 +205,19 @@ def solve_fisher(  # type: ignore[no-untyped-def]
             finite_values = tl.zeros([BLOCK], tl.int32)
             for block in range(VALUE_BLOCKS):
                 start = block * BLOCK
-                inside = start + j < samples
-                v = tl.load(value + start + j, mask=inside, other=0.0).to(tl.float64)
-                inside = inside & (tl.abs(v) < float("inf"))
-                total += tl.where(inside, v, 0.0)
-                finite_values += inside.to(tl.int32)
+                v = tl.load(value + start + j, mask=start + j < samples, other=float("inf")).to(tl.float64)
+                is_finite = tl.abs(v) < float("inf")
+                total += tl.where(is_finite, v, 0.0)
+                finite_values += is_finite.to(tl.int32)
             # 0/0, where no value is finite, is the NaN that the value is then.
             mean_value = tl.sum(total, 0) / tl.sum(finite_values, 0).to(tl.float64)
             tl.store(numbers + 1, mean_value.to(element))
 
 
 @_jit
-def _finite_values(value, mask, n, samples):  # type: ignore[no-untyped-def]
-    """Which samples exist, are in the mask, and have a finite value."""
+def _finite_values(value, n, samples):  # type: ignore[no-untyped-def]
+    """Which samples exist and have a finite value."""
     finite = n < samples
-    if mask is not None:
-        finite = finite & (tl.load(mask + n, mask=n < samples, other=0) != 0)
     if value is not None:
         finite = finite & (tl.abs(tl.load(value + n, mask=n < samples, other=0.0)) < float("inf"))
     return finite

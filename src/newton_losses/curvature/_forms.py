@@ -3,6 +3,7 @@
 Only the mathematics of the matrix lives here. Solving with it is in `_solve.py`.
 """
 
+from abc import ABCMeta
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -24,7 +25,7 @@ def widened(tensor: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Dense:
+class Dense(metaclass=ABCMeta):
     """C, stored as an `(m, m)` symmetric tensor; `semidefinite` where no eigenvalue can be negative.
 
     `count` is how many samples C is the mean over, where that is not all with a finite gradient.
@@ -47,7 +48,7 @@ class Dense:
 
 
 @dataclass(frozen=True)
-class LowRank:
+class LowRank(metaclass=ABCMeta):
     """C = AᵀA, given by its factor A of shape `(K, m)`. The empirical Fisher with N < m, where A = G/√N.
 
     Where the gradients gᵢ of the batch are themselves in it, `scale` and `first` say how: gᵢ = scale · A[first + i].
@@ -98,46 +99,52 @@ class Products:
         return widened(self.function(signs(PROBES, self.size, self.example))).square().mean()
 
 
-class FisherMatrix(Dense):
-    """The mean of gᵢgᵢᵀ over N ≥ m gradients. The matrix is made when somebody looks at it, which a step need not.
+class _Fisher:
+    """The mean of gᵢgᵢᵀ. Nothing is made until somebody looks at it, which a step need not.
 
     Of samples that are not `kept`, or whose `value` or gradient is not finite, nothing enters; without both, all do.
+    This is no dataclass, and registered with the forms instead of made from them: a compiler would want all of a
+    dataclass's fields.
     """
-
-    semidefinite = True
 
     def __init__(self, gradient: Tensor, kept: Tensor | None = None, value: Tensor | None = None) -> None:
         self.gradient, self.kept, self.value = gradient, kept, value
-
-    @property
-    def matrix(self) -> Tensor:  # type: ignore[override]
-        rows, count = _wide_rows(self)
-        return rows.mT @ rows / count
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.gradient!r}, {self.kept!r})"
 
 
-class FisherFactor(LowRank):
-    """The same for N < m gradients: the matrix is never made, and its factor only where somebody looks at it."""
+@Dense.register
+class FisherMatrix(_Fisher):
+    """A `Dense` curvature, from N ≥ m gradients."""
 
-    def __init__(self, gradient: Tensor, kept: Tensor | None = None, value: Tensor | None = None) -> None:
-        self.gradient, self.kept, self.value = gradient, kept, value
+    semidefinite, count = True, None
+    dense, product, mean_square = Dense.dense, Dense.product, Dense.mean_square
 
     @property
-    def scale(self) -> Tensor:  # type: ignore[override]
+    def matrix(self) -> Tensor:
+        rows, count = _wide_rows(self)
+        return rows.mT @ rows / count
+
+
+@LowRank.register
+class FisherFactor(_Fisher):
+    """A `LowRank` curvature, from N < m gradients: the matrix is never made."""
+
+    first = 0
+    dense, product, mean_square = LowRank.dense, LowRank.product, LowRank.mean_square
+
+    @property
+    def scale(self) -> Tensor:
         rows, count = _wide_rows(self)
         return torch.as_tensor(count, dtype=rows.dtype, device=rows.device).sqrt()
 
     @property
-    def factor(self) -> Tensor:  # type: ignore[override]
+    def factor(self) -> Tensor:
         return _wide_rows(self)[0] / self.scale
 
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.gradient!r}, {self.kept!r})"
 
-
-def _wide_rows(fisher: FisherMatrix | FisherFactor) -> tuple[Tensor, Tensor | int]:
+def _wide_rows(fisher: _Fisher) -> tuple[Tensor, Tensor | int]:
     """The gradients in float64, zero where not kept, and the number of those that are."""
     gradient, kept = fisher.gradient, fisher.kept
     if fisher.value is not None:
@@ -148,7 +155,7 @@ def _wide_rows(fisher: FisherMatrix | FisherFactor) -> tuple[Tensor, Tensor | in
     return widened(torch.where(kept[:, None], gradient, 0.0)), kept.sum().clamp(min=1)
 
 
-Curvature = Dense | LowRank | Products
+Curvature = Dense | LowRank | Products | FisherMatrix | FisherFactor
 
 
 def signs(count: int, size: int, example: Tensor) -> Tensor:

@@ -44,12 +44,12 @@ _footprints: "WeakKeyDictionary[object, dict[torch.Size, Footprint]]" = WeakKeyD
 _free_elements: dict[torch.device, int] = {}
 
 
-def footprint(total: Total, flat: Tensor, loss: object) -> Footprint:
+def footprint(total: Total, flat: Tensor, loss: object, *, has_tape: bool) -> Footprint:
     """What the loss keeps, as a pairwise one N·m² and more. One call of the loss, once for each size of a batch.
 
     Where nothing is large, there is no tape to look at, or a graph is being recorded: the outputs themselves.
     """
-    if flat.numel() * flat.shape[1] <= SMALL or not has_tape(flat) or is_captured(flat.device):
+    if flat.numel() * flat.shape[1] <= SMALL or not has_tape or is_captured(flat.device):
         return Footprint(flat.numel(), flat.numel())
     known = recalled(_footprints, loss) or {}
     if flat.shape not in known:
@@ -102,13 +102,6 @@ def threads_for(flat: Tensor, size: Footprint) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(threads)
-
-
-def has_tape(flat: Tensor) -> bool:
-    """Compilers, the transforms of torch.func and inference mode have no tape."""
-    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
-        return False
-    return not (torch.is_inference_mode_enabled() or flat.is_inference())
 
 
 def recalled(memory: "WeakKeyDictionary[object, T]", loss: object) -> T | None:

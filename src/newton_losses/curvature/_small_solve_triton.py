@@ -62,7 +62,7 @@ def solve(  # type: ignore[no-untyped-def]
     cells = i[:, None] * M + i[None, :]
     square = tl.load(matrix + cells, mask=(i < M)[:, None] & (i < M)[None, :], other=0.0).to(tl.float64)
     if KIND == "absolute" or KIND == "clip":
-        absolute = _absolute(square, LOWEST, STEEPEST, ROUNDS)
+        absolute = absolute_of(square, LOWEST, STEEPEST, ROUNDS)
         square = absolute if KIND == "absolute" else (absolute + square) * 0.5
     _solve_sides(square, rows, out, _number(damping, number), count, KIND != "raw", M, SIZE, WIDTH)
 
@@ -73,7 +73,7 @@ def _number(damping, bits):  # type: ignore[no-untyped-def]
 
 
 @_jit
-def _absolute(  # type: ignore[no-untyped-def]
+def absolute_of(  # type: ignore[no-untyped-def]
     square, LOWEST: tl.constexpr, STEEPEST: tl.constexpr, ROUNDS: tl.constexpr
 ):  # fmt: skip
     """|C| = C sign(C), by the iteration of `_solve.py`."""

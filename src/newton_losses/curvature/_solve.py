@@ -203,6 +203,10 @@ def matrix_sign(matrix: Tensor) -> Tensor:
     low = LOWEST
     for _ in range(ROUNDS):
         steep = min(STEEPEST, math.sqrt(3 / (1 + low + low**2)))
-        sign = (1.5 * steep) * sign - (0.5 * steep**3) * (sign @ sign @ sign)
+        square = sign @ sign
+        if sign.dim() == 2:
+            sign = torch.addmm(sign, square, sign, beta=1.5 * steep, alpha=-0.5 * steep**3)
+        else:
+            sign = (1.5 * steep) * sign - (0.5 * steep**3) * (square @ sign)
         low = steep * low * (3 - (steep * low) ** 2) / 2
     return sign

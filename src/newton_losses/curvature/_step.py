@@ -13,8 +13,8 @@ from torch import Tensor
 from ..errors import ArgumentError
 from ._damping import DampingRule, NormalizedDamping, RelativeDamping, apply_rule
 from ._expansion import Expansion, finite
-from ._fisher import LEAST_FACTOR, SAFE, Solved, can_solve, fisher_step, knows_damping
-from ._forms import Dense, LowRank, as_curvature
+from ._fisher import LEAST_FACTOR, SAFE, Solved, can_solve, fisher_step, matrix_step
+from ._forms import Dense, FisherFactor, FisherMatrix, LowRank, as_curvature
 from ._loss_contract import full_precision
 from ._solve import Spectrum, check_spectrum, damped_solve, solve_gradients
 
@@ -44,6 +44,8 @@ def newton_step(expansion: Expansion, damping: Rule, spectrum: Spectrum | None =
     Step(rows=tensor([[0.5000],
             [0.0000]]), kept=tensor([ True, False]), count=tensor(1.))
     """
+    if spectrum is not None:
+        check_spectrum(spectrum)
     found = solve_step(expansion, damping, spectrum)
     rows, kept = found.rows, found.kept
     kept = torch.ones(len(rows), dtype=torch.bool, device=rows.device) if kept is None else kept
@@ -61,19 +63,26 @@ def solve_step(
     """`newton_step`, with what else was found on the way; with `mean` the rows are divided by the count."""
     if expansion.curvature is None:
         raise ArgumentError("A Newton step needs an expansion with a curvature.")
-    curvature = as_curvature(expansion.curvature)
+    curvature = expansion.curvature
+    if isinstance(curvature, Tensor):
+        curvature = Dense(curvature)
     if spectrum is None:
         spectrum = "absolute" if isinstance(damping, NormalizedDamping) else "raw"
-    check_spectrum(spectrum)
     value, gradient = expansion.value, expansion.gradient
     with full_precision(gradient):
-        if can_solve(curvature, gradient, damping):
-            kept = curvature.kept  # type: ignore[union-attr]
+        if isinstance(curvature, (FisherMatrix, FisherFactor)) and can_solve(curvature, gradient, damping):
+            kept = curvature.kept
             return fisher_step(gradient, value, damping, kept=kept, mean=mean, counter=counter)
-        if isinstance(curvature, Dense) and _is_on_host(curvature, gradient) and knows_damping(damping):
+        if isinstance(curvature, Dense) and _is_on_host(curvature, gradient, damping):
             found = _on_host(curvature, value.detach(), gradient, damping, spectrum, mean)
             if found is not None:
                 return found
+        if isinstance(curvature, Dense) and gradient.device.type == "cuda":
+            kind = "definite" if curvature.semidefinite else spectrum
+            if kind != "raw":
+                found = matrix_step(curvature.matrix, kind, gradient, value, damping, mean=mean, counter=counter)
+                if found is not None:
+                    return found
         return _by_operators(expansion, damping, spectrum, mean)
 
 
@@ -100,9 +109,13 @@ def _by_operators(expansion: Expansion, damping: Rule, spectrum: Spectrum, mean:
     return Solved(solved / count if mean else solved, kept, count)
 
 
-def _is_on_host(curvature: Dense, gradient: Tensor) -> bool:
+def _is_on_host(curvature: Dense, gradient: Tensor, damping: Rule) -> bool:
+    is_known = type(damping) in (float, int, RelativeDamping) or isinstance(damping, Tensor)
+    if type(damping) is NormalizedDamping:
+        is_known = damping.group is None
     return (
-        gradient.device.type == "cpu"
+        is_known
+        and gradient.device.type == "cpu"
         and 0 < gradient.shape[1] <= LARGEST_INVERSE
         and len(gradient) > 0
         and not torch.compiler.is_compiling()
