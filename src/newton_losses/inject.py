@@ -19,7 +19,6 @@ from .curvature import (
     GroupChoice,
     NormalizedDamping,
     Reduction,
-    RelativeDamping,
     Solved,
     check_damping,
     check_group,
@@ -187,8 +186,8 @@ def _short_way(arrived: Tensor, settings: _Settings, counter: Tensor | None) -> 
     # ∇ℓᵢ = share · gᵢ: with a λ of its own, (F + λI)⁻¹∇ℓᵢ is (F/share² + λ/share²)⁻¹gᵢ/share.
     share = (len(flat) if reduction == "mean" else 1) / loss_scale
     is_normalized = isinstance(rule, NormalizedDamping)
-    is_number = not is_normalized and not isinstance(rule, RelativeDamping)
-    step = fisher_step(flat, None, rule / share**2 if is_number else rule, mean=reduction == "mean", counter=counter)
+    own = rule / share**2 if isinstance(rule, (int, float, Tensor)) else rule
+    step = fisher_step(flat, None, own, mean=reduction == "mean", counter=counter)
     back = loss_scale if is_normalized else loss_scale / share
     return step if back == 1 else step._replace(rows=step.rows * back)
 

@@ -143,7 +143,7 @@ def newton_loss(
     reduction = resolve_reduction(loss, options.get("reduction"))
     if _value_only(value):
         return _plain_value(loss, y, targets, reduction)
-    return _newton_loss(loss, y, targets, value, NewtonOptions(options, reduction=reduction)).value
+    return _newton_loss(loss, y, targets, value, {**options, "reduction": reduction}).value
 
 
 class NewtonLoss(nn.Module):
@@ -244,7 +244,7 @@ class NewtonLoss(nn.Module):
         is_checked = self.check and _may_wait(y)
         if is_checked:
             self._check_loss(y, targets)
-        counter = skip_counter(self, y)
+        counter = skip_counter(self, y) if isinstance(y, Tensor) else None  # what is none will be refused
         found = _newton_loss(self.loss, y, targets, self.value, self.options, self._rule, counter)
         if is_checked and found.kept is not None:
             _warn_of_standstill(found.kept)
@@ -283,8 +283,6 @@ def skip_counter(module: nn.Module, tensor: Tensor) -> Tensor | None:
     if not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active():
         return None
     counter: Tensor = module.skipped  # type: ignore[assignment]
-    if not isinstance(tensor, Tensor):  # which will be refused
-        return None
     if counter.device != tensor.device:
         counter = counter.to(tensor.device)
         module.skipped = counter

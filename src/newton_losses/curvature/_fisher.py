@@ -26,7 +26,7 @@ LEAST_FACTOR = 0.1
 # Within these bounds squares of gradients, λ and steps are far from the ends of float32.
 SAFE = (1e-25, 1e25)
 # Unknowns that the kernel eliminates in its registers, and numbers that each of its programs reads.
-LARGEST_KERNEL = 128
+LARGEST_KERNEL = 64
 # The same for a stored matrix, of which an iteration of products takes the absolute value.
 LARGEST_MATRIX = 32
 MOST_NUMBERS = 2**17
@@ -48,7 +48,7 @@ class Solved(NamedTuple):
 
     rows: Tensor
     kept: Tensor | None
-    count: Tensor | int
+    count: Tensor | int  # type: ignore[assignment]
     value: Tensor | None = None
     counted: bool = False
 

@@ -61,7 +61,7 @@ def launch(
             RELATIVE=factor > 0, NORMALIZED=normalized, MEAN=mean, FEW=few, SIZE=size, BLOCK=block,
             BLOCKS=blocks, VALUE_BLOCKS=triton.cdiv(samples, block),
             STEPS=min(size, 8 * triton.cdiv(unknowns, 8)),
-            KIND=kind, LOWEST=LOWEST, STEEPEST=STEEPEST, ROUNDS=ROUNDS, num_warps={16: 1, 32: 4, 64: 8, 128: 16}[size],
+            KIND=kind, LOWEST=LOWEST, STEEPEST=STEEPEST, ROUNDS=ROUNDS, num_warps={16: 1, 32: 4, 64: 8}[size],
         )  # fmt: skip
     return rows, used, numbers
 

@@ -99,12 +99,18 @@ class Products:
         return widened(self.function(signs(PROBES, self.size, self.example))).square().mean()
 
 
+# The Fisher's forms count as the stored and the low-rank one, and are neither made from their fields nor changed by
+# `replace`: nothing is computed until somebody looks. A compiler would want all fields of a dataclass at once.
+if TYPE_CHECKING:
+    _DenseForm, _LowRankForm = Dense, LowRank
+else:
+    _DenseForm = _LowRankForm = object
+
+
 class _Fisher:
     """The mean of gᵢgᵢᵀ. Nothing is made until somebody looks at it, which a step need not.
 
     Of samples that are not `kept`, or whose `value` or gradient is not finite, nothing enters; without both, all do.
-    This is no dataclass, and registered with the forms instead of made from them: a compiler would want all of a
-    dataclass's fields.
     """
 
     def __init__(self, gradient: Tensor, kept: Tensor | None = None, value: Tensor | None = None) -> None:
@@ -114,34 +120,52 @@ class _Fisher:
         return f"{type(self).__name__}({self.gradient!r}, {self.kept!r})"
 
 
-@Dense.register
-class FisherMatrix(_Fisher):
+class FisherMatrix(_Fisher, _DenseForm):
     """A `Dense` curvature, from N ≥ m gradients."""
 
     semidefinite, count = True, None
-    dense, product, mean_square = Dense.dense, Dense.product, Dense.mean_square
 
     @property
-    def matrix(self) -> Tensor:
+    def matrix(self) -> Tensor:  # type: ignore[override]
         rows, count = _wide_rows(self)
         return rows.mT @ rows / count
 
+    def dense(self) -> Tensor:
+        return self.matrix
 
-@LowRank.register
-class FisherFactor(_Fisher):
+    def product(self, vectors: Tensor) -> Tensor:
+        return vectors @ self.matrix
+
+    def mean_square(self) -> Tensor:
+        return Dense.mean_square(self)
+
+
+class FisherFactor(_Fisher, _LowRankForm):
     """A `LowRank` curvature, from N < m gradients: the matrix is never made."""
 
     first = 0
-    dense, product, mean_square = LowRank.dense, LowRank.product, LowRank.mean_square
 
     @property
-    def scale(self) -> Tensor:
+    def scale(self) -> Tensor:  # type: ignore[override]
         rows, count = _wide_rows(self)
         return torch.as_tensor(count, dtype=rows.dtype, device=rows.device).sqrt()
 
     @property
-    def factor(self) -> Tensor:
+    def factor(self) -> Tensor:  # type: ignore[override]
         return _wide_rows(self)[0] / self.scale
+
+    def dense(self) -> Tensor:
+        return LowRank.dense(self)
+
+    def product(self, vectors: Tensor) -> Tensor:
+        return LowRank.product(self, vectors)
+
+    def mean_square(self) -> Tensor:
+        return LowRank.mean_square(self)
+
+
+Dense.register(FisherMatrix)
+LowRank.register(FisherFactor)
 
 
 def _wide_rows(fisher: _Fisher) -> tuple[Tensor, Tensor | int]:
@@ -155,7 +179,7 @@ def _wide_rows(fisher: _Fisher) -> tuple[Tensor, Tensor | int]:
     return widened(torch.where(kept[:, None], gradient, 0.0)), kept.sum().clamp(min=1)
 
 
-Curvature = Dense | LowRank | Products | FisherMatrix | FisherFactor
+Curvature = Dense | LowRank | Products
 
 
 def signs(count: int, size: int, example: Tensor) -> Tensor:

@@ -168,5 +168,6 @@ def _inverse(matrix: Tensor, damping: float, length: float, spectrum: str) -> Te
     if spectrum == "definite":
         factor, failed = torch.linalg.cholesky_ex(matrix)
         return None if failed else torch.cholesky_inverse(factor).mul_(length)
+    inverse: Tensor
     inverse, failed = torch.linalg.inv_ex(matrix)
     return None if failed else inverse.mul_(length)

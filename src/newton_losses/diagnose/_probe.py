@@ -196,9 +196,9 @@ def _detached(found: Curvature | Tensor | None) -> Curvature | None:
         return None
     form = as_curvature(found)
     if isinstance(form, Dense):
-        return replace(form, matrix=form.matrix.detach(), mean=None)
+        return Dense(form.matrix.detach(), form.semidefinite, form.count)
     if isinstance(form, LowRank):
-        return replace(form, factor=form.factor.detach(), scale=None if form.scale is None else form.scale.detach())
+        return LowRank(form.factor.detach(), None if form.scale is None else form.scale.detach(), form.first)
     return replace(form, function=lambda rows: form.function(rows).detach())
 
 
