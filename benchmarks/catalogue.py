@@ -13,8 +13,10 @@ import json
 import math
 import statistics
 import time
+from collections import Counter
+from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -117,22 +119,124 @@ def train(options: argparse.Namespace) -> None:
                 options.file.write_text(json.dumps(found, indent=1) + "\n")
 
 
-def diagnosed(problem: Problem, rate: float) -> Report:
-    """What `diagnose` measures at a batch of outputs after a quarter of plain training."""
+def best(found: dict[str, Any]) -> tuple[str, list[float]]:
+    """The learning rate with the lowest mean logarithm of the errors, and the errors of its seeds."""
+    rate = min(found["errors"], key=lambda rate: statistics.mean(map(_log, found["errors"][rate])))
+    return rate, found["errors"][rate]
+
+
+def _log(error: float) -> float:
+    return math.log(max(error, 1e-9)) if math.isfinite(error) else math.log(1e9)
+
+
+def gains(own: dict[str, Any], variant: str) -> list[float] | None:
+    """Per seed, the logarithm of how much lower the error is than that of plain or clipped training."""
+    if "errors" not in own[variant]:
+        return None
+    reference = min((best(own[one])[1] for one in ("plain", "clipped")), key=lambda e: sum(map(_log, e)))
+    return [_log(a) - _log(b) for a, b in zip(reference, best(own[variant])[1], strict=True)]
+
+
+def label(gain: list[float]) -> str:
+    """More than a tenth, and more than two standard errors."""
+    mean, error = statistics.mean(gain), statistics.stdev(gain) / math.sqrt(len(gain))
+    if abs(mean) < max(math.log(1.1), 2 * error):
+        return "no difference"
+    return "helps" if mean > 0 else "harms"
+
+
+def diagnosed(problem: Problem, own: dict[str, Any]) -> Report:
+    """At a batch of outputs after a quarter of plain training."""
     task = Task(problem, SEEDS[0])
-    task.train("plain", rate, problem.steps // 4)
+    task.train("plain", float(best(own["plain"])[0]), problem.steps // 4)
     inputs, targets = task.batch(problem.batch)
     return diagnose(problem.loss, task.student(inputs).detach(), *targets)
 
 
+class Measured(NamedTuple):
+    """What `diagnose` found, what its rule makes of it, and what training with the empirical Fisher showed."""
+
+    grows: float
+    leads: float
+    verdict: str
+    label: str
+
+    def right(self, grows: float, leads: float) -> bool:
+        return self.predicted(grows, leads) == self.label
+
+    def predicted(self, grows: float, leads: float) -> str:
+        return "helps" if self.grows >= grows or self.leads >= leads else "no difference"
+
+
+def thresholds(known: list[Measured]) -> tuple[float, float]:
+    """The two numbers of the rule with which most problems are right; of equal ones the middle."""
+    tried = list(product((1.5, 2.0, 2.5, 3.0), (1.05, 1.1, 1.15, 1.2, 1.25, 1.3)))
+    right = [sum(one.right(*pair) for one in known) for pair in tried]
+    equal = [pair for pair, count in zip(tried, right, strict=True) if count == max(right)]
+    return (2.0, 1.1) if (2.0, 1.1) in equal else equal[len(equal) // 2]
+
+
+def table(options: argparse.Namespace) -> None:
+    torch.set_num_threads(1)
+    found = json.loads(options.file.read_text())
+    shown = [variant for variant in VARIANTS if variant not in ("plain", "clipped")]
+    print("Final error of the better of plain and clipped training, over that of each variant; its learning rate")
+    print(f"{'':26}" + "".join(f"{variant:>26}" for variant in shown) + "   diagnose: verdict, grows, leads")
+    measured: dict[str, Measured] = {}
+    for problem in PROBLEMS:
+        own = found.get(problem.name, {})
+        cells = "".join(f"{_cell(own, variant):>26}" for variant in shown)
+        if "fisher" not in own:
+            print(f"{problem.name:26}{cells}")
+            continue
+        report = diagnosed(problem, own)
+        grows, leads = 0.0, 0.0
+        if report.descent is not None and report.verdict != "fix":
+            grows, leads = report.descent.grows, report.descent.lead(report.descent.candidates[0])
+        one = Measured(grows, leads, report.verdict, label(gains(own, "fisher") or []))
+        measured[problem.name] = one
+        print(f"{problem.name:26}{cells}   {one.verdict:4} {grows:8.2g} {leads:.2f}", flush=True)
+    _print_confusion(measured)
+
+
+def _cell(own: dict[str, Any], variant: str) -> str:
+    if variant not in own or "plain" not in own:
+        return "not run"
+    gain = gains(own, variant)
+    if gain is None:
+        return "no second derivative"
+    return f"{math.exp(statistics.mean(gain)):.2f} {label(gain)} {best(own[variant])[0]}"
+
+
+def _print_confusion(measured: dict[str, Measured]) -> None:
+    """Each problem with the thresholds that the others give, and all of them with those of all."""
+    counts: Counter[tuple[str, str]] = Counter()
+    for name, one in measured.items():
+        pair = thresholds([other for key, other in measured.items() if key != name])
+        counts[one.label, one.predicted(*pair)] += 1
+    everything = list(measured.values())
+    grows, leads = thresholds(everything)
+    print(f"\nThe empirical Fisher, {len(measured)} problems, each left out in turn:\n")
+    print(f"{'measured':16}{'predicted: helps':>18}{'predicted: no difference':>26}")
+    for name in ("helps", "no difference", "harms"):
+        print(f"{name:16}{counts[name, 'helps']:18}{counts[name, 'no difference']:26}")
+    right = counts["helps", "helps"] + counts["no difference", "no difference"]
+    print(f"\nright: {right} of {len(measured)}, {right / len(measured):.0%}")
+    print(f"thresholds from all: grows {grows}, leads {leads}")
+    for side in ("helps", "no difference"):
+        labels = [one.label for one in everything if one.predicted(grows, leads) == side]
+        print(f"predicted {side}: {len(labels)}, of which measured {dict(Counter(labels))}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--file", type=Path, default=FILE, help="where the results of training are kept")
     commands = parser.add_subparsers(required=True)
     command = commands.add_parser("train")
     command.add_argument("--only", nargs="*", help="names of problems")
     command.add_argument("--variants", nargs="*", default=list(VARIANTS))
-    command.add_argument("--file", type=Path, default=FILE)
     command.set_defaults(run=train)
+    commands.add_parser("table").set_defaults(run=table)
     options = parser.parse_args()
     options.run(options)
 

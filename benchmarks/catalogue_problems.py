@@ -42,6 +42,11 @@ def same(teacher: Tensor) -> Targets:
     return (teacher,)
 
 
+def chance(teacher: Tensor, factor: float = 1e4) -> Tensor:
+    """Numbers in (0, 1) as good as random: digits of the teacher's outputs, so that each new sample has new ones."""
+    return (teacher.double() * factor).frac().abs().clamp(1e-4, 1 - 1e-4).to(teacher.dtype)
+
+
 def units(count: int) -> Tensor:
     """From 0.1 to 10, evenly in the logarithm."""
     return torch.logspace(-1, 1, count)
@@ -55,9 +60,6 @@ def coupling(size: int, condition: float) -> Tensor:
     """A fixed positive definite matrix with eigenvalues from 1/condition to 1, not aligned with the axes."""
     turn = torch.linalg.qr(torch.randn(size, size, generator=torch.Generator().manual_seed(5)))[0]
     return turn @ torch.diag(torch.logspace(-math.log10(condition), 0, size)) @ turn.mT
-
-
-# Regressions --------------------------------------------------------------------------------------------------------
 
 
 def squares(y: Tensor, target: Tensor) -> Tensor:
@@ -101,7 +103,7 @@ def error_without_outliers(y: Tensor, target: Tensor) -> Tensor:
 
 def with_outliers(teacher: Tensor) -> Targets:
     """A tenth of the targets is far off; which, follows from the teacher's own digits."""
-    wrong = (teacher * 1e3).frac().abs() < 0.1
+    wrong = chance(teacher, 1e3) < 0.1
     return (torch.where(wrong, 20 * teacher.sign(), teacher),)
 
 
@@ -111,15 +113,50 @@ def gaussian_likelihood(y: Tensor, target: Tensor, truth: Tensor) -> Tensor:
     return ((target - mean).square() * torch.exp(-2 * log_deviation) / 2 + log_deviation).sum(1)
 
 
-def gaussian_error(y: Tensor, target: Tensor, truth: Tensor) -> Tensor:
-    return squares(y, truth)
-
-
 def noisy(teacher: Tensor) -> Targets:
     """A draw for each sample, and the truth that it was drawn from."""
     mean, log_deviation = teacher.chunk(2, 1)
-    noise = torch.randn(mean.shape, generator=torch.Generator().manual_seed(len(teacher)))
-    return mean + torch.exp(log_deviation) * noise, teacher
+    return mean + torch.exp(log_deviation) * torch.special.ndtri(chance(mean)), teacher
+
+
+def noisy_targets(teacher: Tensor) -> Targets:
+    """With noise as large as the signal, and the truth."""
+    return teacher + torch.special.ndtri(chance(teacher)), teacher
+
+
+def of_target(loss: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """A loss that looks at the noisy target, and not at the truth behind it."""
+    return lambda y, target, truth: loss(y, target)
+
+
+def of_truth(metric: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    return lambda y, target, truth: metric(y, truth)
+
+
+def counts(teacher: Tensor) -> Targets:
+    """Poisson counts, and the logarithms of their rates."""
+    rate = teacher.clamp(max=3).exp()
+    draws = torch.stack([-torch.log(chance(teacher, 1e4 + 37 * k)) for k in range(60)]).cumsum(0)
+    return (draws < rate).sum(0).to(teacher.dtype), teacher
+
+
+def count_likelihood(y: Tensor, target: Tensor) -> Tensor:
+    return (y.exp() - target * y).sum(1)
+
+
+def count_error(y: Tensor, truth: Tensor) -> Tensor:
+    rate = truth.clamp(max=3)
+    return (y.exp() - rate.exp() * (y - rate + 1)).sum(1)
+
+
+def drawn_labels(teacher: Tensor) -> Targets:
+    """Several labels with the teacher's probabilities, and its logits."""
+    return (chance(teacher) < torch.sigmoid(teacher)).to(teacher.dtype), teacher
+
+
+def label_error(y: Tensor, truth: Tensor) -> Tensor:
+    """The divergence of the true probabilities from those predicted."""
+    return binary(y, torch.sigmoid(truth)) - binary(truth, torch.sigmoid(truth))
 
 
 def cosine(y: Tensor, target: Tensor) -> Tensor:
@@ -181,9 +218,6 @@ def hard_dtw(y: Tensor, target: Tensor) -> Tensor:
     return soft_dtw(y, target, 1e-4)
 
 
-# Classification and sets --------------------------------------------------------------------------------------------
-
-
 def labels(teacher: Tensor) -> Targets:
     return (teacher.argmax(1),)
 
@@ -218,9 +252,6 @@ def dice(y: Tensor, target: Tensor) -> Tensor:
 
 def wrong_classes(y: Tensor, target: Tensor) -> Tensor:
     return (y.argmax(1) != target).to(y.dtype)
-
-
-# Lists --------------------------------------------------------------------------------------------------------------
 
 
 def grades(teacher: Tensor) -> Targets:
@@ -313,6 +344,10 @@ PROBLEMS = (
     Problem("squares", "convex", squares, 4, same),
     Problem("squares, units", "convex", squares, 8, in_units),
     Problem("squares, coupled 100", "convex", coupled(lambda q: q, 100.0), 6, same),
+    Problem("squares, noise", "convex", of_target(squares), 4, noisy_targets, metric=of_truth(squares)),
+    Problem("squares, noise, batch 8", "convex", of_target(squares), 4, noisy_targets, 8, of_truth(squares)),
+    Problem("Poisson counts", "convex", of_target(count_likelihood), 4, counts, metric=of_truth(count_error)),
+    Problem("drawn labels, batch 8", "convex", of_target(binary), 6, drawn_labels, 8, of_truth(label_error)),
     Problem("absolute", "convex", lambda y, t: (y - t).abs().sum(1), 4, same),
     Problem("Huber", "convex", lambda y, t: functional.huber_loss(y, t, reduction="none").sum(1), 4, same),
     Problem("quantile", "convex", lambda y, t: torch.maximum(0.9 * (t - y), 0.1 * (y - t)).sum(1), 4, same),
@@ -331,7 +366,7 @@ PROBLEMS = (
     Problem("Geman-McClure, units", "robust", per_unit(geman_mcclure), 8, in_units),
     Problem("squares, outliers", "robust", squares, 4, with_outliers, metric=error_without_outliers),
     Problem("Cauchy, outliers", "robust", cauchy, 4, with_outliers, metric=error_without_outliers),
-    Problem("Gaussian likelihood", "coupled", gaussian_likelihood, 6, noisy, metric=gaussian_error),
+    Problem("Gaussian likelihood", "coupled", gaussian_likelihood, 6, noisy, metric=of_truth(squares)),
     Problem("angles", "coupled", cosine, 4, same),
     Problem("waves", "coupled", waves, 4, same),
     Problem("exponentials", "coupled", exponentials, 4, same),

@@ -234,6 +234,16 @@ def test_gradients_of_a_parabola_fade_and_those_of_a_cone_do_not() -> None:
     assert diagnose(lambda y: y.abs().sum(1), y).descent.fades == pytest.approx(1.0)
 
 
+def test_gradients_of_a_parabola_grow_with_the_error_and_bounded_ones_do_not() -> None:
+    y, target = draw(64, 3, seed=0), draw(64, 3, seed=1)
+    # Uphill by the gradient itself: errors e become e·(1 + move/|e|), with |e| their root mean square.
+    scale = y.std(0, correction=0)
+    error = float(((y - target) / scale).square().mean().sqrt())
+    assert diagnose(squares, y, target).descent.grows == pytest.approx((error + 10) / (error + 1), rel=0.05)
+    assert diagnose(absolute, y, target).descent.grows == pytest.approx(1.0)
+    assert diagnose(cross_entropy, y, target.argmax(1)).descent.grows < 1.6
+
+
 @pytest.mark.parametrize("condition", [100.0, 1e4])
 def test_what_is_to_be_had_is_what_the_best_newton_direction_reaches(condition: float) -> None:
     descent = report_of(condition).descent

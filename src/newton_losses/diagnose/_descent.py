@@ -19,6 +19,8 @@ MOVES = tuple(10.0 ** (k / 3) for k in range(-9, 10))
 FINER = tuple(10.0 ** (k / 40) for k in (-10, -6, -3, -1, 1, 3, 6, 10))
 # Steepest descent in which each sample chooses its own lengths.
 LENGTHS, ROUNDS = tuple(10.0**k for k in (-2.0, -1.25, -0.5, 0.0, 0.5, 1.0)), 8
+# Moves uphill between which the growth of the gradients is measured: a squared error's grow nearly tenfold.
+NEAR, FAR = 1.0, 10.0
 # Draws that judge what was found with another one.
 FRESH = 8
 
@@ -59,6 +61,8 @@ class Descent:
       batches are as large as this one: what a normalised step evens out.
     - `fades`: ρ at the lowest point along the gradient, relative to ρ at the outputs. A plain gradient gets shorter as
       the loss falls; a normalised one does not.
+    - `grows`: ρ ten units uphill, relative to ρ one unit uphill. A bounded gradient, as that of a cross-entropy or an
+      absolute error, does not grow with the error.
     - `candidates`: one Newton direction for each curvature that can be trusted; `samples`: how many all this is from.
     """
 
@@ -67,6 +71,7 @@ class Descent:
     solved: float
     batches: float
     fades: float
+    grows: float
     gradient: Line
     candidates: tuple[Candidate, ...]
     samples: int
@@ -96,6 +101,7 @@ def measure_descent(probe: Probe, expansions: dict[CurvatureKind, Expansion], *,
         # ρ² is a mean of N independent terms, and ρ varies half as much as its square.
         batches=_relative_deviation(squares) / 2 / math.sqrt(len(squares)),
         fades=math.sqrt(mean_finite(after) / float(squares.mean())) if float(squares.mean()) > 0 else math.nan,
+        grows=_growth(probe, gradient),
         gradient=plain,
         candidates=candidates,
         samples=probe.count,
@@ -105,6 +111,20 @@ def measure_descent(probe: Probe, expansions: dict[CurvatureKind, Expansion], *,
 def _relative_deviation(squares: Tensor) -> float:
     mean = float(squares.mean())
     return float(squares.std(correction=0)) / mean if mean > 0 else 0.0
+
+
+def _growth(probe: Probe, rows: Tensor) -> float:
+    unit = _unit(probe, rows)
+    near, far = (probe.gradient(probe.flat + move * unit).double().square().mean() for move in (NEAR, FAR))
+    ratio = float((far / near).sqrt())
+    return ratio if math.isfinite(ratio) else math.inf
+
+
+def _unit(probe: Probe, rows: Tensor) -> Tensor:
+    """Rows `(N, m)` of a root mean square of one, in units of each output's scale."""
+    rows = torch.where(torch.isfinite(rows), rows, 0.0)
+    length = float((rows / probe.scale).double().square().mean().sqrt())
+    return rows / length if length > 0 else rows
 
 
 def _judged(probe: Probe, flat: Tensor, *, noisy: bool) -> float:
@@ -117,9 +137,7 @@ def _judged(probe: Probe, flat: Tensor, *, noisy: bool) -> float:
 
 def _follow(probe: Probe, rows: Tensor, name: str, start: float, *, noisy: bool) -> tuple[Line, Tensor]:
     """Mean losses along −rows, with one length for the whole batch, as a gradient step has; and the best outputs."""
-    rows = torch.where(torch.isfinite(rows), rows, 0.0)
-    length = float((rows / probe.scale).double().square().mean().sqrt())
-    unit = rows / length if length > 0 else rows
+    unit = _unit(probe, rows)
 
     def at(move: float) -> float:
         values = probe.values(probe.flat - move * unit)

@@ -22,9 +22,9 @@ class Report:
     """What is wrong with a loss at a user's outputs, and what a Newton loss would do there.
 
     - `verdict`: "fix" (something is wrong with the loss itself, or these outputs are at a minimum or on a plateau),
-      "yes" or "no" (a Newton loss is expected to help, or not to), "open" (the measurements do not tell).
+      "no" (a Newton loss is not expected to make a difference) or "open" (it may help; only training can tell).
     - `reasons`: sentences, the deciding one first.
-    - `recommendation`: arguments for `NewtonLoss` if the verdict is "yes".
+    - `recommendation`: the variant to try first where one may help, else `None`.
     - The measurements: `gradients`, `precision`, `derivatives`, `noise`, `spectra`, `descent`; `None` if one was not
       possible or had no meaning. `separable` tells whether the loss keeps the samples of a batch apart, `calls` how
       often the loss was called.
@@ -80,8 +80,7 @@ def _lines(report: Report) -> Iterator[str]:
     for reason in report.reasons:
         yield textwrap.fill(reason, WIDTH, initial_indent="  - ", subsequent_indent="    ")
     if report.recommendation is not None:
-        yield f"  {report.recommendation}"
-        yield f"  (λ = {report.recommendation.damping_here:.3g} at these outputs)"
+        yield f"  try first: {report.recommendation}, λ = {report.recommendation.damping_here:.3g} at these outputs"
     for title, found in (("What a Newton loss would change", _effects(report)), ("Measured", _facts(report))):
         for number, (name, text) in enumerate(found):
             if number == 0:
@@ -101,7 +100,8 @@ def _effects(report: Report) -> Iterator[tuple[str, str]]:
         return
     yield (
         "normalises the batch",
-        f"gradients differ by {descent.batches:.0%} from batch to batch, shrink to {descent.fades:.0%} in one step",
+        f"gradients differ by {descent.batches:.0%} from batch to batch, shrink to {descent.fades:.0%} in one step "
+        f"and grow {_number(descent.grows)} times uphill",
     )
     for label, text, explained in (
         ("clips samples softly", "{clipped:.2g} times", "(the largest tenth of the gradients, against the median)"),
