@@ -1,6 +1,6 @@
 """When does a Newton loss help? Small training problems, each with every variant, and how well `diagnose` predicts it.
 
-    python benchmarks/catalogue.py train   # what is missing in benchmarks/catalogue.json; all of it in 15 CPU-minutes
+    python benchmarks/catalogue.py train   # what is missing in benchmarks/catalogue.json; about 25 CPU-minutes for all
     python benchmarks/catalogue.py table   # the gains, and the confusion table of the prediction
 
 A network of two layers learns each problem of `catalogue_problems.py` with Adam, a cosine schedule and fresh samples in
@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from catalogue_problems import PROBLEMS, Problem
 from newton_losses import DerivativeError, NewtonLoss, NormalizedDamping
-from newton_losses.diagnose import Report, diagnose
+from newton_losses.diagnose import GROWS, LEADS, Report, diagnose
 
 FILE = Path(__file__).with_suffix(".json")
 INPUTS, HIDDEN, HELD_OUT = 10, 32, 1024
@@ -173,7 +173,7 @@ def thresholds(known: list[Measured]) -> tuple[float, float]:
     tried = list(product((1.5, 2.0, 2.5, 3.0), (1.05, 1.1, 1.15, 1.2, 1.25, 1.3)))
     right = [sum(one.right(*pair) for one in known) for pair in tried]
     equal = [pair for pair, count in zip(tried, right, strict=True) if count == max(right)]
-    return (2.0, 1.1) if (2.0, 1.1) in equal else equal[len(equal) // 2]
+    return equal[len(equal) // 2]
 
 
 def table(options: argparse.Namespace) -> None:
@@ -223,9 +223,10 @@ def _print_confusion(measured: dict[str, Measured]) -> None:
     right = counts["helps", "helps"] + counts["no difference", "no difference"]
     print(f"\nright: {right} of {len(measured)}, {right / len(measured):.0%}")
     print(f"thresholds from all: grows {grows}, leads {leads}")
+    print("\nby the thresholds of diagnose, which has no verdict but these counts:")
     for side in ("helps", "no difference"):
-        labels = [one.label for one in everything if one.predicted(grows, leads) == side]
-        print(f"predicted {side}: {len(labels)}, of which measured {dict(Counter(labels))}")
+        labels = [one.label for one in everything if one.predicted(GROWS, LEADS) == side]
+        print(f"  {'above' if side == 'helps' else 'below'}: {len(labels)}, of which {dict(Counter(labels))}")
 
 
 def main() -> None:

@@ -11,5 +11,7 @@ from ._measurements import Gradients as Gradients
 from ._measurements import Noise as Noise
 from ._measurements import Spectra as Spectra
 from ._report import Report as Report
+from ._verdict import GROWS as GROWS
+from ._verdict import LEADS as LEADS
 from ._verdict import Recommendation as Recommendation
 from ._verdict import Verdict as Verdict

@@ -21,10 +21,10 @@ KINDS = {"fisher": "Fisher", "hessian": "Hessian"}
 class Report:
     """What is wrong with a loss at a user's outputs, and what a Newton loss would do there.
 
-    - `verdict`: "fix" (something is wrong with the loss itself, or these outputs are at a minimum or on a plateau),
-      "no" (a Newton loss is not expected to make a difference) or "open" (it may help; only training can tell).
+    - `verdict`: "fix" (something is wrong with the loss itself, or these outputs are at a minimum or on a plateau) or
+      "open" (no fault found; whether a Newton loss helps, only training can tell).
     - `reasons`: sentences, the deciding one first.
-    - `recommendation`: the variant to try first where one may help, else `None`.
+    - `recommendation`: the variant to try first if most training problems that measured like this gained, else `None`.
     - The measurements: `gradients`, `precision`, `derivatives`, `noise`, `spectra`, `descent`; `None` if one was not
       possible or had no meaning. `separable` tells whether the loss keeps the samples of a batch apart, `calls` how
       often the loss was called.
@@ -100,13 +100,13 @@ def _effects(report: Report) -> Iterator[tuple[str, str]]:
         return
     yield (
         "normalises the batch",
-        f"gradients differ by {descent.batches:.0%} from batch to batch, shrink to {descent.fades:.0%} in one step "
-        f"and grow {_number(descent.grows)} times uphill",
+        f"gradients vary by {descent.batches:.0%} per batch, shrink to {descent.fades:.0%} in a step, grow "
+        f"×{_number(descent.grows)} uphill",
     )
     for label, text, explained in (
-        ("clips samples softly", "{clipped:.2g} times", "(the largest tenth of the gradients, against the median)"),
+        ("clips samples softly", "×{clipped:.2g}", "(largest tenth of gradients, against the median)"),
         ("turns directions", "{turned:.0f}°", "(the angle between step and gradient)"),
-        ("leads further down", "{lead:.2f} times", "as far as the gradient (best point on the line)"),
+        ("leads further down", "×{lead:.2f}", "of the gradient's decrease (best point on the line)"),
     ):
         found = [
             f"{KINDS[one.curvature]} " + text.format(clipped=one.clipped, turned=one.turned, lead=descent.lead(one))
