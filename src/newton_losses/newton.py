@@ -8,12 +8,14 @@ in a backward pass is in `inject.py`.
 
 import warnings
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict, Unpack
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from ._nested import padded_outputs
 from ._tracing import is_captured, sees_operators
 from .curvature import (
     CurvatureKind,
@@ -59,6 +61,7 @@ class NewtonOptions(TypedDict, total=False):
     reduction: Reduction | None
     matrix_free: bool | None
     process_group: GroupChoice
+    exchangeable: bool | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,6 +93,8 @@ def newton_target(
     reduction: Reduction | None = None,
     matrix_free: bool | None = None,
     process_group: GroupChoice = "default",
+    exchangeable: bool | None = None,
+    mask: Tensor | None = None,
 ) -> NewtonTarget:
     """The explicit target z* of one damped Newton step on `loss` from the outputs `y`, `(N, ...)`.
 
@@ -108,7 +113,9 @@ def newton_target(
     group = resolve_group(process_group)
     if group is not None and curvature == "hessian" and isinstance(y, Tensor):
         matrix_free = _agreed(loss, y, matrix_free)
-    expansion = expand(loss, y, *targets, curvature=curvature, reduction=reduction, matrix_free=matrix_free)
+    lists: dict[str, Any] = {"exchangeable": _is_exchangeable(loss, exchangeable)}
+    loss, targets, lists["mask"] = _with_mask(loss, y, targets, mask)
+    expansion = expand(loss, y, *targets, curvature=curvature, reduction=reduction, matrix_free=matrix_free, **lists)
     shared = None if group is None else share_curvature(expansion, curvature, group, matrix_free=matrix_free)
     expansion = expansion if shared is None else shared.expansion
     step = newton_step(expansion, resolve_damping(damping, group), spectrum)
@@ -127,7 +134,12 @@ def newton_target(
 
 
 def newton_loss(
-    loss: Loss | Expandable, y: Tensor, *targets: Any, value: Value = "loss", **options: Unpack[NewtonOptions]
+    loss: Loss | Expandable,
+    y: Tensor,
+    *targets: Any,
+    value: Value = "loss",
+    mask: Tensor | None = None,
+    **options: Unpack[NewtonOptions],
 ) -> Tensor:
     """The Newton loss of `loss` at `y` as a scalar: `NewtonLoss` as a function, without its checks.
 
@@ -141,9 +153,11 @@ def newton_loss(
     _check_options(**options)
     check_is_loss(loss)
     reduction = resolve_reduction(loss, options.get("reduction"))
+    options["exchangeable"] = _is_exchangeable(loss, options.get("exchangeable"))
+    loss, targets, mask = _with_mask(loss, y, targets, mask)
     if _value_only(value):
-        return _plain_value(loss, y, targets, reduction)
-    return _newton_loss(loss, y, targets, value, {**options, "reduction": reduction}).value
+        return _plain_value(loss, y, targets, reduction, mask)
+    return _newton_loss(loss, y, targets, value, {**options, "reduction": reduction}, mask=mask).value
 
 
 class NewtonLoss(nn.Module):
@@ -184,6 +198,16 @@ class NewtonLoss(nn.Module):
             is neither compiled nor inside of a transform.
         process_group: whose samples make up the batch: "default" for all ranks, a
             `torch.distributed.ProcessGroup` for its ranks, `None` for this process alone.
+        exchangeable: whether the outputs of a sample are a set, such as the scores of a list, whose order has no
+            meaning: C is then averaged over all orders (`curvature.Exchangeable` has the formula), so that the result
+            does not depend on how they are stored. By default it is the loss's own attribute `exchangeable`, which the
+            library's losses of lists have, else False.
+
+    Lists of different lengths: `newton(y, *targets, mask=mask)` with a boolean `mask` of the shape of `y`, True where
+    an output exists. The others get exactly no gradient and count nowhere: not in C, of which each sample sees its
+    own outputs' part, nor in λ and ρ. The loss itself masks its value, as it has to without a Newton loss; those of
+    `newton_losses.sorting` get the mask by this argument. Outputs and targets may also be nested tensors in jagged
+    layout, which become padded ones with that mask.
 
     A sample with a non-finite loss or gradient gets a zero gradient and the others theirs as if it were
     not there. The buffer `skipped` counts such samples on the device, without waiting for it. The value is that of the
@@ -218,6 +242,7 @@ class NewtonLoss(nn.Module):
         value: Value = "loss",
         check: bool = True,
         process_group: GroupChoice = "default",
+        exchangeable: bool | None = None,
     ) -> None:
         super().__init__()
         check_is_loss(loss)
@@ -231,6 +256,7 @@ class NewtonLoss(nn.Module):
             "reduction": resolve_reduction(loss, reduction),
             "matrix_free": matrix_free,
             "process_group": process_group,
+            "exchangeable": _is_exchangeable(loss, exchangeable),
         }
         self._rule = resolve_damping(self.options["damping"], None)
         self.value: Value = value
@@ -238,26 +264,29 @@ class NewtonLoss(nn.Module):
         self._was_checked = False
         self.register_buffer("skipped", torch.zeros((), dtype=torch.int64), persistent=False)
 
-    def forward(self, y: Tensor, *targets: Any) -> Tensor:
+    def forward(self, y: Tensor, *targets: Any, mask: Tensor | None = None) -> Tensor:
+        if isinstance(y, Tensor) and y.is_nested:
+            y, targets, mask = padded_outputs(y, targets, mask, "NewtonLoss")
+        loss, targets, mask = _with_mask(self.loss, y, targets, mask)
         if _value_only(self.value):
-            return _plain_value(self.loss, y, targets, self.options["reduction"])
+            return _plain_value(loss, y, targets, self.options["reduction"], mask)
         is_checked = self.check and _may_wait(y)
         if is_checked:
-            self._check_loss(y, targets)
+            self._check_loss(loss, y, targets)
         counter = skip_counter(self, y) if isinstance(y, Tensor) else None  # what is none will be refused
-        found = _newton_loss(self.loss, y, targets, self.value, self.options, self._rule, counter)
+        found = _newton_loss(loss, y, targets, self.value, self.options, self._rule, counter, mask)
         if is_checked and found.kept is not None:
             _warn_of_standstill(found.kept)
         if not found.counted and found.kept is not None and counter is not None:
             counter.add_((~found.kept).sum())
         return found.value
 
-    def _check_loss(self, y: Tensor, targets: tuple[Any, ...]) -> None:
+    def _check_loss(self, loss: Loss | Expandable, y: Tensor, targets: tuple[Any, ...]) -> None:
         """Until a batch can tell; but a batch of one sample never can, and such are not checked a second time."""
-        if isinstance(self.loss, Expandable):
+        if isinstance(loss, Expandable):
             self.check = False
         elif not self._was_checked or len(y) > 1:
-            self.check = not check_loss(self.loss, y, *targets, reduction=self.options["reduction"])
+            self.check = not check_loss(loss, y, *targets, reduction=self.options["reduction"])
             self._was_checked = True
 
     def extra_repr(self) -> str:
@@ -305,6 +334,7 @@ def _newton_loss(
     options: NewtonOptions,
     rule: float | Tensor | DampingRule | None = None,
     counter: Tensor | None = None,
+    mask: Tensor | None = None,
 ) -> _Found:
     """The Newton loss, after its arguments have been checked; `rule` is what the damping comes to in one process."""
     kind, reduction = options.get("curvature", "hessian"), options["reduction"]
@@ -316,7 +346,19 @@ def _newton_loss(
         rule = resolve_damping(options.get("damping", "auto"), group)
     if group is not None and kind == "hessian":
         matrix_free = _agreed(loss, y, matrix_free)
-    if not torch.compiler.is_compiling() and torch.is_inference_mode_enabled():
+    exchangeable = bool(options.get("exchangeable"))
+    if mask is not None or exchangeable:
+        expansion = expand(
+            loss,
+            y,
+            *targets,
+            curvature=kind,
+            reduction=reduction,
+            matrix_free=matrix_free,
+            mask=mask,
+            exchangeable=exchangeable,
+        )
+    elif not torch.compiler.is_compiling() and torch.is_inference_mode_enabled():
         expansion = expand(loss, y, *targets, curvature=kind, reduction=reduction, matrix_free=matrix_free)
     else:
         expansion = expand_loss(loss, y, targets, kind, reduction, matrix_free)
@@ -345,8 +387,33 @@ def _value_only(value: Value) -> bool:
     return value == "loss" and not torch.is_grad_enabled()
 
 
-def _plain_value(loss: Loss | Expandable, y: Tensor, targets: tuple[Any, ...], reduction: Reduction | None) -> Tensor:
-    return _reduced(loss_values(loss, y, *targets, reduction=reduction), reduction)
+def _is_exchangeable(loss: object, choice: bool | None) -> bool:
+    """What the caller said, else what the loss says of itself."""
+    return bool(getattr(loss, "exchangeable", False) if choice is None else choice)
+
+
+def _with_mask(
+    loss: Loss | Expandable, y: Tensor, targets: tuple[Any, ...], mask: Tensor | None
+) -> tuple[Loss | Expandable, tuple[Any, ...], Tensor | None]:
+    """A loss that takes a mask, with it: the library's do, and may also get it as the last of the targets."""
+    if not getattr(loss, "takes_mask", False):
+        return loss, targets, mask
+    last = targets[-1] if targets else None
+    if mask is None and isinstance(last, Tensor) and last.dtype == torch.bool and last.shape == y.shape:
+        mask, targets = last, targets[:-1]
+    if mask is None or isinstance(loss, Expandable):
+        return loss, targets, mask
+    return partial(loss, mask=mask), targets, mask
+
+
+def _plain_value(
+    loss: Loss | Expandable,
+    y: Tensor,
+    targets: tuple[Any, ...],
+    reduction: Reduction | None,
+    mask: Tensor | None = None,
+) -> Tensor:
+    return _reduced(loss_values(loss, y, *targets, reduction=reduction, mask=mask), reduction)
 
 
 def _reduced(values: Tensor, reduction: Reduction | None) -> Tensor:

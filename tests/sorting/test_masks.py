@@ -4,7 +4,8 @@ import pytest
 import torch
 from sorting_cases import BY_TORCH, NAMES, make
 
-from newton_losses import ArgumentError, ShapeError
+from newton_losses import ArgumentError, NewtonLoss, ShapeError
+from newton_losses.curvature import Exchangeable, Masked
 from newton_losses.sorting import (
     SortingLoss,
     SortingNetwork,
@@ -139,6 +140,81 @@ def test_gradients_and_second_gradients_with_random_masks(name, seed):
     ):
         assert torch.autograd.gradcheck(function, leaf, fast_mode=True)
         assert torch.autograd.gradgradcheck(function, leaf, fast_mode=True)
+
+
+@pytest.mark.parametrize("curvature", ["hessian", "fisher"])
+@pytest.mark.parametrize("name", ["neuralsort", "softsort", "softsort-2", "logistic", "cauchy by torch"])
+def test_exchangeable_curvature_of_a_masked_batch_against_every_permutation(name, curvature):
+    """Two numbers from brute force: each list's Hessian in rotated coordinates, summed over all lists."""
+    scores, values, mask = ragged()
+    loss = SortingLoss(make(name, 2.0))
+    form = loss.expand(scores, values, mask, curvature=curvature, exchangeable=True).curvature
+    assert isinstance(form, Exchangeable)
+    within, freedom = 0.0, 0
+    for s, v, m in zip(scores[1:], values[1:], mask[1:], strict=True):
+        hessian = torch.func.hessian(lambda x, v=v[m]: loss._value(*loss._prepare(x[None], v[None]))[0])(s[m])
+        gradient = loss.expand(s[m][None], v[m][None], curvature=None).gradient[0]
+        matrix = hessian if curvature == "hessian" else torch.outer(gradient, gradient)
+        torch.testing.assert_close(matrix.sum(), torch.zeros((), dtype=torch.float64), atol=1e-9, rtol=0)
+        within, freedom = within + matrix.trace(), freedom + len(matrix) - 1
+    torch.testing.assert_close(form.among, within / freedom, **CLOSE)
+    assert form.common.abs() < 1e-12
+
+
+@pytest.mark.parametrize("curvature", ["hessian", "fisher"])
+@pytest.mark.parametrize("name", ["softsort", "logistic"])
+def test_the_newton_gradient_knows_nothing_of_the_padding(name, curvature):
+    scores, values, mask = ragged()
+    newton = NewtonLoss(SortingLoss(make(name)), curvature)
+
+    def gradient(scores, values, mask):
+        leaf = scores.clone().requires_grad_()
+        newton(leaf, values, mask).backward()
+        return leaf.grad
+
+    found = gradient(scores, values, mask)
+    assert found[~mask].eq(0).all()
+    assert found.isfinite().all()
+    wider = torch.nn.functional.pad
+    again = gradient(wider(scores, (2, 3), value=7.0), wider(values, (2, 3)), wider(mask, (2, 3)))
+    torch.testing.assert_close(again[:, 2:-3], found, **CLOSE)
+    # A batch of one list is that list without a mask.
+    row = 2 if name == "softsort" else 5
+    alone = gradient(scores[row, mask[row]][None], values[row, mask[row]][None], None)
+    torch.testing.assert_close(
+        gradient(scores[row : row + 1], values[row : row + 1], mask[row : row + 1])[0, mask[row]], alone[0], **CLOSE
+    )
+
+
+@pytest.mark.parametrize("curvature", ["hessian", "fisher"])
+@pytest.mark.parametrize("name", ["neuralsort", "softsort", "softsort-2"])
+def test_stored_order_does_not_matter(name, curvature):
+    scores, values, mask = ragged()
+    orders = torch.stack([torch.randperm(6, generator=torch.Generator().manual_seed(row)) for row in range(7)])
+    for loss in (SortingLoss(make(name)), SortingLoss(make(name), numerics="reference")):
+        newton = NewtonLoss(loss, curvature)
+        results = []
+        for index in (torch.arange(6).expand(7, 6), orders):
+            leaf = scores.gather(-1, index).requires_grad_()
+            value = newton(leaf, values.gather(-1, index), mask.gather(-1, index))
+            value.backward()
+            results.append((value.detach(), leaf.grad.gather(-1, index.argsort(-1))))
+        torch.testing.assert_close(*results, **CLOSE)
+
+
+def test_without_exchange_the_curvature_is_over_the_pairs_that_exist():
+    scores, values, mask = ragged()
+    loss = SortingLoss("softsort")
+    for curvature in ("hessian", "fisher"):
+        form = loss.expand(scores, values, mask, curvature=curvature).curvature
+        assert isinstance(form, Masked)
+        total, pairs = torch.zeros(6, 6, dtype=torch.float64), torch.zeros(6, 6)
+        for s, v, m in zip(scores, values, mask, strict=True):
+            if m.any():
+                one = loss.expand(s[m][None], v[m][None], curvature=curvature).curvature
+                total[m.outer(m)] += (one if isinstance(one, torch.Tensor) else one.dense()).flatten()
+                pairs += m.outer(m)
+        torch.testing.assert_close(form.matrix, total / pairs.clamp(min=1), **CLOSE)
 
 
 def nested(scores, mask):

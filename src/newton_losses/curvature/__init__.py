@@ -22,6 +22,7 @@ from ._expansion import Expandable as Expandable
 from ._expansion import Expansion as Expansion
 from ._expansion import empirical_fisher as empirical_fisher
 from ._expansion import expand as expand
+from ._expansion import expand_lists as expand_lists
 from ._expansion import expand_loss as expand_loss
 from ._expansion import finite as finite
 from ._expansion import loss_values as loss_values
@@ -30,9 +31,12 @@ from ._fisher import fisher_step as fisher_step
 from ._fisher import knows_damping as knows_damping
 from ._forms import Curvature as Curvature
 from ._forms import Dense as Dense
+from ._forms import Exchangeable as Exchangeable
 from ._forms import LowRank as LowRank
+from ._forms import Masked as Masked
 from ._forms import Products as Products
 from ._forms import as_curvature as as_curvature
+from ._lists import exchangeable_fisher as exchangeable_fisher
 from ._loss_contract import Loss as Loss
 from ._loss_contract import Reduction as Reduction
 from ._loss_contract import check_is_loss as check_is_loss

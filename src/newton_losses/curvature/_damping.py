@@ -99,7 +99,7 @@ class NormalizedDamping:
     def __call__(self, expansion: Expansion) -> Damped:
         usable = finite(expansion)
         gradient = torch.where(usable[:, None], expansion.gradient, 0.0)
-        return self.damped(_eigenvalue_scale(expansion), gradient, usable.sum())
+        return self.damped(_eigenvalue_scale(expansion), gradient, whole_samples(expansion, usable))
 
     def damped(self, scale: Tensor, gradient: Tensor, count: Tensor) -> Damped:
         """λ and the length from r, the gradients (zero where a sample is left out) and the number of the others."""
@@ -108,8 +108,14 @@ class NormalizedDamping:
         squares = widened(gradient).square().sum() / gradient.shape[1]
         if self.group is not None:
             squares, count = sum_over(self.group, torch.stack([squares, count.to(squares.dtype)]))
-        size = (squares / count.clamp(min=1)).sqrt().to(damping.dtype)
+        size = (squares / torch.where(count > 0, count, 1)).sqrt().to(damping.dtype)
         return Damped(damping, torch.where(size == 0, 1.0, damping / size))
+
+
+def whole_samples(expansion: Expansion, usable: Tensor) -> Tensor:
+    """How many samples are usable; where some of their outputs do not exist, the number of those that do, over m."""
+    mask = getattr(expansion.curvature, "mask", None)
+    return usable.sum() if mask is None else widened((mask & usable[:, None]).sum()) / max(1, mask.shape[1])
 
 
 def _eigenvalue_scale(expansion: Expansion) -> Tensor:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ..errors import ArgumentError
 from ._expansion import CurvatureKind, Expansion, finite
-from ._forms import Curvature, Dense, LowRank, Products, as_curvature
+from ._forms import Curvature, Dense, Exchangeable, LowRank, Masked, Products, as_curvature
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -157,6 +157,10 @@ def _shared(
     matrix_free: bool | None,
 ) -> tuple[Curvature, Tensor]:
     size = gradient.shape[1]
+    if isinstance(curvature, Exchangeable):
+        return _share_exchangeable(curvature, samples, group)
+    if isinstance(curvature, Masked):
+        return _share_masked(curvature, samples, group)
     if kind == "hessian" and goes_by_products(size, matrix_free):
         return _share_products(curvature, samples, gradient, group)
     if kind == "fisher" and size > SUMMED_FISHER_SIZE:
@@ -168,6 +172,27 @@ def _shared(
             total = samples.new_tensor(sum(counts))
             return _share_rows(curvature, samples, total, group, sizes), total
     return _share_matrix(curvature, samples, group, semidefinite=kind == "fisher")
+
+
+def _share_exchangeable(curvature: Exchangeable, samples: Tensor, group: "ProcessGroup") -> tuple[Exchangeable, Tensor]:
+    """One all-reduce of five numbers."""
+    own = [curvature.among * curvature.freedom, curvature.common * curvature.lists]
+    summed = sum_over(group, torch.stack([_wide(x) for x in (*own, curvature.freedom, curvature.lists, samples)]))
+    among, common, freedom, lists, total = summed.unbind()
+    shared = replace(
+        curvature, among=among / freedom.clamp(min=1), common=common / lists.clamp(min=1), freedom=freedom, lists=lists
+    )
+    return shared, total
+
+
+def _share_masked(curvature: Masked, samples: Tensor, group: "ProcessGroup") -> tuple[Masked, Tensor]:
+    """One all-reduce of the matrix and of how many samples are behind each entry."""
+    pairs, size = _wide(curvature.pairs), curvature.size
+    summed = sum_over(
+        group, torch.cat([(_wide(curvature.matrix) * pairs).flatten(), pairs.flatten(), _wide(samples).reshape(1)])
+    )
+    total, pairs = summed[:-1].reshape(2, size, size)
+    return Masked(total / pairs.clamp(min=1), curvature.mask, pairs), summed[-1]
 
 
 def _share_matrix(

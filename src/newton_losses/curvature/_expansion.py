@@ -12,7 +12,14 @@ from torch import Tensor
 
 from ..errors import ArgumentError, ShapeError
 from ._derivatives import Derivatives, SecondProduct, first_order, is_finite, mean_hessian, second_products
-from ._forms import Curvature, Dense, FisherFactor, FisherMatrix, LowRank, Products, as_curvature
+from ._forms import Curvature, Dense, Exchangeable, FisherFactor, FisherMatrix, LowRank, Products, as_curvature
+from ._lists import (
+    check_outputs_mask,
+    exchangeable_curvature,
+    exchangeable_fisher,
+    list_derivatives,
+    list_fisher,
+)
 from ._loss_contract import (
     Loss,
     Reduction,
@@ -91,6 +98,8 @@ def expand(
     curvature: CurvatureKind | None = "hessian",
     reduction: Reduction | None = None,
     matrix_free: bool | None = None,
+    mask: Tensor | None = None,
+    exchangeable: bool = False,
 ) -> Expansion:
     """The second-order expansion of `loss` at the outputs `y` of shape `(N, ...)`.
 
@@ -101,7 +110,12 @@ def expand(
     `loss(y, *targets)` returns one value per sample `(N,)`, or a scalar; `reduction` says whether that is
     their "mean" (the default, as in torch) or "sum". The values of a reduced loss are not known one
     by one; each is then the mean. A loss with a method `expand` brings its own expansion instead.
-    `matrix_free` chooses products over a stored Hessian; by itself it does so where N·m² is large.
+    `matrix_free` chooses products over a stored Hessian; by default it does so where N·m² is large.
+
+    `mask`, of the shape of the outputs, is True where an output exists. The others are constants to the loss: they
+    have no gradient, and each entry of the curvature is the mean over the samples that have both outputs (`Masked`).
+    `exchangeable` averages the curvature over all orders of a sample's outputs, for outputs that are a set
+    (`Exchangeable` has the formula).
 
     >>> e = expand(lambda y: (y**4).sum(1), torch.tensor([[1.0], [2.0]]))
     >>> e.value, e.gradient, e.curvature.dense()  # y⁴, 4y³, and the mean of 12y²
@@ -111,7 +125,56 @@ def expand(
     if curvature not in KINDS:
         raise ArgumentError(f"curvature={curvature!r}; it can be 'hessian', 'fisher' or None.")
     check_is_loss(loss)
-    return expand_loss(loss, y, targets, curvature, resolve_reduction(loss, reduction), matrix_free)
+    choices = curvature, resolve_reduction(loss, reduction), matrix_free
+    if mask is None and not exchangeable:
+        return expand_loss(loss, y, targets, *choices)
+    return expand_lists(loss, y, targets, *choices, mask, exchangeable)
+
+
+def expand_lists(
+    loss: Loss | Expandable,
+    y: Tensor,
+    targets: tuple[Any, ...],
+    curvature: CurvatureKind | None,
+    reduction: Reduction | None,
+    matrix_free: bool | None,
+    mask: Tensor | None,
+    exchangeable: bool,
+) -> Expansion:
+    """`expand` of outputs that may not exist, or whose order has no meaning."""
+    flat = flatten_outputs(y)
+    if mask is not None:
+        check_outputs_mask(mask, y.shape, "expand")
+    with full_precision(flat):
+        flat_mask = None if mask is None else mask.reshape(flat.shape)
+        if flat.numel() == 0:
+            form = list_fisher(Derivatives(flat.new_zeros(len(flat)), flat), flat_mask, exchangeable)
+            return Expansion(flat.new_zeros(len(flat)), flat, form if curvature else None)
+        if brings_expansion(loss):
+            # A loss that says of itself whether its outputs are a set can average its own curvature; none has to.
+            options: dict[str, Any] = {} if mask is None else {"mask": mask}
+            if exchangeable and curvature is not None and hasattr(loss, "exchangeable"):
+                options["exchangeable"] = True
+            own = _own_expansion(loss, flat.reshape(y.shape), targets, curvature, **options)
+            return own if not exchangeable or curvature is None else _averaged(own, curvature, flat_mask)
+        total = make_total(loss, y.shape, targets, reduction)
+        by_products = _too_large(flat) if matrix_free is None else matrix_free
+        return Expansion(*list_derivatives(total, flat, loss, curvature, flat_mask, exchangeable, by_products))
+
+
+def _averaged(own: Expansion, kind: CurvatureKind, mask: Tensor | None) -> Expansion:
+    """An expansion that a loss brought, with its curvature averaged over the orders of the outputs."""
+    if isinstance(own.curvature, Exchangeable):
+        return own
+    kept = finite(own)
+    if kind == "fisher":
+        return Expansion(own.value, own.gradient, exchangeable_fisher(own.gradient, kept, mask))
+    if mask is not None:
+        raise ArgumentError("exchangeable=True with a mask: a loss that brings its own expansion has to average it.")
+    assert own.curvature is not None
+    matrix = as_curvature(own.curvature).dense()
+    means = (number.expand(len(kept)) for number in (matrix.trace(), matrix.sum()))
+    return Expansion(own.value, own.gradient, exchangeable_curvature(*means, kept, len(matrix), None))
 
 
 def expand_loss(
@@ -142,13 +205,21 @@ def expand_loss(
         return Expansion(mean.value, mean.gradient, Dense(mean.matrix, count=mean.count))
 
 
-def loss_values(loss: Loss | Expandable, y: Tensor, *targets: Any, reduction: Reduction | None = None) -> Tensor:
+def loss_values(
+    loss: Loss | Expandable,
+    y: Tensor,
+    *targets: Any,
+    reduction: Reduction | None = None,
+    mask: Tensor | None = None,
+) -> Tensor:
     """The values ℓᵢ `(N,)` alone, with the conventions of `expand` and without its derivatives."""
     check_is_loss(loss)
     flat = flatten_outputs(y)
     with torch.no_grad(), full_precision(flat):
         if brings_expansion(loss):
-            return _own_expansion(loss, flat.reshape(y.shape), targets, None).value
+            return _own_expansion(
+                loss, flat.reshape(y.shape), targets, None, **({} if mask is None else {"mask": mask})
+            ).value
         if flat.numel() == 0:
             return flat.new_zeros(len(flat))
         return make_total(loss, y.shape, targets, resolve_reduction(loss, reduction))(flat)[1]
@@ -192,11 +263,13 @@ def _empty(flat: Tensor, kind: CurvatureKind | None) -> Expansion:
     return Expansion(flat.new_zeros(len(flat)), flat, curvature)
 
 
-def _own_expansion(loss: Expandable, y: Tensor, targets: tuple[Any, ...], kind: CurvatureKind | None) -> Expansion:
+def _own_expansion(
+    loss: Expandable, y: Tensor, targets: tuple[Any, ...], kind: CurvatureKind | None, **options: Any
+) -> Expansion:
     if y.numel() == 0:
         return _empty(y.flatten(1) if y.dim() > 1 else y.unsqueeze(1), kind)
     with torch.no_grad():
-        own = loss.expand(y, *targets, curvature=kind)
+        own = loss.expand(y, *targets, curvature=kind, **options)
     count = y.shape[0]
     size = y.numel() // count
     name = f"The expansion that {name_of(loss)} brings"

@@ -179,7 +179,103 @@ def _wide_rows(fisher: _Fisher) -> tuple[Tensor, Tensor | int]:
     return widened(torch.where(kept[:, None], gradient, 0.0)), kept.sum().clamp(min=1)
 
 
-Curvature = Dense | LowRank | Products
+@dataclass(frozen=True)
+class Exchangeable:
+    """The curvature of outputs whose order has no meaning: `among` on differences of items, `common` on their mean.
+
+        Cᵢ = a (I − J/mᵢ) + b J/mᵢ,   J = 11ᵀ over the mᵢ items of list i
+
+    Averaging a symmetric H over all permutations Π of its m items, (1/m!) Σ ΠᵀHΠ, gives a matrix that no permutation
+    changes. Any two diagonal entries can be exchanged by one, and any two others, so that each kind is equal:
+    the average is αI + βJ. Its eigenvalues are b on the constant list and a on the m − 1 directions that sum to 0.
+    Permutations keep tr H and 1ᵀH1, which gives both:
+
+        b = 1ᵀH1/m,   a = (tr H − b)/(m − 1)
+
+    Over a batch of lists of different lengths the numerators and the denominators are summed, so that each list counts
+    by its items: b = (1/N) Σ 1ᵀHᵢ1/mᵢ and a = Σ (tr Hᵢ − 1ᵀHᵢ1/mᵢ) / Σ (mᵢ − 1). No square of H can turn negative:
+    a and b are means of its diagonal in rotated coordinates.
+
+    `mask` `(N, m)` says which outputs exist; without one, all do. `lists` is N, and `freedom` is Σ (mᵢ − 1).
+    """
+
+    among: Tensor
+    common: Tensor
+    size: int
+    lists: Tensor
+    freedom: Tensor
+    mask: Tensor | None = None
+
+    @property
+    def example(self) -> Tensor:
+        return self.among
+
+    def dense(self) -> Tensor:
+        """The matrix of a list in which all outputs exist."""
+        share = (self.common - self.among) / max(1, self.size)
+        identity = torch.eye(self.size, dtype=self.among.dtype, device=self.among.device)
+        return self.among * identity + share
+
+    def product(self, vectors: Tensor) -> Tensor:
+        """Rows of `(K, m)` times C; row i is list i where there is a mask for it."""
+        return self.scaled(vectors, self.among, self.common)
+
+    def scaled(self, rows: Tensor, among: Tensor, common: Tensor) -> Tensor:
+        """Each row's mean times `common`, and what differs from it times `among`."""
+        if self.mask is None or len(self.mask) != len(rows):
+            mean = rows.mean(-1, keepdim=True)
+            return (rows - mean) * among + mean * common
+        rows = torch.where(self.mask, rows, 0.0)
+        mean = rows.sum(-1, keepdim=True) / self.mask.sum(-1, keepdim=True).clamp(min=1)
+        return torch.where(self.mask, (rows - mean) * among + mean * common, 0.0)
+
+    def mean_square(self) -> Tensor:
+        """The mean square of the eigenvalues over all outputs that exist."""
+        total = widened(self.freedom * self.among.square() + self.lists * self.common.square())
+        return total / (self.freedom + self.lists).clamp(min=1)
+
+
+@dataclass(frozen=True)
+class Masked:
+    """C where not all samples have all outputs: each entry is the mean over the samples that have both outputs.
+
+    Sample i is solved with the part of `matrix` `(m, m)` that belongs to its own outputs, `mask` `(N, m)`: what does
+    not exist gets no step and takes nothing from the others. `pairs` `(m, m)` counts the samples behind each entry.
+    """
+
+    matrix: Tensor
+    mask: Tensor
+    pairs: Tensor
+
+    @property
+    def size(self) -> int:
+        return self.matrix.shape[-1]
+
+    @property
+    def example(self) -> Tensor:
+        return self.matrix
+
+    def dense(self) -> Tensor:
+        return self.matrix
+
+    def product(self, vectors: Tensor) -> Tensor:
+        """Rows of `(K, m)` times C; row i is sample i where there are as many."""
+        if len(vectors) != len(self.mask):
+            return vectors @ self.matrix
+        return torch.where(self.mask, torch.where(self.mask, vectors, 0.0) @ self.matrix, 0.0)
+
+    def parts(self, start: int, stop: int) -> Tensor:
+        """The matrices of some samples, `(K, m, m)`, zero outside of their own outputs."""
+        mask = self.mask[start:stop]
+        return torch.where(mask.unsqueeze(-1) & mask.unsqueeze(-2), self.matrix, 0.0)
+
+    def mean_square(self) -> Tensor:
+        """The mean square of the eigenvalues of all samples' matrices, over the outputs that exist."""
+        squares = widened(self.matrix).square() * self.pairs
+        return squares.sum() / self.pairs.diagonal().sum().clamp(min=1)
+
+
+Curvature = Dense | LowRank | Products | Exchangeable | Masked
 
 
 def signs(count: int, size: int, example: Tensor) -> Tensor:

@@ -15,8 +15,9 @@ from torch import Tensor
 
 from ..errors import ArgumentError
 from ._distributed import gather_numbers, gather_rows, own_rank
-from ._forms import Curvature, Dense, LowRank, Products
+from ._forms import Curvature, Dense, Exchangeable, LowRank, Masked, Products
 from ._iterative import solve_by_residuals, solve_in_krylov_space
+from ._lists import CELLS_AT_ONCE
 from ._small_solve import Kind, is_small, solve_small
 
 if TYPE_CHECKING:
@@ -48,6 +49,10 @@ def damped_solve(
     tensor([[0.2500, 0.2500]])
     """
     check_spectrum(spectrum)
+    if isinstance(curvature, Exchangeable):
+        return _solve_exchangeable(curvature, rows, damping, spectrum)
+    if isinstance(curvature, Masked):
+        return _solve_masked(curvature, rows, damping, spectrum)
     if isinstance(curvature, Products):
         solve_rows = partial(_solve_products, curvature, spectrum=spectrum, iterations=iterations, tolerance=tolerance)
         if curvature.group is not None:
@@ -73,6 +78,30 @@ def damped_solve(
 def check_spectrum(spectrum: object) -> None:
     if not isinstance(spectrum, str) or spectrum not in SPECTRA:
         raise ArgumentError(f"spectrum={spectrum!r}; it can be 'raw', 'absolute' or 'clip'.")
+
+
+def _solve_exchangeable(curvature: Exchangeable, rows: Tensor, damping: Tensor | float, spectrum: Spectrum) -> Tensor:
+    """In closed form: the two eigenvalues are known, and so are their directions."""
+    values = torch.stack([curvature.among, curvature.common])
+    if spectrum != "raw":
+        values = values.abs() if spectrum == "absolute" else values.clamp(min=0)
+    among, common = (1 / (values + damping)).unbind()
+    return curvature.scaled(rows.to(values.dtype), among, common).to(rows.dtype)
+
+
+def _solve_masked(curvature: Masked, rows: Tensor, damping: Tensor | float, spectrum: Spectrum) -> Tensor:
+    """One system per sample. Outputs that do not exist have λ alone on their diagonal, and nothing on the right."""
+    wide, matrix = torch.where(curvature.mask, rows, 0.0).to(curvature.matrix.dtype), curvature.matrix
+    at_once = max(1, CELLS_AT_ONCE // max(1, matrix.numel()))
+    solved = []
+    for start in range(0, len(rows), at_once):
+        parts, right = curvature.parts(start, start + at_once), wide[start : start + at_once].unsqueeze(1)
+        if spectrum == "raw":
+            found = _lu(_damped(parts, damping), right)
+        else:
+            found = _definite_part(parts, spectrum, damping, right)
+        solved.append(found.squeeze(1))
+    return torch.where(curvature.mask, torch.cat(solved), 0.0).to(rows.dtype) if solved else rows
 
 
 def _solve_dtype(rows: Tensor) -> torch.dtype:

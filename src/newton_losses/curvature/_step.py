@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..errors import ArgumentError
-from ._damping import DampingRule, NormalizedDamping, RelativeDamping, apply_rule
+from ._damping import DampingRule, NormalizedDamping, RelativeDamping, apply_rule, whole_samples
 from ._expansion import Expansion, finite
 from ._fisher import LEAST_FACTOR, SAFE, Solved, can_solve, fisher_step, matrix_step
 from ._forms import Dense, FisherFactor, FisherMatrix, LowRank, as_curvature
@@ -94,7 +94,7 @@ def _by_operators(expansion: Expansion, damping: Rule, spectrum: Spectrum, mean:
     count = usable.sum()
     gradient = torch.where(usable[:, None], expansion.gradient, 0.0)
     if type(damping) is NormalizedDamping:
-        number, length = damping.damped(curvature.mean_square().sqrt(), gradient, count)
+        number, length = damping.damped(curvature.mean_square().sqrt(), gradient, whole_samples(expansion, usable))
     else:
         number, length = apply_rule(damping, expansion)
     if isinstance(curvature, LowRank) and curvature.scale is not None:

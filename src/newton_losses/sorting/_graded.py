@@ -46,6 +46,7 @@ class NDCGLoss(nn.Module):
     """
 
     exchangeable = True
+    takes_mask = True
 
     def __init__(
         self,
@@ -103,6 +104,7 @@ class ListNetLoss(nn.Module):
     """
 
     exchangeable = True
+    takes_mask = True
 
     def __init__(self, temperature: float = 1.0) -> None:
         super().__init__()
@@ -130,6 +132,7 @@ class PairwiseLogisticLoss(nn.Module):
     """
 
     exchangeable = True
+    takes_mask = True
 
     def forward(self, scores: Tensor, relevance: Tensor, mask: Tensor | None = None) -> Tensor:
         lists, relevance = paired_lists(scores, relevance, mask, "PairwiseLogisticLoss", "relevance")

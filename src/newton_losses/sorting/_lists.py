@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from .._arguments import real_tensor
+from .._nested import is_nested, pad_nested, pad_values
 from ..errors import ArgumentError, ShapeError
 from ._arguments import as_working, check_same_shape, sorted_last
 
@@ -42,12 +43,12 @@ def pad_lists(lists: Tensor | Sequence[Tensor], fill: float = 0.0) -> tuple[Tens
             [ True, False, False]])
     """
     if isinstance(lists, Tensor):
-        padded, mask, _ = _pad_nested(lists, "lists", "pad_lists", fill)
+        padded, mask, _ = pad_nested(lists, "lists", "pad_lists", fill)
         return padded, mask
     if not lists or not all(isinstance(one, Tensor) and one.ndim == 1 for one in lists):
         raise ArgumentError("pad_lists: pass a nested tensor, or at least one list, each a tensor of shape (n,).")
     offsets = torch.tensor([0, *(len(one) for one in lists)], device=lists[0].device).cumsum(0)
-    return _padded(torch.cat(list(lists)), offsets, fill)
+    return pad_values(torch.cat(list(lists)), offsets, fill)
 
 
 def as_lists(scores: Tensor, mask: Tensor | None, where: str, dim: int = -1) -> Lists:
@@ -58,7 +59,7 @@ def as_lists(scores: Tensor, mask: Tensor | None, where: str, dim: int = -1) -> 
             raise ArgumentError(f"{where}: a nested tensor says itself which items exist. Pass no mask with it.")
         if dim not in (-1, 1):
             raise ShapeError(f"{where}: dim={dim} of nested scores. Their items are in the last dimension.")
-        scores, mask, offsets = _pad_nested(scores, "scores", where)
+        scores, mask, offsets = pad_nested(scores, "scores", where)
     check_mask(mask, scores, where)
     moved = as_working(sorted_last(scores, dim, where), where)
     if mask is None:
@@ -73,7 +74,7 @@ def paired_lists(
     """Scores and what they are compared with, one for each item: both padded, `(..., n)`."""
     lists = as_lists(scores, mask, where)
     if is_nested(values):
-        values, exists, _ = _pad_nested(values, name, where)
+        values, exists, _ = pad_nested(values, name, where)
         if lists.offsets is None or exists.shape != lists.scores.shape or bool((exists != lists.mask).any()):
             raise ShapeError(f"{where}: the nested {name} and the scores have lists of different lengths.")
     check_same_shape(lists.scores, values, where, name)
@@ -127,30 +128,3 @@ def as_they_came(result: Tensor, lists: Lists, dim: int = -1) -> Tensor:
     if lists.offsets is None:
         return result.movedim(-1, dim)
     return torch.nested.nested_tensor_from_jagged(result[lists.mask], lists.offsets)
-
-
-def is_nested(tensor: object) -> bool:
-    return isinstance(tensor, Tensor) and tensor.is_nested
-
-
-def _pad_nested(nested: Tensor, name: str, where: str, fill: float = 0.0) -> tuple[Tensor, Tensor, Tensor]:
-    if not nested.is_nested or nested.layout is not torch.jagged:
-        raise ArgumentError(
-            f"{where}: {name} are {'a nested tensor in strided layout' if nested.is_nested else 'not nested'}. "
-            "Use layout=torch.jagged, or pad the lists and pass a mask."
-        )
-    offsets = nested.offsets()
-    if nested.ndim != 2:
-        raise ShapeError(f"{where}: nested {name} have {nested.ndim} dimensions. Pass lists of numbers, shape (N, j).")
-    return *_padded(nested.values(), offsets, fill), offsets
-
-
-def _padded(values: Tensor, offsets: Tensor, fill: float) -> tuple[Tensor, Tensor]:
-    lengths = offsets.diff()
-    width = max(1, int(lengths.max())) if len(lengths) else 1
-    place = torch.arange(width, device=values.device)
-    mask = place < lengths.unsqueeze(-1)
-    if values.shape[0] == 0:
-        return values.new_full(mask.shape, fill), mask
-    index = (offsets[:-1].unsqueeze(-1) + place).clamp(max=values.shape[0] - 1)
-    return torch.where(mask, values[index], torch.as_tensor(fill, dtype=values.dtype, device=values.device)), mask

@@ -37,6 +37,7 @@ class PartialOrderLoss(nn.Module):
     """
 
     exchangeable = True
+    takes_mask = True
 
     def __init__(
         self,

@@ -36,6 +36,7 @@ class TopKLoss(nn.Module):
     """
 
     exchangeable = True
+    takes_mask = True
 
     def __init__(
         self,
@@ -136,6 +137,7 @@ class SpearmanLoss(nn.Module):
     """
 
     exchangeable = True
+    takes_mask = True
 
     def __init__(
         self,

@@ -12,8 +12,10 @@ from torch.nn.functional import binary_cross_entropy
 
 from ..curvature import (
     CurvatureKind,
+    Exchangeable,
     Expansion,
     empirical_fisher,
+    exchangeable_fisher,
     expand,
     full_precision,
 )
@@ -48,10 +50,16 @@ class SortingLoss(nn.Module):
     Lists of different lengths are padded, with a `mask` `(..., n)` that is True where an item exists, or come as
     nested tensors. n is then the length of the list itself; an empty list has the loss 0.
 
+    Items are a set, so the curvature of a Newton loss is averaged over their orders (`newton_losses.curvature.
+    Exchangeable`): the result does not depend on how they are stored. `exchangeable=False` takes the curvature of
+    the outputs as they come, as the paper does. A network's own matrix depends on the stored order in any case.
+
     >>> loss = SortingLoss("logistic", steepness=10.0)
     >>> loss(torch.tensor([[0.1, 0.2, 0.3]]), torch.tensor([[1.0, 5.0, 9.0]]))
     tensor([0.3...])
     """
+
+    takes_mask = True
 
     def __init__(
         self,
@@ -61,6 +69,7 @@ class SortingLoss(nn.Module):
         steepness: float | None = None,
         numerics: Numerics = "stable",
         ties: Ties = "share",
+        exchangeable: bool = True,
     ) -> None:
         super().__init__()
         if numerics not in ("stable", "reference"):
@@ -68,6 +77,7 @@ class SortingLoss(nn.Module):
         self.relaxation = choose(algorithm, temperature, steepness, "SortingLoss")
         self.numerics = numerics
         self.ties = check_ties(ties, "SortingLoss")
+        self.exchangeable = exchangeable
 
     def forward(
         self,
@@ -92,13 +102,14 @@ class SortingLoss(nn.Module):
         y: Tensor,
         *targets: Any,
         curvature: CurvatureKind | None = "hessian",
+        exchangeable: bool = False,
         **named: Tensor,
     ) -> Expansion:
         """Values, per-sample gradients and the batch's curvature at y `(N, n)`, without a graph.
 
-        The curvature has the factor 1/N: (1/N) Σ ∇²ℓᵢ, or the empirical Fisher (1/N) Σ ∇ℓᵢ∇ℓᵢᵀ. Samples with
-        non-finite derivatives, such as those with a NaN score, count neither in it nor in N. After `y` come the values
-        and the mask, by position or by name.
+        The curvature has the factor 1/N: (1/N) Σ ∇²ℓᵢ, or the empirical Fisher (1/N) Σ ∇ℓᵢ∇ℓᵢᵀ; with `exchangeable`,
+        averaged over the orders of the items. Samples with non-finite derivatives, such as those with a NaN score,
+        count neither in it nor in N. After `y` come the values and the mask, by position or by name.
 
         >>> loss = SortingLoss("softsort", temperature=1.0)
         >>> loss.expand(torch.zeros(4, 3), torch.rand(4, 3)).curvature.shape
@@ -113,11 +124,11 @@ class SortingLoss(nn.Module):
         with torch.no_grad():
             scores, target, cells, mask = self._prepare(y.detach(), *targets, **named)
             with full_precision(scores):
-                if mask is not None and curvature is not None:
-                    raise ArgumentError("SortingLoss.expand: with a mask only values and gradients are known yet.")
-                if self.numerics == "stable":
-                    return expand_stable(self.relaxation, scores, target, cells, mask, curvature)
-                return expand(self._value, scores, target, cells, mask, curvature=curvature)
+                if self.numerics == "stable" and (mask is None or exchangeable or curvature is None):
+                    choice = mask, curvature, exchangeable
+                    return expand_stable(self.relaxation, scores, target, cells, *choice)
+                recorded = scores, target, cells, mask
+                return expand(self._value, *recorded, curvature=curvature, mask=mask, exchangeable=exchangeable)
 
     def _value(self, scores: Tensor, target: Tensor, cells: Tensor, mask: Tensor | None) -> Tensor:
         """The loss of prepared lists `(N, n)`, recorded for automatic differentiation."""
@@ -212,6 +223,7 @@ def expand_stable(
     cells: Tensor,
     mask: Tensor | None,
     curvature: CurvatureKind | None,
+    exchangeable: bool,
 ) -> Expansion:
     """The expansion in log space. Samples with non-finite scores or targets are left out of the curvature."""
     usable = (scores.abs() <= LARGEST).all(-1) & target.isfinite().all(-1).all(-1)
@@ -228,8 +240,22 @@ def expand_stable(
     if mask is not None:
         gradient = torch.where(mask, gradient, 0.0)
     if curvature == "fisher":
-        return Expansion(value, gradient, empirical_fisher(gradient, usable))
-    return Expansion(value, gradient, None if total is None else total / usable.sum().clamp(min=1))
+        form = exchangeable_fisher(gradient, usable, mask) if exchangeable else empirical_fisher(gradient, usable)
+        return Expansion(value, gradient, form)
+    if total is None:
+        return Expansion(value, gradient)
+    if exchangeable:
+        return Expansion(value, gradient, shift_invariant_curvature(total, usable, mask))
+    return Expansion(value, gradient, total / usable.sum().clamp(min=1))
+
+
+def shift_invariant_curvature(total: Tensor, usable: Tensor, mask: Tensor | None) -> Exchangeable:
+    """From Σ Hᵢ of a loss that no shift of all scores of a list changes: Hᵢ1 = 0, so that only its trace counts."""
+    size = total.shape[-1]
+    length = torch.full_like(usable, size, dtype=total.dtype) if mask is None else mask.sum(-1).to(total.dtype)
+    lists, freedom = (usable & (length > 0)).sum().to(total.dtype), ((length - 1).clamp(min=0) * usable).sum()
+    among = total.diagonal().sum() / freedom.clamp(min=1)
+    return Exchangeable(among, torch.zeros_like(among), size, lists, freedom, mask)
 
 
 def reference_cross_entropy(

@@ -99,7 +99,7 @@ def gradients(setting: Setting, variant: Variant, dtype: torch.dtype = torch.flo
 
     F is ∇ℓᵢ∇ℓᵢᵀ of the point alone, or the mean of these over all points as in training.
     """
-    loss = SortingLoss(setting.relaxation, numerics=variant.numerics)
+    loss = SortingLoss(setting.relaxation, numerics=variant.numerics, exchangeable=False)
     x = scores(setting, variant.spread, dtype)
     order = torch.arange(_N, dtype=dtype).expand_as(x)
     if variant.fisher == "batch":

@@ -51,6 +51,7 @@ class SortingTask:
             temperature=config.temperature,
             steepness=config.steepness,
             numerics=config.numerics,  # type: ignore[arg-type]
+            exchangeable=False,  # as in the paper, whose curvature is that of the outputs as they are stored
         )
         self.loss_module = training_loss(loss, config).to(config.device)
         # In two parts: the kernels of the network are compiled already, and pictures are put together once

@@ -44,7 +44,7 @@ def test_gradient_is_that_of_the_cross_entropy(setting):
 @pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: setting.name)
 def test_fisher_of_a_point_alone_is_a_batch_of_one(setting):
     found = gradients(setting, NAMES["fisher"], torch.float64)
-    loss = SortingLoss(setting.relaxation, numerics="reference")
+    loss = SortingLoss(setting.relaxation, numerics="reference", exchangeable=False)
     x = scores(setting, NAMES["fisher"].spread, torch.float64)
     for place in (10, 50, 125):
         one = x[place : place + 1]

@@ -1,0 +1,122 @@
+"""The curvature of lists: samples that lack some outputs, and outputs whose order has no meaning.
+
+What the two forms stand for is in `_forms.py`. Here they are made from the derivatives of a batch.
+"""
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from ..errors import ArgumentError, ShapeError
+from ._derivatives import Derivatives, first_order, is_finite, second_products
+from ._forms import Exchangeable, Masked, signs, widened
+from ._loss_contract import Total
+
+# Samples of one batched solve times the size of their matrices.
+CELLS_AT_ONCE = 2**24
+# Products that estimate a trace where no matrix is stored.
+PROBES = 16
+
+
+def check_outputs_mask(mask: object, shape: torch.Size, where: str) -> None:
+    """Raise unless the mask of outputs is boolean and has their shape."""
+    if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
+        kind = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
+        raise ArgumentError(f"{where}: the mask is {kind}. Pass a boolean tensor, True where an output exists.")
+    if mask.shape != shape:
+        raise ShapeError(
+            f"{where}: the mask has shape {tuple(mask.shape)} for outputs of shape {tuple(shape)}. "
+            "They need the same shape: one truth for each output."
+        )
+
+
+def exchangeable_curvature(trace: Tensor, total: Tensor, kept: Tensor, size: int, mask: Tensor | None) -> Exchangeable:
+    """From each sample's tr Hᵢ and 1ᵀHᵢ1, both `(N,)`; samples that are not `kept` `(N,)` are left out."""
+    trace, total = widened(trace), widened(total)
+    length = torch.full_like(trace, size) if mask is None else mask.sum(-1).to(trace.dtype)
+    kept = kept & (length > 0)
+    common = torch.where(kept, total / length.clamp(min=1), 0.0)
+    among = torch.where(kept, trace, 0.0) - common
+    lists, freedom = kept.sum().to(trace.dtype), torch.where(kept, length - 1, 0.0).sum()
+    return Exchangeable(
+        among.sum() / freedom.clamp(min=1), common.sum() / lists.clamp(min=1), size, lists, freedom, mask
+    )
+
+
+def exchangeable_fisher(gradient: Tensor, kept: Tensor, mask: Tensor | None = None) -> Exchangeable:
+    """The empirical Fisher of gradients `(N, m)`, averaged over the orders of each list."""
+    wide = widened(torch.where(kept.unsqueeze(-1), gradient, 0.0))
+    return exchangeable_curvature(wide.square().sum(-1), wide.sum(-1).square(), kept, gradient.shape[-1], mask)
+
+
+def masked_mean(total: Tensor, mask: Tensor, kept: Tensor) -> Masked:
+    """From Σ Hᵢ `(m, m)` over the samples that are `kept` `(N,)`."""
+    exists = widened((mask & kept.unsqueeze(-1)).to(total.dtype))
+    pairs = exists.mT @ exists
+    total = widened(total)
+    return Masked((total + total.mT) / 2 / pairs.clamp(min=1), mask, pairs)
+
+
+def masked_fisher(gradient: Tensor, mask: Tensor, kept: Tensor) -> Masked:
+    """The empirical Fisher of gradients `(N, m)` over the pairs of outputs that exist."""
+    wide = widened(torch.where(kept.unsqueeze(-1) & mask, gradient, 0.0))
+    return masked_mean(wide.mT @ wide, mask, kept)
+
+
+def list_derivatives(
+    total: Total,
+    flat: Tensor,
+    loss: object,
+    kind: Literal["hessian", "fisher"] | None,
+    mask: Tensor | None,
+    exchangeable: bool,
+    matrix_free: bool,
+) -> tuple[Tensor, Tensor, Exchangeable | Masked | None]:
+    """Values `(N,)`, gradients and a curvature of lists, at flat outputs `(N, m)`.
+
+    Outputs that do not exist are constants to the loss: no derivative of any order leaks from them.
+    """
+    if mask is not None:
+        all_outputs, exists = total, mask
+
+        def total(outputs: Tensor) -> "tuple[Tensor, Tensor]":  # in quotes for the compiler
+            return all_outputs(torch.where(exists, outputs, flat))
+
+    if kind != "hessian":
+        found = first_order(total, flat)
+        return found.value, found.gradient, None if kind is None else list_fisher(found, mask, exchangeable)
+    found, product = second_products(total, flat, loss)
+    assert found.second is not None
+    kept = is_finite(found) & torch.isfinite(found.second).all(2).all(0)
+    size = flat.shape[1]
+    if exchangeable and matrix_free:
+        # 1ᵀH1 exactly, and the trace from probes of ±1.
+        probes = torch.cat([flat.new_ones(1, size), signs(PROBES, size, flat)])
+        along = [(product(probe.unsqueeze(0)).squeeze(0) * probe).sum(-1) for probe in probes]
+        means = torch.stack(along[1:]).mean(0), along[0]
+        return found.value, found.gradient, exchangeable_curvature(*means, kept, size, mask)
+    if matrix_free:
+        raise ArgumentError(
+            f"A mask needs the Hessian of {size} outputs as a matrix, unless they are exchangeable. Pass "
+            "exchangeable=True for outputs that are a set, or curvature='fisher'."
+        )
+    trace, sums, mean = flat.new_zeros(len(flat)), flat.new_zeros(len(flat)), []
+    directions = torch.eye(size, dtype=flat.dtype, device=flat.device)
+    for rows in torch.split(directions, max(1, CELLS_AT_ONCE // max(1, flat.numel()))):
+        second = product(rows)
+        trace, sums = trace + (second * rows.unsqueeze(1)).sum((0, 2)), sums + second.sum((0, 2))
+        mean.append(torch.where(kept[None, :, None], second, 0.0).sum(1))
+    if exchangeable:
+        return found.value, found.gradient, exchangeable_curvature(trace, sums, kept, size, mask)
+    assert mask is not None
+    return found.value, found.gradient, masked_mean(torch.cat(mean), mask, kept)
+
+
+def list_fisher(found: Derivatives, mask: Tensor | None, exchangeable: bool) -> Exchangeable | Masked:
+    """The empirical Fisher of lists from their gradients."""
+    kept = is_finite(found)
+    if exchangeable:
+        return exchangeable_fisher(found.gradient, kept, mask)
+    assert mask is not None
+    return masked_fisher(found.gradient, mask, kept)

@@ -1,0 +1,175 @@
+"""Newton losses of lists, for losses of users and of the library: masks, sets, nested tensors; against brute force."""
+
+from itertools import permutations
+
+import pytest
+import torch
+from test_masks import CLOSE, nested, ragged
+
+import newton_losses as nl
+from newton_losses import ArgumentError, NewtonLoss, ShapeError
+from newton_losses.curvature import Exchangeable, Masked
+from newton_losses.sorting import ListNetLoss, NDCGLoss, PartialOrderLoss, SpearmanLoss, TopKLoss, tied_ranks
+
+
+def coupled(y, values, mask):
+    """A user's loss that masks its value, although a network scores the padding too."""
+    return torch.where(mask, (y - values).pow(4) / 4 + y.sin() * y.roll(1, -1).cos(), 0.0).sum(-1)
+
+
+def variance(y, values, mask):
+    """A user's loss of a set: no order of the items changes it."""
+    size = mask.sum(-1, keepdim=True).clamp(min=1)
+    mean = torch.where(mask, y, 0.0).sum(-1, keepdim=True) / size
+    return torch.where(mask, (y - mean).pow(4) + (y - values).square(), 0.0).sum(-1)
+
+
+def gradient_of(newton, y, *targets, **options):
+    leaf = y.clone().requires_grad_()
+    newton(leaf, *targets, **options).backward()
+    return leaf.grad
+
+
+def batch(**options):
+    scores, values, mask = ragged(**options)
+    return scores.nan_to_num(nan=5.0), values, mask
+
+
+@pytest.mark.parametrize("spectrum", ["raw", "absolute", "clip"])
+@pytest.mark.parametrize("curvature", ["hessian", "fisher"])
+def test_a_masked_user_loss_is_solved_on_each_samples_own_outputs(curvature, spectrum):
+    y, values, mask = batch()
+    found = nl.newton_target(coupled, y, values, mask, curvature=curvature, damping=0.7, spectrum=spectrum, mask=mask)
+    single = [lambda s, v=v, m=m: coupled(s, v, m) for v, m in zip(values, mask, strict=True)]
+    gradients = torch.stack([torch.func.grad(f)(s) for f, s in zip(single, y, strict=True)])
+    gradients = torch.where(mask, gradients, 0.0)
+    pairs = mask.unsqueeze(-1) & mask.unsqueeze(-2)
+    if curvature == "hessian":
+        matrices = torch.stack([torch.func.hessian(f)(s) for f, s in zip(single, y, strict=True)])
+    else:
+        matrices = gradients.unsqueeze(-1) * gradients.unsqueeze(-2)
+    mean = torch.where(pairs, matrices, 0.0).sum(0) / pairs.sum(0).clamp(min=1)
+    assert isinstance(found.curvature, Masked)
+    torch.testing.assert_close(found.curvature.dense(), mean, **CLOSE)
+    for row in range(7):
+        m = mask[row]
+        values_, vectors = torch.linalg.eigh(mean[m][:, m])
+        values_ = {"raw": values_, "absolute": values_.abs(), "clip": values_.clamp(min=0)}[spectrum]
+        step = vectors @ ((vectors.mT @ gradients[row, m]) / (values_ + 0.7))
+        torch.testing.assert_close(found.step[row, m], step, **CLOSE)
+        assert (found.step[row, ~m] == 0).all()
+
+
+@pytest.mark.parametrize("curvature", ["hessian", "fisher"])
+@pytest.mark.parametrize("exchangeable", [False, True])
+def test_padding_gets_nothing_and_changes_nothing(curvature, exchangeable):
+    y, values, mask = batch()
+    newton = NewtonLoss(variance, curvature, exchangeable=exchangeable)
+    found = gradient_of(newton, y, values, mask, mask=mask)
+    assert (found[~mask] == 0).all()
+    assert found[mask].all()
+    other = torch.where(mask, y, -3e8)
+    torch.testing.assert_close(gradient_of(newton, other, values, mask, mask=mask), found, **CLOSE)
+    wide = [torch.nn.functional.pad(x, (0, 4)) for x in (y, values, mask)]
+    torch.testing.assert_close(gradient_of(newton, *wide, mask=wide[2])[:, :6], found, **CLOSE)
+    row = slice(5, 6)
+    alone = gradient_of(newton, y[row][mask[row]][None], values[row][mask[row]][None], mask[row][mask[row]][None])
+    torch.testing.assert_close(
+        gradient_of(newton, y[row], values[row], mask[row], mask=mask[row])[mask[row]], alone[0], **CLOSE
+    )
+    with torch.no_grad():
+        value = newton(y, values, mask, mask=mask)
+    torch.testing.assert_close(value, variance(y, values, mask).mean())
+
+
+def test_exchangeable_is_the_average_over_all_orders():
+    y, values = batch(count=5, n=4)[:2]
+    everything = torch.ones_like(y, dtype=torch.bool)
+    for curvature in ("hessian", "fisher"):
+        raw = nl.expand(coupled, y, values, everything, curvature=curvature).curvature.dense()
+        orders = [list(order) for order in permutations(range(4))]
+        mean = torch.stack([raw[order][:, order] for order in orders]).mean(0)
+        found = nl.expand(coupled, y, values, everything, curvature=curvature, exchangeable=True).curvature
+        assert isinstance(found, Exchangeable)
+        torch.testing.assert_close(found.dense(), mean, **CLOSE)
+        rows = torch.randn(3, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+        torch.testing.assert_close(found.product(rows), rows @ mean, **CLOSE)
+        torch.testing.assert_close(found.mean_square(), torch.linalg.eigvalsh(mean).square().mean(), **CLOSE)
+    # Without a matrix the trace is an estimate, the sum exact.
+    probed = nl.expand(coupled, y, values, everything, exchangeable=True, matrix_free=True).curvature
+    exact = nl.expand(coupled, y, values, everything, exchangeable=True).curvature
+    torch.testing.assert_close(probed.common, exact.common, **CLOSE)
+    assert (probed.among - exact.among).abs() < exact.among.abs()
+
+
+def losses():
+    return [
+        variance,
+        nl.sorting.SortingLoss("neuralsort"),
+        NDCGLoss("softsort", temperature=0.5),
+        NDCGLoss("laplace", temperature=0.5),
+        SpearmanLoss("laplace", temperature=0.5),
+        ListNetLoss(),
+    ]
+
+
+@pytest.mark.parametrize("curvature", ["hessian", "fisher"])
+@pytest.mark.parametrize("loss", losses(), ids=lambda loss: getattr(loss, "__name__", None) or str(loss)[:16])
+def test_stored_order_does_not_matter(loss, curvature):
+    y, values, mask = batch()
+    y = y + 0.01 * torch.arange(6)
+    newton = NewtonLoss(loss, curvature, exchangeable=True if loss is variance else None)
+    orders = torch.stack([torch.randperm(6, generator=torch.Generator().manual_seed(row)) for row in range(7)])
+    results = []
+    for index in (torch.arange(6).expand(7, 6), orders):
+        moved = [x.gather(-1, index) for x in (y, values, mask)]
+        given = moved if loss is variance else moved[:2]
+        results.append(gradient_of(newton, *given, mask=moved[2]).gather(-1, index.argsort(-1)))
+    torch.testing.assert_close(*results, rtol=1e-9, atol=1e-10)
+    assert (results[0][~mask] == 0).all()
+    if loss is not variance:
+        # By position it is the same mask, and nested tensors are, too.
+        torch.testing.assert_close(gradient_of(newton, y, values, mask), results[0])
+        leaf = y[mask].requires_grad_()
+        offsets = torch.cat([torch.zeros(1, dtype=torch.int64), mask.sum(-1).cumsum(0)])
+        newton(torch.nested.nested_tensor_from_jagged(leaf, offsets), nested(values, mask)).backward()
+        torch.testing.assert_close(leaf.grad, results[0][mask])
+
+
+def test_losses_with_other_targets_take_a_mask():
+    y, values, mask = batch()
+    low, high = tied_ranks(values, mask=mask)
+    found = gradient_of(NewtonLoss(PartialOrderLoss("softsort", temperature=1.0)), y, low, high, mask=mask)
+    labels = mask.int().argmax(-1)
+    top = gradient_of(NewtonLoss(TopKLoss({1: 0.5, 2: 0.5})), y, labels, mask=mask)
+    for gradient in (found, top):
+        assert (gradient[~mask] == 0).all()
+        assert gradient.isfinite().all()
+        assert gradient.any()
+
+
+def test_a_loss_with_its_own_expansion_is_averaged():
+    class Own:
+        def expand(self, y, *, curvature):
+            return nl.expand(lambda y: y.pow(4).sum(-1) + y[:, 0] * y[:, 1], y, curvature=curvature)
+
+    y = batch(count=4, n=3)[0]
+    for curvature in ("hessian", "fisher"):
+        found = nl.newton_target(Own(), y, curvature=curvature, exchangeable=True).curvature
+        wanted = nl.expand(
+            lambda y: y.pow(4).sum(-1) + y[:, 0] * y[:, 1], y, curvature=curvature, exchangeable=True
+        ).curvature
+        torch.testing.assert_close(found.dense(), wanted.dense(), **CLOSE)
+
+
+def test_errors_teach():
+    y, values, mask = batch()
+    newton = NewtonLoss(coupled)
+    with pytest.raises(ArgumentError, match=r"the mask is torch.float32\. Pass a boolean"):
+        newton(y.requires_grad_(), values, mask, mask=mask.float())
+    with pytest.raises(ShapeError, match=r"the mask has shape \(7, 5\) for outputs of shape \(7, 6\)"):
+        newton(y, values, mask, mask=mask[:, :5])
+    with pytest.raises(ArgumentError, match="exchangeable=True for outputs that are a set"):
+        NewtonLoss(coupled, matrix_free=True)(y, values, mask, mask=mask)
+    with pytest.raises(ArgumentError, match="Pass no mask with them"):
+        newton(nested(y.detach(), mask), values, mask, mask=mask)
