@@ -17,6 +17,8 @@ SHORT = {
     "learning_to_rank": ("--steps", "2", "--seeds", "1"),
     "lightning_module": ("--epochs", "1", "--sets", "100"),
     "convex_layers": ("--steps", "1", "--samples", "5"),
+    "graded_lists": ("--steps", "2", "--seeds", "1"),
+    "survival": ("--steps", "2", "--seeds", "1"),
 }
 NEEDS = {
     "black_box_solver": "scipy",
@@ -24,6 +26,8 @@ NEEDS = {
     "learning_to_rank": "sklearn",
     "lightning_module": "lightning",
     "convex_layers": "cvxpylayers",
+    "graded_lists": "lightgbm",
+    "survival": "sksurv",
 }
 
 

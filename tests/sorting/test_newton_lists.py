@@ -1,6 +1,8 @@
 """Newton losses of lists, for losses of users and of the library: masks, sets, nested tensors; against brute force."""
 
+import importlib.util
 from itertools import permutations
+from pathlib import Path
 
 import pytest
 import torch
@@ -173,3 +175,11 @@ def test_errors_teach():
         NewtonLoss(coupled, matrix_free=True)(y, values, mask, mask=mask)
     with pytest.raises(ArgumentError, match="Pass no mask with them"):
         newton(nested(y.detach(), mask), values, mask, mask=mask)
+
+
+def test_random_lists_give_finite_gradients_and_padding_none():
+    path = Path(__file__).parents[2] / "benchmarks" / "lists_fuzz.py"
+    specification = importlib.util.spec_from_file_location("lists_fuzz", path)
+    lists_fuzz = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(lists_fuzz)
+    assert lists_fuzz.fuzz(1000, seed=1) == []
