@@ -21,7 +21,7 @@ def pad_nested(nested: Tensor, name: str, where: str, fill: float = 0.0) -> tupl
         )
     if nested.ndim != 2:
         raise ShapeError(f"{where}: nested {name} have {nested.ndim} dimensions. Pass lists of numbers, shape (N, j).")
-    offsets = nested.offsets()
+    offsets: Tensor = nested.offsets()  # type: ignore[attr-defined]
     return *pad_values(nested.values(), offsets, fill), offsets
 
 

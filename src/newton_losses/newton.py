@@ -246,7 +246,7 @@ class NewtonLoss(nn.Module):
     ) -> None:
         super().__init__()
         check_is_loss(loss)
-        _check_options(curvature, damping, spectrum, process_group=process_group)
+        _check_options(curvature, damping, spectrum, process_group=process_group, exchangeable=exchangeable)
         _check_value(value)
         self.loss = loss
         self.options: NewtonOptions = {
@@ -497,6 +497,7 @@ def _check_options(
     reduction: object = None,
     matrix_free: object = None,
     process_group: object = "default",
+    exchangeable: object = None,
 ) -> None:
     """Those of `NewtonOptions`, also before a call that needs none of them: a misspelt one is told at once."""
     if not isinstance(curvature, str) or curvature not in ("hessian", "fisher"):
@@ -505,6 +506,8 @@ def _check_options(
     if spectrum is not None:
         check_spectrum(spectrum)
     check_group(process_group)
+    if exchangeable is not None and not isinstance(exchangeable, bool):
+        raise ArgumentError(f"exchangeable={exchangeable!r}; it is True, False or None.")
 
 
 def _check_value(value: object) -> None:

@@ -173,6 +173,8 @@ def test_errors_teach():
         newton(y, values, mask, mask=mask[:, :5])
     with pytest.raises(ArgumentError, match="exchangeable=True for outputs that are a set"):
         NewtonLoss(coupled, matrix_free=True)(y, values, mask, mask=mask)
+    with pytest.raises(ArgumentError, match="True, False or None"):
+        NewtonLoss(coupled, exchangeable="yes")
     with pytest.raises(ArgumentError, match="Pass no mask with them"):
         newton(nested(y.detach(), mask), values, mask, mask=mask)
 
@@ -183,3 +185,18 @@ def test_random_lists_give_finite_gradients_and_padding_none():
     lists_fuzz = importlib.util.module_from_spec(specification)
     specification.loader.exec_module(lists_fuzz)
     assert lists_fuzz.fuzz(1000, seed=1) == []
+
+
+def test_the_function_is_the_module():
+    y, values, mask = batch()
+    for loss, targets in ((variance, (values, mask)), (NDCGLoss("softsort"), (values,))):
+        results = []
+        for function in (
+            NewtonLoss(loss, exchangeable=True),
+            lambda *args, loss=loss, **kw: nl.newton_loss(loss, *args, exchangeable=True, **kw),
+        ):
+            leaf = y.clone().requires_grad_()
+            value = function(leaf, *targets, mask=mask)
+            value.backward()
+            results.append((value.detach(), leaf.grad))
+        torch.testing.assert_close(*results)

@@ -173,8 +173,8 @@ def _averaged(own: Expansion, kind: CurvatureKind, mask: Tensor | None) -> Expan
         raise ArgumentError("exchangeable=True with a mask: a loss that brings its own expansion has to average it.")
     assert own.curvature is not None
     matrix = as_curvature(own.curvature).dense()
-    means = (number.expand(len(kept)) for number in (matrix.trace(), matrix.sum()))
-    return Expansion(own.value, own.gradient, exchangeable_curvature(*means, kept, len(matrix), None))
+    trace, total = (number.expand(len(kept)) for number in (matrix.trace(), matrix.sum()))
+    return Expansion(own.value, own.gradient, exchangeable_curvature(trace, total, kept, len(matrix), None))
 
 
 def expand_loss(

@@ -185,7 +185,7 @@ def scaled_gains(relevance: Tensor, gains: Gains, mask: Tensor | None, dtype: to
         largest = grades.amax(-1, keepdim=True)
         found = torch.exp2(grades - largest) - torch.exp2(-largest)
     else:
-        found = grades if gains == "linear" else gains(grades).to(dtype)  # type: ignore[operator]
+        found = grades if gains == "linear" else gains(grades).to(dtype)
         if found.shape != grades.shape:
             raise ShapeError(
                 f"{where}: gains map {tuple(grades.shape)} to {tuple(found.shape)}; the shape has to stay."
@@ -212,7 +212,7 @@ def discount_at(ranks: Tensor, discounts: Discounts, n: int) -> Tensor:
         low = floor.to(torch.int64)
         high = (low + 1).clamp(max=len(table) - 1)
         return table[low] + (ranks - floor) * (table[high] - table[low])
-    return 1 / torch.log2(2 + ranks) if discounts == "log2" else discounts(ranks)  # type: ignore[operator]
+    return 1 / torch.log2(2 + ranks) if discounts == "log2" else discounts(ranks)
 
 
 def _check_gains(gains: Any, where: str) -> Gains:

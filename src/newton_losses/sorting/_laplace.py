@@ -235,7 +235,9 @@ def _scan(weights: Tensor, decays: Tensor) -> Tensor:
     missing = -n % size
     shape = (-1, size)
     # Places of a block first, so that each step of the loop works on contiguous memory.
-    inner, falls = (pad(x, (0, missing)).unflatten(-1, shape).movedim(-1, 0).contiguous() for x in (weights, decays))
+    inner, falls = (
+        pad(x, (0, missing)).reshape(*x.shape[:-1], *shape).movedim(-1, 0).contiguous() for x in (weights, decays)
+    )
     steps = [inner[0]]
     for place in range(1, size):
         steps.append(torch.addcmul(inner[place], falls[place], steps[-1]))

@@ -75,7 +75,12 @@ def paired_lists(
     lists = as_lists(scores, mask, where)
     if is_nested(values):
         values, exists, _ = pad_nested(values, name, where)
-        if lists.offsets is None or exists.shape != lists.scores.shape or bool((exists != lists.mask).any()):
+        if (
+            lists.mask is None
+            or lists.offsets is None
+            or exists.shape != lists.scores.shape
+            or not torch.equal(exists, lists.mask)
+        ):
             raise ShapeError(f"{where}: the nested {name} and the scores have lists of different lengths.")
     check_same_shape(lists.scores, values, where, name)
     return lists, values

@@ -158,6 +158,6 @@ def _some_order_has_them(lowest: Tensor, highest: Tensor, exists: Tensor) -> Ten
     n = lowest.shape[-1]
     index = (lowest * n + highest).clamp(0, n * n - 1).reshape(-1, n).to(torch.int64)
     cells = torch.zeros(len(index), n * n, dtype=torch.int64).scatter_add(-1, index, exists.reshape(-1, n).long())
-    inside = cells.unflatten(-1, (n, n)).flip(-2).cumsum(-2).flip(-2).cumsum(-1)
+    inside = cells.reshape(-1, n, n).flip(-2).cumsum(-2).flip(-2).cumsum(-1)
     a, b = torch.arange(n).unsqueeze(-1), torch.arange(n)
-    return ((inside <= b - a + 1) | (b < a)).all()
+    return torch.all((inside <= b - a + 1) | (b < a))
