@@ -125,6 +125,13 @@ def test_a_second_derivative_is_refused_with_the_reason(hessian):
         hessian(lambda y: algorithm(y).square().sum(), torch.zeros(2, 3, dtype=torch.float64))
 
 
+def test_wrong_outputs_teach_in_both_ways_of_asking():
+    algorithm = SmoothedAlgorithm(ranks)
+    for ask in (algorithm, algorithm.jacobian):
+        with pytest.raises(ShapeError, match="batch of real outputs"):
+            ask(torch.tensor([[1, 2]]))
+
+
 def test_a_lost_batch_dimension_teaches():
     with pytest.raises(ShapeError, match=r"fn returned shape \(3,\) for inputs of shape \(20, 3\)"):
         SmoothedAlgorithm(lambda y: y.sum(0))(torch.zeros(2, 3))
