@@ -474,7 +474,9 @@ class _Surrogate(torch.autograd.Function):
         if ctx.needs_input_grad[0]:
             if torch.is_grad_enabled():  # somebody wants to differentiate this: the Hessian is factor · I
                 rows = rows + _moved(y, rows, kept) * ctx.factor
-            pulled = (rows * slope).reshape(y.shape).to(y.dtype)
+            pulled = rows * slope
+            if pulled.shape != y.shape or pulled.dtype != y.dtype:
+                pulled = pulled.reshape(y.shape).to(y.dtype)
         return pulled, slope if ctx.needs_input_grad[1] else None, None, None, None
 
 

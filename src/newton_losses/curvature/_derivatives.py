@@ -214,14 +214,15 @@ def _look(value: Tensor, leaf: Tensor) -> _Seen:
     other_leaves, operators = False, set()
     while queue:
         node = queue.pop()
-        if hasattr(node, "_forward_cls"):
-            operators.add(node._forward_cls)
-        elif hasattr(node, "variable"):
-            other_leaves = other_leaves or node.variable is not leaf
-        for following, _ in node.next_functions:
-            if following is not None and following not in seen:
-                seen.add(following)
-                queue.append(following)
+        following = node.next_functions
+        if not following:
+            other_leaves = other_leaves or getattr(node, "variable", leaf) is not leaf
+        elif isinstance(node, torch.autograd.function.BackwardCFunction):
+            operators.add(node._forward_cls)  # type: ignore[attr-defined]
+        for one, _ in following:
+            if one is not None and one not in seen:
+                seen.add(one)
+                queue.append(one)
     return _Seen(other_leaves, operators)
 
 
