@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from cases import Cube, assert_close
-from newton_losses import DerivativeError, expand
+from newton_losses import DerivativeError, NewtonLoss, expand
 from newton_losses.curvature import _derivatives, _passes
 
 
@@ -94,6 +94,10 @@ def test_so_few_numbers_wake_no_other_thread(threads: int, monkeypatch) -> None:
         expand(lambda y: y.pow(3).sum(1), torch.ones(2, 3))
         assert seen == [1]
         assert torch.get_num_threads() == threads
+        y = torch.randn(20, 3, requires_grad=True)
+        for kind in ("fisher", "hessian"):
+            NewtonLoss(lambda y: y.pow(4).sum(1), kind)(y).backward()
+            assert torch.get_num_threads() == threads
     finally:
         torch.set_num_threads(before)
 

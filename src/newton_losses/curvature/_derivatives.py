@@ -25,8 +25,8 @@ from ._derivative_errors import (
     with_advice,
 )
 from ._forms import signs
-from ._loss_contract import Total
-from ._passes import directions_at_once, footprint, recalled, remember, threads_for
+from ._loss_contract import Total, one_thread
+from ._passes import directions_at_once, footprint, recalled, remember
 
 T = TypeVar("T")
 
@@ -79,7 +79,7 @@ def mean_hessian(total: Total, flat: Tensor, loss: object) -> MeanHessian:
 
     def reverse() -> MeanHessian:
         value, gradient, product = _reverse_graph(total, flat, loss)
-        with threads_for(flat, size):
+        with one_thread(flat, size.largest):
             return _mean(Derivatives(value, gradient), lambda: map(product, parts))
 
     def forward() -> MeanHessian:

@@ -19,6 +19,7 @@ from torch import Tensor
 from .._backends import obstacle
 from ._damping import DampingRule, NormalizedDamping, RelativeDamping
 from ._forms import FisherFactor, FisherMatrix
+from ._loss_contract import one_thread
 
 # How far a relative λ may lie below the scale of F until float32 is not enough for float32 gradients. With λ = factor·r
 # the condition number of F + λI is at most 1 + √m/factor.
@@ -96,7 +97,8 @@ def fisher_step(
         if type(gradient) is not Tensor or torch._C._are_functorch_transforms_active():
             return _by_operators(gradient, value, plan, kept, mean)
         if gradient.device.type == "cpu":
-            return _on_host(gradient, value, plan, kept, mean) or _by_operators(gradient, value, plan, kept, mean)
+            with one_thread(gradient, gradient.numel()):
+                return _on_host(gradient, value, plan, kept, mean) or _by_operators(gradient, value, plan, kept, mean)
     if _fits_kernel(gradient):
         return _by_kernel(gradient, value, plan, kept, mean, counter)
     return _by_operators(gradient, value, plan, kept, mean)

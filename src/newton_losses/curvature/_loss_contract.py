@@ -4,8 +4,8 @@ Precision, autocast, inference mode, shapes and the caller's `reduction` are set
 themselves are in `_derivatives.py`.
 """
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import wraps
 from typing import Any, Literal, ParamSpec, TypeVar
 
@@ -16,6 +16,9 @@ from ..errors import ArgumentError, ShapeError
 
 Loss = Callable[..., Tensor]
 Reduction = Literal["mean", "sum", "none"]
+# Torch gives an operation of more elements than this to several threads. What is smaller stays with one here, and so do
+# the libraries of linear algebra, which would wake the others for ten numbers: on a busy machine that costs 50 ms.
+ONE_THREAD_ELEMENTS = 2**15
 # Entering autocast costs more than most operations of a step.
 _NOTHING_TO_DO: AbstractContextManager[Any] = nullcontext()
 # Maps flat outputs (N, m) to (Σ ℓᵢ, values (N,)): what automatic differentiation works on.
@@ -60,6 +63,23 @@ def full_precision(tensor: Tensor) -> AbstractContextManager[Any]:
     if torch.compiler.is_compiling() or torch.is_autocast_enabled(kind):
         return torch.autocast(device_type=kind, enabled=False)
     return _NOTHING_TO_DO
+
+
+def one_thread(tensor: Tensor, elements: int) -> AbstractContextManager[Any]:
+    """A context with one thread on a CPU, for work on tensors of at most so many `elements`."""
+    if tensor.device.type != "cpu" or elements > ONE_THREAD_ELEMENTS or torch.compiler.is_compiling():
+        return _NOTHING_TO_DO
+    threads = torch.get_num_threads()
+    return _NOTHING_TO_DO if threads == 1 else _one_of(threads)
+
+
+@contextmanager
+def _one_of(threads: int) -> Iterator[None]:
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def widen(tensor: Tensor) -> Tensor:

@@ -5,7 +5,6 @@ a CPU its caches: what is larger would be slower there.
 """
 
 import contextlib
-from collections.abc import Iterator
 from typing import NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -14,16 +13,13 @@ from torch import Tensor
 
 from .._random import seeded
 from .._tracing import is_captured, sees_operators
-from ._loss_contract import Total
+from ._loss_contract import ONE_THREAD_ELEMENTS, Total
 
 T = TypeVar("T")
 
 # On a CPU: elements of the largest intermediate, over all directions of a pass.
 PASS_ELEMENTS = 2**22
-# Torch gives an operation of more elements than this to several threads. A loss that has none so large is computed by
-# one thread, and so are its second derivatives: waking the others costs milliseconds on a busy machine.
-ONE_THREAD_ELEMENTS = 2**15
-# Then this many elements at once stay in a core's cache.
+# Where one thread computes it all, this many elements at once stay in a core's cache.
 CACHED_ELEMENTS = 2**17
 # The part of a device's free memory that a pass may fill, and how many times over it holds what the loss keeps: the
 # graph of the gradient, and what a batched backward pass through that makes.
@@ -88,20 +84,6 @@ def _room(flat: Tensor) -> int:
         free, _ = torch.cuda.mem_get_info(flat.device)
         _free_elements[flat.device] = int(MEMORY_SHARE * free) // 4
     return _free_elements[flat.device] * 4 // flat.element_size()
-
-
-@contextlib.contextmanager
-def threads_for(flat: Tensor, size: Footprint) -> Iterator[None]:
-    """A context with one thread on a CPU, where the loss itself is too small for more."""
-    threads = torch.get_num_threads()
-    if flat.device.type != "cpu" or threads == 1 or size.largest > ONE_THREAD_ELEMENTS:
-        yield
-        return
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 def recalled(memory: "WeakKeyDictionary[object, T]", loss: object) -> T | None:

@@ -15,7 +15,7 @@ from ._damping import DampingRule, NormalizedDamping, RelativeDamping, apply_rul
 from ._expansion import Expansion, finite
 from ._fisher import LEAST_FACTOR, SAFE, Solved, can_solve, fisher_step, matrix_step
 from ._forms import Dense, FisherFactor, FisherMatrix, LowRank, as_curvature
-from ._loss_contract import full_precision
+from ._loss_contract import full_precision, one_thread
 from ._solve import Spectrum, check_spectrum, damped_solve, solve_gradients
 
 # Up to this many unknowns an inverse is multiplied with, instead of solving for every row.
@@ -74,7 +74,8 @@ def solve_step(
             kept = curvature.kept
             return fisher_step(gradient, value, damping, kept=kept, mean=mean, counter=counter)
         if isinstance(curvature, Dense) and _is_on_host(curvature, gradient, damping):
-            found = _on_host(curvature, value.detach(), gradient, damping, spectrum, mean)
+            with one_thread(gradient, max(gradient.numel(), gradient.shape[1] ** 2)):
+                found = _on_host(curvature, value.detach(), gradient, damping, spectrum, mean)
             if found is not None:
                 return found
         if isinstance(curvature, Dense) and gradient.device.type == "cuda":
