@@ -1,6 +1,9 @@
 """`newton-losses report`: a page about what was measured."""
 
+import contextlib
+import gc
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -8,6 +11,16 @@ import typer
 
 from ..report import write_evidence, write_report
 from ._output import spoken_errors
+
+
+@contextlib.contextmanager
+def _without_garbage_collection() -> Iterator[None]:
+    """A report lives for seconds, and looking for garbage among all of torch's objects takes a tenth of them."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 def _tell(text: str) -> None:
@@ -29,7 +42,7 @@ def report(
     The page needs no network and no other file. Missing runs are marked "not run".
     """
     tell = (lambda _: None) if as_json else _tell
-    with spoken_errors(as_json):
+    with spoken_errors(as_json), _without_garbage_collection():
         paths = write_report(results, out, tell) if evidence is None else write_evidence(results, evidence, tell)
     if as_json:
         typer.echo(json.dumps({"event": "finished", "page": str(paths[0]), "files": [str(path) for path in paths]}))

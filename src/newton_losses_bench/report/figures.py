@@ -177,7 +177,7 @@ def _range(values: Sequence[float], least: float, most: float) -> tuple[float, f
 def headline(found: Evidence) -> Figure:
     """Table 1 beside the paper's: from the plain loss to the best Newton loss, for the paper and for us."""
     names = columns("table1")
-    axes = _axes(4.6, 0.5 * len(names) + 0.35, left=0.21)
+    axes = _axes(4.6, 0.5 * len(names) + 0.35, left=0.23)
     words = []
     rows: list[tuple[str, Setting, str, int]] = [
         ("the paper", PaperFigures(), "reference", 4),
