@@ -2,15 +2,13 @@
 
 Run as `python benchmarks/lists.py [--rounds 10] [--sizes 10 100 1000 100000]`. All candidates take turns in every
 round, so that a busy machine slows all alike; figures are medians in milliseconds for one list. Peers that are not
-installed are named as such: diffsort, fast-soft-sort, softtorch, torchsort (which needs a compiler), allRank.
-A candidate is left out at sizes that it cannot hold, or that would take minutes.
+installed are named as such: diffsort, fast-soft-sort, softtorch, torchsort (which needs a compiler), allRank (which
+needs torchvision). A candidate is left out at sizes that it cannot hold, or that would take minutes.
 """
 
 import argparse
 import importlib
 import statistics
-import sys
-import types
 from collections.abc import Callable
 from typing import Any
 
@@ -25,14 +23,6 @@ Function = Callable[[Tensor], Tensor]
 
 def peer(name: str) -> Any:
     """A peer's module, or `None` where it is not installed or does not import."""
-    if name.startswith("allrank"):
-        try:
-            import torchvision  # noqa: F401
-        except ImportError:
-            # allRank imports it to load data, which nobody does here.
-            stub: Any = types.ModuleType("torchvision")
-            stub.transforms = None
-            sys.modules["torchvision"] = stub
     try:
         return importlib.import_module(name)
     except Exception:
