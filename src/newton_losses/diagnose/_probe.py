@@ -26,6 +26,7 @@ from ..curvature import (
     Expansion,
     Loss,
     LowRank,
+    Products,
     Reduction,
     as_curvature,
     check_loss,
@@ -199,7 +200,9 @@ def _detached(found: Curvature | Tensor | None) -> Curvature | None:
         return Dense(form.matrix.detach(), form.semidefinite, form.count)
     if isinstance(form, LowRank):
         return LowRank(form.factor.detach(), None if form.scale is None else form.scale.detach(), form.first)
-    return replace(form, function=lambda rows: form.function(rows).detach())
+    if isinstance(form, Products):
+        return replace(form, function=lambda rows: form.function(rows).detach())
+    return Dense(form.dense().detach())
 
 
 def _stored(module: nn.Module) -> Iterator[Tensor]:
