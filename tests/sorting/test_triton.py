@@ -91,7 +91,8 @@ def test_moves_on_the_wires_equal_the_torch_paths(distribution):
     signs = torch.tensor([[1.0, -1.0, 1.0]] * 2, dtype=torch.float64, device=DEVICE).unsqueeze(-1)
     law = SortingNetwork(None, distribution=distribution)._law
     found, expected = (
-        _network_derivatives._differences(values, partners, signs, law, 2.0, kernel) for kernel in ("triton", None)
+        _network_derivatives._differences(values, partners, signs, None, law, 2.0, kernel)
+        for kernel in ("triton", None)
     )
     assert torch.equal(found[0], expected[0])
     # Of an exponent of −700 rounding leaves 10⁻¹³; below it numbers lose digits one by one.
@@ -130,12 +131,12 @@ def test_equals_the_torch_path_far_beyond_the_range_of_floats(distribution, stee
 
 @pytest.mark.gpu
 def test_a_batch_in_parts_is_the_same(monkeypatch):
-    from newton_losses.sorting import _triton
+    from newton_losses.sorting import _network_triton
 
     scores, values = scores_and_values(5, 2)
     losses = pair()
     expected, _ = expansions(losses, scores, values)
-    monkeypatch.setattr(_triton, "SCRATCH", 40_000)
+    monkeypatch.setattr(_network_triton, "SCRATCH", 40_000)
     found, by_torch = expansions(losses, scores, values)
     for name in ("value", "gradient", "curvature"):
         assert torch.equal(getattr(found, name), getattr(expected, name))

@@ -15,10 +15,9 @@ from torch.nn.functional import softplus
 from .._arguments import one_of, positive_number
 from ..curvature import full_precision
 from ..errors import ArgumentError, ShapeError
-from ._arguments import check_count
 from ._hard_ranks import rank_span
 from ._laplace import LaplaceSort
-from ._lists import metric_lists, paired_lists
+from ._lists import check_count, metric_lists, paired_lists
 from ._registry import AlgorithmName, choose
 from ._relaxation import Relaxation, places
 

@@ -12,8 +12,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from .._arguments import positive_number
-from ._arguments import as_wide
-from ._log_space import FAR
+from ._log_space import FAR, as_wide
 from ._relaxation import Relaxation, first_places, places
 
 # Recurrences that are longer are computed in blocks of at least 128.

@@ -1,7 +1,7 @@
-"""Ragged lists: padded tensors with a mask of the items that exist, and nested tensors.
+"""Lists as callers pass them: scores to sort along a dimension, with a mask of the items that exist, or nested.
 
-Everything public in this package passes through here first: nested tensors become padded ones, masks are checked, and
-scores of items that do not exist are replaced by a harmless number. The replacement is a constant, so whatever is
+Everything public in this package passes through here first: arguments are checked, nested tensors become padded ones,
+and scores of items that do not exist are replaced by a harmless number. The replacement is a constant, so whatever is
 computed later, the gradient of a masked score is exactly zero, even where it holds NaN.
 """
 
@@ -11,10 +11,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .._arguments import real_tensor
+from .._arguments import real_tensor, whole_number
 from .._nested import is_nested, pad_nested, pad_values
+from ..curvature import widen
 from ..errors import ArgumentError, ShapeError
-from ._arguments import as_working, check_same_shape, sorted_last
 
 
 class Lists(NamedTuple):
@@ -133,3 +133,39 @@ def as_they_came(result: Tensor, lists: Lists, dim: int = -1) -> Tensor:
     if lists.offsets is None:
         return result.movedim(-1, dim)
     return torch.nested.nested_tensor_from_jagged(result[lists.mask], lists.offsets)
+
+
+def as_working(scores: Tensor, where: str) -> Tensor:
+    """`scores`, if they are floating-point numbers, in the precision of the core."""
+    if not real_tensor(scores, "scores", where).is_floating_point():
+        raise ArgumentError(f"{where}: scores have dtype {scores.dtype}. Pass floating-point scores.")
+    return widen(scores)
+
+
+def sorted_last(scores: Tensor, dim: int, where: str) -> Tensor:
+    """`scores` with the dimension to sort moved to the end."""
+    if real_tensor(scores, "scores", where).ndim == 0:
+        raise ShapeError(f"{where}: scores have no dimension to sort, shape (). Pass at least shape (n,).")
+    if not -scores.ndim <= dim < scores.ndim:
+        raise ShapeError(f"{where}: dim={dim} does not exist in scores of shape {tuple(scores.shape)}.")
+    scores = scores.movedim(dim, -1)
+    if scores.shape[-1] == 0:
+        raise ShapeError(f"{where}: there are no items to sort in scores of shape {tuple(scores.shape)}.")
+    return scores
+
+
+def check_same_shape(scores: Tensor, values: Tensor, where: str, name: str = "values") -> None:
+    """Raise unless every score has its own target."""
+    if real_tensor(scores, "scores", where).shape != real_tensor(values, name, where).shape:
+        raise ShapeError(
+            f"{where}: {name} have shape {tuple(values.shape)} for scores of shape {tuple(scores.shape)}. "
+            f"Each score needs one of the {name}, so the two shapes are equal, (..., n)."
+        )
+
+
+def check_count(count: int, n: int, name: str, where: str) -> int:
+    """`count`, if it is a number of items from 1 to n."""
+    count = whole_number(count, name, where, least=1)
+    if count > n:
+        raise ArgumentError(f"{where}: {name}={count} of n={n} items. Choose {name} from 1 to n.")
+    return count

@@ -1,4 +1,4 @@
-"""Elementary pieces of arithmetic with logarithms that the relaxations share."""
+"""Arithmetic with logarithms that the relaxations share, and the precision that it is done in."""
 
 import torch
 from torch import Tensor
@@ -36,3 +36,8 @@ def log_sum(paths: Tensor) -> Tensor:
     """
     shift = paths.detach().amax(0)
     return shift + decay(paths - shift).sum(0).log()
+
+
+def as_wide(scores: Tensor) -> Tensor:
+    """`scores` in float64, in which log-weights are computed; in float32 on Apple's GPU, which has no float64."""
+    return scores.to(torch.float32 if scores.device.type == "mps" else torch.float64)

@@ -7,9 +7,8 @@ different value count as wrong.
 import torch
 from torch import Tensor
 
-from ._arguments import check_count
 from ._hard_ranks import rank_span
-from ._lists import metric_lists
+from ._lists import check_count, metric_lists
 
 METRIC = "A metric of an order"
 # Pairs of items that `kendall` compares at once.

@@ -11,8 +11,7 @@ from torch.autograd.forward_ad import unpack_dual
 
 from .._arguments import positive_number, whole_number
 from ..errors import ArgumentError, ShapeError
-from ._arguments import as_wide
-from ._log_space import log_sum
+from ._log_space import as_wide, log_sum
 from ._network_derivatives import compiled_values, impossible_but_diagonal, kept_where_idle, network_derivatives
 from ._network_dispatch import Backend, check_backend, chosen_kernel
 from ._network_distributions import DISTRIBUTIONS, Distribution, DistributionName

@@ -9,9 +9,9 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from .._arguments import positive_number
-from ._arguments import as_wide
 from ._cross_entropy import row_derivatives, row_hessian
 from ._hard_ranks import average_ties, sort_evenly
+from ._log_space import as_wide
 from ._relaxation import first_places, only_existing, places, sort_jacobian, to_ranks
 from ._row_chunks import SoftmaxRows
 

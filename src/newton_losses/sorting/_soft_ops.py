@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 from ..curvature import full_precision
-from ._arguments import check_count
 from ._hard_ranks import rank_span
-from ._lists import as_lists, as_they_came
+from ._lists import as_lists, as_they_came, check_count
 from ._registry import AlgorithmName, choose
 from ._relaxation import Relaxation, first_places
 
