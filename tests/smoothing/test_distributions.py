@@ -85,3 +85,8 @@ def test_every_distribution_fits_the_protocol():
 def test_impossible_degrees_of_freedom(degrees_of_freedom):
     with pytest.raises(ArgumentError, match="degrees_of_freedom="):
         StudentT(degrees_of_freedom)
+
+
+def test_degrees_of_freedom_become_a_plain_number():
+    assert StudentT() == StudentT(torch.tensor(3.0))
+    assert repr(StudentT(torch.tensor(4.0))) == "StudentT(degrees_of_freedom=4.0)"
