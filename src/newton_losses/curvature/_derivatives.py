@@ -45,7 +45,7 @@ class MeanHessian(NamedTuple):
     value: Tensor
     gradient: Tensor
     matrix: Tensor
-    count: Tensor
+    count: Tensor  # type: ignore[assignment]
 
 
 # Directions (K, m), the same for all samples, to (K, N, m): ∇²ℓᵢ v for each direction v.

@@ -157,7 +157,7 @@ def expand_lists(
                 options["exchangeable"] = True
             own = _own_expansion(loss, flat.reshape(y.shape), targets, curvature, **options)
             return own if not exchangeable or curvature is None else _averaged(own, curvature, flat_mask)
-        total = make_total(loss, y.shape, targets, reduction)
+        total = make_total(loss, y.shape, targets, reduction)  # type: ignore[arg-type]
         by_products = _too_large(flat) if matrix_free is None else matrix_free
         return Expansion(*list_derivatives(total, flat, loss, curvature, flat_mask, exchangeable, by_products))
 
@@ -192,7 +192,7 @@ def expand_loss(
             return _own_expansion(loss, flat.reshape(y.shape), targets, curvature)
         if flat.numel() == 0:
             return _empty(flat, curvature)
-        total = make_total(loss, y.shape, targets, reduction)
+        total = make_total(loss, y.shape, targets, reduction)  # type: ignore[arg-type]
         if curvature != "hessian":
             found = first_order(total, flat)
             return _expansion(
@@ -222,7 +222,7 @@ def loss_values(
             ).value
         if flat.numel() == 0:
             return flat.new_zeros(len(flat))
-        return make_total(loss, y.shape, targets, resolve_reduction(loss, reduction))(flat)[1]
+        return make_total(loss, y.shape, targets, resolve_reduction(loss, reduction))(flat)[1]  # type: ignore[arg-type]
 
 
 def finite(found: Derivatives | Expansion) -> Tensor:

@@ -102,9 +102,11 @@ class Products:
 # The Fisher's forms count as the stored and the low-rank one, and are neither made from their fields nor changed by
 # `replace`: nothing is computed until somebody looks. A compiler would want all fields of a dataclass at once.
 if TYPE_CHECKING:
-    _DenseForm, _LowRankForm = Dense, LowRank
+    _DenseForm = Dense
+    _LowRankForm = LowRank
 else:
-    _DenseForm = _LowRankForm = object
+    _DenseForm = object
+    _LowRankForm = object
 
 
 class _Fisher:
@@ -126,7 +128,7 @@ class FisherMatrix(_Fisher, _DenseForm):
     semidefinite, count = True, None
 
     @property
-    def matrix(self) -> Tensor:  # type: ignore[override]
+    def matrix(self) -> Tensor:
         rows, count = _wide_rows(self)
         return rows.mT @ rows / count
 
@@ -146,12 +148,12 @@ class FisherFactor(_Fisher, _LowRankForm):
     first = 0
 
     @property
-    def scale(self) -> Tensor:  # type: ignore[override]
+    def scale(self) -> Tensor:
         rows, count = _wide_rows(self)
         return torch.as_tensor(count, dtype=rows.dtype, device=rows.device).sqrt()
 
     @property
-    def factor(self) -> Tensor:  # type: ignore[override]
+    def factor(self) -> Tensor:
         return _wide_rows(self)[0] / self.scale
 
     def dense(self) -> Tensor:

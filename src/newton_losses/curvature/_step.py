@@ -164,7 +164,8 @@ def _inverse(matrix: Tensor, damping: float, length: float, spectrum: str) -> Te
     if spectrum in ("absolute", "clip"):
         values, vectors = torch.linalg.eigh(matrix)
         values = values.abs() if spectrum == "absolute" else values.clamp(min=0)
-        return (vectors * (length / (values + damping))) @ vectors.mT
+        changed: Tensor = (vectors * (length / (values + damping))) @ vectors.mT
+        return changed
     matrix.diagonal().add_(damping)
     if spectrum == "definite":
         factor, failed = torch.linalg.cholesky_ex(matrix)
