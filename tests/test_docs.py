@@ -1,7 +1,11 @@
-"""Every Python block of the documentation runs, page by page, and every link between pages leads somewhere."""
+"""Every Python block of the documentation runs, every link leads somewhere, and the API page has every public name."""
 
+import ast
+import importlib
 import re
+from inspect import getsource
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
@@ -81,3 +85,41 @@ def test_the_map_for_contributors_names_files_that_exist() -> None:
     assert named
     for file in named:
         assert (ROOT / file).exists(), f"CONTRIBUTING.md names {file}, which is not there"
+
+
+def public_names(module: ModuleType) -> dict[str, object]:
+    """What a package exports (`import X as X`) or a module defines, without modules and constants in capitals."""
+    if hasattr(module, "__path__"):
+        exports = (node for node in ast.walk(ast.parse(getsource(module))) if isinstance(node, ast.ImportFrom))
+        names = [alias.name for node in exports for alias in node.names if alias.name == alias.asname]
+    else:
+        names = [name for name, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__]
+    found = {name: getattr(module, name) for name in names if not name.startswith("_") and not name.isupper()}
+    return {name: value for name, value in found.items() if not isinstance(value, ModuleType)}
+
+
+ROOMS = ("sorting", "paths", "smoothing", "perturbed", "convex", "diagnose", "curvature", "errors")
+
+
+def documented() -> dict[str, object]:
+    """Each `::: name` of the API page with the object it stands for, and the members of modules that are named."""
+    found: dict[str, object] = {}
+    for path in re.findall(r"^::: ([\w.]+)$", (ROOT / "docs" / "api.md").read_text(), re.MULTILINE):
+        module, _, name = path.rpartition(".")
+        if module == "newton_losses" and name in ROOMS:
+            whole = importlib.import_module(path)
+            found |= {f"{path}.{member}": value for member, value in public_names(whole).items()}
+        else:
+            found[path] = getattr(importlib.import_module(module), name)
+    return found
+
+
+@pytest.mark.parametrize("module", ["newton_losses", *(f"newton_losses.{room}" for room in ROOMS)])
+def test_the_api_page_has_every_public_name(module: str) -> None:
+    on_page = [(path.rpartition(".")[2], value) for path, value in documented().items()]
+    missing = [
+        name
+        for name, value in public_names(importlib.import_module(module)).items()
+        if not any(name == other and value is found for other, found in on_page)
+    ]
+    assert not missing, f"docs/api.md lacks {missing} of {module}: add `::: {module}.NAME`"
