@@ -1,4 +1,4 @@
-"""Who hears how a run goes: somebody at a terminal, a log, a program, TensorBoard. The words are in `words.py`.
+"""Who hears how a run goes: somebody at a terminal, a log, a program, TensorBoard. The sentences are in `describe.py`.
 
 rich and tensorboard are imported when they are needed: not everybody has them, and both take their time.
 """

@@ -63,7 +63,7 @@ class EstimatedLoss(Smoothed):
             return Expansion(value, gradient, empirical_fisher(gradient, keep) if curvature else None)
 
     def _estimate(self, y: Tensor, targets: tuple[Any, ...], with_hessian: bool) -> tuple[Tensor, Tensor, MeanHessian]:
-        """Value `(N,)`, gradient `(N, m)`, and the mean Hessian of the samples that it is told to keep, `(N,)`.
+        """Value `(N,)`, gradient `(N, m)`, and a function from a mask `(N,)` to the mean Hessian of the samples in it.
 
         The last is only called if `with_hessian`.
         """

@@ -134,7 +134,7 @@ def compiled_values(
 
 
 def _nothing_if_finite(values: Tensor) -> Tensor:
-    """0 a sample, `(N,)`, and NaN where a score is not finite: a kernel's saturated weights would hide that."""
+    """0 for each sample, `(N,)`, and NaN where a score is not finite: a kernel's saturated weights would hide that."""
     return (values - values).sum(0)
 
 

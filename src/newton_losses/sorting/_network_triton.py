@@ -1,7 +1,7 @@
 """The CUDA kernels of a sorting network's cross-entropy and of its rows. Importing this module imports triton.
 
 Three launches take the place of the chain over the layers: one for the differences that the comparators see, one for
-value and gradient with a program a sample, one for the Hessian with a program for each sample and score. Between the
+value and gradient with one program per sample, one for the Hessian with one per sample and score. Between the
 first two the comparators are torch's, for any distribution. The steps are those of `_network_derivatives.py`; for the
 Hessian, those of the CPU kernel (`_network_numba.py`): forward and back once more along each score.
 

@@ -135,7 +135,7 @@ def _second_gradients(gradient: Tensor, codes: Tensor, pixels: Tensor, weight: T
 
 
 def strips(height: int) -> int:
-    """Of so many rows with two above and below: 64 places a row, and one more."""
+    """The places of `height` rows with a margin of two above and below: 64 per row, and one more."""
     return (height + 4) * 65
 
 

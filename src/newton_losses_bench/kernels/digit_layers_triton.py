@@ -1,7 +1,7 @@
 """The kernels around the convolutions of `DigitCNN`. Importing this module imports triton.
 
-What the first layer computes before its pooling, 100 MB a step, is never written: a program reads a patch
-of 6×6 pixels a pooled place, multiplies it with the weights of the four places that are pooled, and keeps the
+What the first layer computes before its pooling, 100 MB per step, is never written: a program reads a patch
+of 6×6 pixels per pooled place, multiplies it by the weights of the four places that are pooled, and keeps the
 largest and which one it was, its code. The backward pass reads the patch again. The second convolution is the
 library's; bias, ReLU and pooling behind it are one kernel, and their backward pass is another.
 
