@@ -1,7 +1,7 @@
 """Checks of arguments that every public boundary shares: is it a tensor, a number, one of the words?
 
-Each gives its argument back, or raises an error that says where, what came, and what would do. None reads a tensor
-on a device back to the host, but for a setting that comes in one instead of as a number.
+Each gives its argument back, or raises an error that says where, what came, and what to pass instead. None reads a
+tensor on a device back to the host, but for a setting that comes in one instead of as a number.
 """
 
 import math

@@ -6,7 +6,7 @@ class NewtonLossesError(Exception):
 
 
 class ArgumentError(NewtonLossesError, ValueError):
-    """An argument has a value that cannot be used; the message says which and what would do."""
+    """An argument has a value that cannot be used; the message says which, and what to pass instead."""
 
 
 class ShapeError(ArgumentError):
