@@ -218,9 +218,7 @@ def test_the_kernel_where_there_is_nothing():
 def test_the_operator_is_what_it_says():
     gradient, value, _ = (one.to(DEVICE) for one in spoiled())
     torch.library.opcheck(fisher_kernel, (gradient, value, None, 0.0, 1.0, True, True))
-    torch.library.opcheck(
-        fisher_kernel, (gradient, None, None, torch.tensor(0.1, device=DEVICE), 0.0, 0.0, False, False)
-    )
+    torch.library.opcheck(fisher_kernel, (gradient, None, torch.tensor(0.1, device=DEVICE), 0.0, 0.0, False, False))
 
 
 @pytest.mark.gpu
