@@ -234,3 +234,21 @@ def test_samples_that_are_not_finite_take_no_part_in_the_lines() -> None:
     assert report.descent == alone.descent
     assert report.descent.gradient.best < report.descent.start
     assert "inf" not in str(report).replace("infinite", "")
+
+
+def test_outputs_that_may_be_a_set_are_pointed_out() -> None:
+    """Only where a permutation of outputs and targets together changes nothing; labels and weights tell them apart."""
+    y, target = draw(16, 4, seed=0), draw(16, 4, seed=1)
+    weights = torch.tensor([1.0, 2.0, 3.0, 4.0])
+    for loss, targets, symmetric in (
+        (squares, (target,), True),
+        (SortingLoss("softsort"), (target.argsort(1).argsort(1),), True),
+        (lambda y, t: (y - torch.as_tensor(t["wanted"])).pow(2).sum(1), ({"wanted": target.numpy()},), True),
+        (lambda y: (y - y.roll(1, 1)).pow(2).sum(1), (), False),
+        (lambda y, t: ((y - t).square() * weights).sum(1), (target,), False),
+        (cross_entropy, (target.argmax(1),), False),
+    ):
+        report = diagnose(loss, y, *targets)
+        assert report.symmetric is symmetric
+        assert ("exchangeable=True" in str(report)) == (symmetric and report.verdict == "open")
+    assert diagnose(squares, y[:, :1], target[:, :1]).symmetric is None

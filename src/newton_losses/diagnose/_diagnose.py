@@ -46,7 +46,17 @@ from ._measurements import (
     nothing_finite,
     where_to_look,
 )
-from ._probe import Counter, Probe, Progress, can_be_called, check_parts, curvature_of, draws_noise, undisturbed
+from ._probe import (
+    Counter,
+    Probe,
+    Progress,
+    can_be_called,
+    check_parts,
+    curvature_of,
+    draws_noise,
+    is_symmetric,
+    undisturbed,
+)
 from ._report import Report
 from ._verdict import Facts, judge
 
@@ -113,10 +123,12 @@ def _measure(probe: Probe, blank: Report) -> Report:
     )
     facts = _estimated(probe, facts) if draws_noise(probe) else _exact(probe, facts, fisher_eigenvalues(first))
     verdict, reasons, chosen = judge(facts)
+    probe.counter.stage = "stored order"
+    symmetric = is_symmetric(probe) if facts.noise is None else None
     return replace(
         blank, verdict=verdict, reasons=reasons, recommendation=chosen, gradients=facts.gradients,
         precision=facts.precision, derivatives=facts.derivatives, noise=facts.noise, spectra=facts.spectra,
-        descent=facts.descent, calls=probe.counter.calls,
+        descent=facts.descent, symmetric=symmetric, calls=probe.counter.calls,
     )  # fmt: skip
 
 

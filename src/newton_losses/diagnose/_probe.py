@@ -282,6 +282,36 @@ def _takes_random_numbers(probe: Probe) -> bool:
     return before != states() or draws_noise(probe)
 
 
+def is_symmetric(probe: Probe) -> bool | None:
+    """Whether the loss stays the same when each sample's outputs are permuted together with targets of their shape.
+
+    By one random permutation per sample and one call. `None` for a single output, for values that are not finite, and
+    for a loss that does not take the permuted targets.
+    """
+    value = probe.here.value
+    if probe.size < 2 or not bool(torch.isfinite(value).any()):
+        return None
+    place = torch.rand(probe.flat.shape, generator=torch.Generator().manual_seed(0)).argsort(1)
+    kept = (place == torch.arange(probe.size)).all(1, keepdim=True)
+    place = torch.where(kept, place.flip(1), place).to(probe.y.device)  # the identity would say nothing
+
+    def permute(part: Any) -> Any:
+        if isinstance(part, Tensor) and part.shape == probe.y.shape:
+            return part.reshape(probe.flat.shape).gather(1, place.to(part.device)).reshape(part.shape)
+        if isinstance(part, numpy.ndarray) and part.shape == probe.y.shape:
+            rows = part.reshape(probe.flat.shape)
+            return numpy.take_along_axis(rows, place.cpu().numpy(), 1).reshape(part.shape)
+        return part
+
+    moved = replace(probe, targets=tuple(_changed(target, permute) for target in probe.targets))
+    try:
+        found = moved.values(probe.flat.gather(1, place))
+    except Exception:  # the loss is the caller's, and may raise anything
+        return None
+    tolerance = float(value[torch.isfinite(value)].abs().amax()) * torch.finfo(value.dtype).eps ** 0.5
+    return torch.allclose(value, found, rtol=0.0, atol=tolerance, equal_nan=True)
+
+
 def _same(first: Tensor, second: Tensor) -> bool:
     return torch.equal(first.nan_to_num(), second.nan_to_num())
 

@@ -15,6 +15,11 @@ from ._verdict import HEADLINES, NOTHING_TO_MEASURE, Recommendation, Verdict
 
 WIDTH = 100
 KINDS = {"fisher": "Fisher", "hessian": "Hessian"}
+# A symmetric loss is no proof that the outputs are a set: squared errors of weight and height are symmetric, too.
+ORDER = (
+    "does not matter to the loss. If a sample's outputs are a set, pass exchangeable=True to NewtonLoss (the default "
+    "for the library's losses of lists): else its result depends on the order in which they are stored."
+)
 
 
 @dataclass(frozen=True)
@@ -26,8 +31,9 @@ class Report:
     - `reasons`: sentences, the deciding one first.
     - `recommendation`: the variant to try first if most training problems that measured like this gained, else `None`.
     - The measurements: `gradients`, `precision`, `derivatives`, `noise`, `spectra`, `descent`; `None` if one was not
-      possible or had no meaning. `separable` tells whether the loss keeps the samples of a batch apart, `calls` how
-      often the loss was called.
+      possible or had no meaning. `separable` tells whether the loss keeps the samples of a batch apart, `symmetric`
+      whether it stays the same when the outputs of a sample are permuted together with targets of their shape, `calls`
+      how often the loss was called.
 
     `str(report)` is a text for people, `to_dict()` plain data for programs, `plot(path)` a picture.
     """
@@ -45,6 +51,7 @@ class Report:
     noise: Noise | None = None
     spectra: Spectra | None = None
     descent: Descent | None = None
+    symmetric: bool | None = None
     calls: int = 0
 
     def __str__(self) -> str:
@@ -121,6 +128,8 @@ def _facts(report: Report) -> Iterator[tuple[str, str]]:
     yield from _gradient_facts(report)
     yield from _derivative_facts(report)
     yield from _curvature_facts(report)
+    if report.symmetric and report.verdict != "fix":
+        yield "stored order", ORDER
     if report.calls:
         yield "calls of the loss", f"{report.calls}"
 
