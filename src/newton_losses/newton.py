@@ -9,7 +9,7 @@ in a backward pass is in `inject.py`.
 import warnings
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict, Unpack
+from typing import Any, Literal, NamedTuple, TypedDict, Unpack
 
 import torch
 import torch.distributed as dist
@@ -27,11 +27,10 @@ from .curvature import (
     Loss,
     Reduction,
     Spectrum,
-    check_damping,
-    check_group,
     check_is_loss,
     check_loss,
-    check_spectrum,
+    check_options,
+    check_value,
     expand,
     expand_loss,
     goes_by_products,
@@ -44,10 +43,6 @@ from .curvature import (
     share_curvature,
     solve_step,
 )
-from .errors import ArgumentError
-
-if TYPE_CHECKING:
-    pass
 
 Value = Literal["loss", "quadratic"]
 
@@ -109,7 +104,7 @@ def newton_target(
     tensor([[3.],
             [3.]])
     """
-    _check_options(curvature, damping, spectrum, process_group=process_group)
+    check_options(curvature, damping, spectrum, process_group=process_group)
     group = resolve_group(process_group)
     if group is not None and curvature == "hessian" and isinstance(y, Tensor):
         matrix_free = _agreed(loss, y, matrix_free)
@@ -149,8 +144,8 @@ def newton_loss(
     tensor([[-1.5000],
             [-1.5000]])
     """
-    _check_value(value)
-    _check_options(**options)
+    check_value(value)
+    check_options(**options)
     check_is_loss(loss)
     reduction = resolve_reduction(loss, options.get("reduction"))
     options["exchangeable"] = _is_exchangeable(loss, options.get("exchangeable"))
@@ -246,8 +241,8 @@ class NewtonLoss(nn.Module):
     ) -> None:
         super().__init__()
         check_is_loss(loss)
-        _check_options(curvature, damping, spectrum, process_group=process_group, exchangeable=exchangeable)
-        _check_value(value)
+        check_options(curvature, damping, spectrum, process_group=process_group, exchangeable=exchangeable)
+        check_value(value)
         self.loss = loss
         self.options: NewtonOptions = {
             "curvature": curvature,
@@ -490,28 +485,3 @@ def _agreed(loss: Loss | Expandable, y: Tensor, matrix_free: bool | None) -> boo
 def _may_wait(y: Tensor) -> bool:
     """Whether results may be read back to the host now: not while a step is compiled, transformed or captured."""
     return not (sees_operators() or (isinstance(y, Tensor) and is_captured(y.device)))
-
-
-def _check_options(
-    curvature: object = "hessian",
-    damping: object = "auto",
-    spectrum: object = None,
-    reduction: object = None,
-    matrix_free: object = None,
-    process_group: object = "default",
-    exchangeable: object = None,
-) -> None:
-    """Those of `NewtonOptions`, also before a call that needs none of them: a misspelt one is told at once."""
-    if not isinstance(curvature, str) or curvature not in ("hessian", "fisher"):
-        raise ArgumentError(f"curvature={curvature!r}; it can be 'hessian' or 'fisher'.")
-    check_damping(damping)
-    if spectrum is not None:
-        check_spectrum(spectrum)
-    check_group(process_group)
-    if exchangeable is not None and not isinstance(exchangeable, bool):
-        raise ArgumentError(f"exchangeable={exchangeable!r}; it is True, False or None.")
-
-
-def _check_value(value: object) -> None:
-    if not isinstance(value, str) or value not in ("loss", "quadratic"):
-        raise ArgumentError(f"value={value!r}; it can be 'loss' or 'quadratic'.")

@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import dataclass, field, replace
-from numbers import Real
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 import torch
@@ -12,13 +11,10 @@ from ..errors import ArgumentError
 from ._distributed import sum_over
 from ._expansion import Expansion, finite
 from ._forms import as_curvature, widened
+from ._options import NUMBERS, check_number, check_positive
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
-
-
-# A tuple and not a union of types, which compilers before that of torch 2.11 do not look into. `Real` are NumPy's.
-NUMBERS = (int, float, Real, Tensor)
 
 
 class Damped(NamedTuple):
@@ -135,19 +131,6 @@ def resolve_damping(damping: Damping, group: "ProcessGroup | None") -> float | T
     return replace(rule, group=group) if isinstance(rule, NormalizedDamping) else rule
 
 
-def check_damping(damping: object) -> None:
-    """Refuse what cannot be a damping. A tensor's value is not looked at: that would wait for the device."""
-    if isinstance(damping, str) and damping == "auto":
-        return
-    _check_number(damping, or_rule=True)
-
-
-def plain_damping(damping: Damping) -> Damping:
-    """The same, with a number of NumPy's as one of Python's: compilers take the former for an array."""
-    is_plain = type(damping) in (int, float)
-    return float(damping) if isinstance(damping, (float, Real)) and not is_plain else damping
-
-
 def apply_rule(damping: float | Tensor | DampingRule, expansion: Expansion) -> Damped:
     """The damping of this batch and the factor of its step.
 
@@ -162,42 +145,18 @@ def apply_rule(damping: float | Tensor | DampingRule, expansion: Expansion) -> D
 def _usable(number: Tensor | float) -> Tensor | float:
     if not isinstance(number, NUMBERS):
         raise ArgumentError(f"A damping rule returned {number!r}; it gives a positive number or a scalar tensor.")
-    _check_number(number)
+    check_number(number)
     if not isinstance(number, Tensor):
         return float(number)
     number = number.detach().reshape(())
     return torch.where((number > 0) & torch.isfinite(number), number, math.nan)
 
 
-def _check_number(damping: object, *, or_rule: bool = False) -> None:
-    is_number = isinstance(damping, NUMBERS) or (or_rule and callable(damping))
-    if isinstance(damping, bool) or not is_number:
-        raise ArgumentError(
-            f"The damping is a positive number, a scalar tensor, 'auto' or a rule that maps an expansion to "
-            f"one, got {damping!r}."
-        )
-    if not isinstance(damping, Tensor) and not callable(damping):
-        _check_positive(damping, "The damping")
-    if isinstance(damping, Tensor) and damping.numel() != 1:
-        raise ArgumentError(f"The damping is one number for the batch, got shape {tuple(damping.shape)}.")
-    if isinstance(damping, Tensor) and (damping.dtype == torch.bool or damping.dtype.is_complex):
-        raise ArgumentError(f"The damping is a positive number, got a tensor of {damping.dtype}.")
-
-
 def _keep_as_float(rule: "RelativeDamping | NormalizedDamping", what: str) -> None:
     """Check the rule's factor. NumPy's numbers become Python's: a compiler takes them for arrays."""
-    _check_positive(rule.factor, what)
+    check_positive(rule.factor, what)
     if type(rule.factor) is not float:
         object.__setattr__(rule, "factor", float(rule.factor))
-
-
-def _check_positive(number: object, what: str) -> None:
-    is_number = isinstance(number, Real) and not isinstance(number, bool)
-    if not (is_number and 0 < number < math.inf):  # type: ignore[operator]
-        raise ArgumentError(
-            f"{what} has to be a positive, finite number, got {number!r}. It keeps the curvature "
-            "away from singular; the larger, the closer the step is to the plain gradient."
-        )
 
 
 # What "auto" stands for.

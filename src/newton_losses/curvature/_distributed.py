@@ -9,7 +9,7 @@ options. It does not depend on the number of samples, which may differ and may b
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -21,31 +21,6 @@ from ._forms import Curvature, Dense, Exchangeable, LowRank, Masked, Products, a
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
-
-# "default" is the group that torch.distributed was initialised with, where it was; None is this process alone.
-GroupChoice: TypeAlias = "ProcessGroup | Literal['default'] | None"
-
-
-def check_group(choice: object) -> None:
-    """Refuse what cannot name a process group, before any process waits for another."""
-    if choice is None or (isinstance(choice, str) and choice == "default"):
-        return
-    if not (dist.is_available() and isinstance(choice, dist.ProcessGroup)):
-        raise ArgumentError(
-            f"process_group={choice!r}; it is a torch.distributed.ProcessGroup that this process belongs to, "
-            "'default' for the one that torch.distributed was initialised with, or None to stay local."
-        )
-
-
-def resolve_group(choice: GroupChoice) -> "ProcessGroup | None":
-    """The group to share the batch with, or `None` where this process has it alone.
-
-    Asked anew in every step: a module is often made before `torch.distributed` is initialised.
-    """
-    if choice is None or not dist.is_available() or not dist.is_initialized():
-        return None
-    group = dist.group.WORLD if isinstance(choice, str) else choice
-    return group if dist.get_world_size(group) > 1 else None
 
 
 def ranks_in(group: "ProcessGroup | None") -> int:

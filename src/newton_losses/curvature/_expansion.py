@@ -1,18 +1,18 @@
 """What an expansion of a loss is, and `expand`, which makes one of any loss.
 
 Values, per-sample gradients and one curvature for the batch: the mean Hessian, or the empirical Fisher in whichever
-form is smaller. The derivatives themselves are in `_derivatives.py`.
+form is smaller, both of which are here. The derivatives themselves are in `_derivatives.py`.
 """
 
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, TypeGuard, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeGuard, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from ..errors import ArgumentError, ShapeError
 from ._derivatives import Derivatives, SecondProduct, first_order, is_finite, mean_hessian, second_products
-from ._forms import Curvature, Dense, Exchangeable, FisherFactor, FisherMatrix, LowRank, Products, as_curvature
+from ._forms import Curvature, Dense, Exchangeable, LowRank, Products, as_curvature, widened
 from ._lists import (
     check_outputs_mask,
     exchangeable_curvature,
@@ -22,15 +22,13 @@ from ._lists import (
 )
 from ._loss_contract import (
     Loss,
-    Reduction,
-    check_is_loss,
     flatten_outputs,
     full_precision,
     make_total,
     name_of,
     outside_inference_mode,
-    resolve_reduction,
 )
+from ._options import Reduction, check_is_loss, resolve_reduction
 
 CurvatureKind = Literal["hessian", "fisher"]
 
@@ -64,6 +62,88 @@ class Expandable(Protocol):
 def brings_expansion(loss: object) -> TypeGuard[Expandable]:
     """The same as `isinstance(loss, Expandable)`, in a hundredth of the time."""
     return hasattr(loss, "expand")
+
+
+# The Fisher's forms count as the stored and the low-rank one, and are neither made from their fields nor changed by
+# `replace`: nothing is computed until somebody looks. A compiler would want all fields of a dataclass at once.
+if TYPE_CHECKING:
+    _DenseForm = Dense
+    _LowRankForm = LowRank
+else:
+    _DenseForm = object
+    _LowRankForm = object
+
+
+class _Fisher:
+    """The mean of gᵢgᵢᵀ. Nothing is made until somebody looks at it, which a step need not.
+
+    Of samples that are not `kept`, or whose `value` or gradient is not finite, nothing enters; without both, all do.
+    """
+
+    def __init__(self, gradient: Tensor, kept: Tensor | None = None, value: Tensor | None = None) -> None:
+        self.gradient, self.kept, self.value = gradient, kept, value
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.gradient!r}, {self.kept!r})"
+
+
+class FisherMatrix(_Fisher, _DenseForm):
+    """A `Dense` curvature, from N ≥ m gradients."""
+
+    semidefinite, count = True, None
+
+    @property
+    def matrix(self) -> Tensor:
+        rows, count = _wide_rows(self)
+        return rows.mT @ rows / count
+
+    def dense(self) -> Tensor:
+        return self.matrix
+
+    def product(self, vectors: Tensor) -> Tensor:
+        return vectors @ self.matrix
+
+    def mean_square(self) -> Tensor:
+        return Dense.mean_square(self)
+
+
+class FisherFactor(_Fisher, _LowRankForm):
+    """A `LowRank` curvature, from N < m gradients: the matrix is never made."""
+
+    first = 0
+
+    @property
+    def scale(self) -> Tensor:
+        rows, count = _wide_rows(self)
+        return torch.as_tensor(count, dtype=rows.dtype, device=rows.device).sqrt()
+
+    @property
+    def factor(self) -> Tensor:
+        return _wide_rows(self)[0] / self.scale
+
+    def dense(self) -> Tensor:
+        return LowRank.dense(self)
+
+    def product(self, vectors: Tensor) -> Tensor:
+        return LowRank.product(self, vectors)
+
+    def mean_square(self) -> Tensor:
+        return LowRank.mean_square(self)
+
+
+Dense.register(FisherMatrix)
+LowRank.register(FisherFactor)
+
+
+def _wide_rows(fisher: _Fisher) -> tuple[Tensor, Tensor | int]:
+    """The gradients in float64, zero where not kept, and the number of those that are."""
+    gradient, kept = fisher.gradient, fisher.kept
+    if fisher.value is not None:
+        finite = torch.isfinite(fisher.value) & torch.isfinite(gradient).all(1)
+        kept = finite if kept is None else kept & finite
+    if kept is None:
+        return widened(gradient), len(gradient)
+    return widened(torch.where(kept[:, None], gradient, 0.0)), kept.sum().clamp(min=1)
 
 
 def empirical_fisher(
@@ -282,6 +362,9 @@ def _own_expansion(
         return own
     if own.curvature is None:
         raise ArgumentError(f"{name} has no curvature, although curvature={kind!r} was asked for.")
-    if isinstance(own.curvature, Tensor) and own.curvature.shape != (size, size):
-        raise ShapeError(f"{name} has a curvature {tuple(own.curvature.shape)}; it has to be ({size}, {size}).")
-    return Expansion(own.value, own.gradient, as_curvature(own.curvature, semidefinite=kind == "fisher"))
+    curvature = own.curvature
+    if isinstance(curvature, Tensor):
+        if curvature.shape != (size, size):
+            raise ShapeError(f"{name} has a curvature {tuple(curvature.shape)}; it has to be ({size}, {size}).")
+        curvature = Dense(curvature, semidefinite=kind == "fisher")
+    return Expansion(own.value, own.gradient, curvature)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from .._backends import obstacle
 from ._damping import DampingRule, NormalizedDamping, RelativeDamping
-from ._forms import FisherFactor, FisherMatrix
+from ._expansion import FisherFactor, FisherMatrix
 from ._loss_contract import one_thread
 
 # How far a relative λ may lie below the scale of F until float32 is not enough for float32 gradients. With λ = factor·r

@@ -1,21 +1,21 @@
 """Calling a loss so that per-sample derivatives come out: flat outputs in, the sum of per-sample losses out.
 
-Precision, autocast, inference mode, shapes and the caller's `reduction` are settled here, once; the derivatives
+Precision, autocast, inference mode, shapes and the loss's reduction are settled here, once; the derivatives
 themselves are in `_derivatives.py`.
 """
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import wraps
-from typing import Any, Literal, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
 
 from ..errors import ArgumentError, ShapeError
+from ._options import Reduction
 
 Loss = Callable[..., Tensor]
-Reduction = Literal["mean", "sum", "none"]
 # Torch gives an operation of more elements than this to several threads. What is smaller stays with one here, and so do
 # the libraries of linear algebra, which would wake the others for ten numbers: on a busy machine that costs 50 ms.
 ONE_THREAD_ELEMENTS = 2**15
@@ -28,15 +28,6 @@ Total = Callable[[Tensor], tuple[Tensor, Tensor]]
 def name_of(loss: object) -> str:
     """How an error message calls a loss."""
     return getattr(loss, "__name__", type(loss).__name__)
-
-
-def check_is_loss(loss: object) -> None:
-    """Refuse what cannot be called, and a class in the place of one of its objects."""
-    if isinstance(loss, type):
-        name = loss.__name__
-        raise ArgumentError(f"The loss is the class {name}, where one of its objects is needed: {name}(...).")
-    if not callable(loss) and not hasattr(loss, "expand"):
-        raise ArgumentError(f"The loss has to be callable as loss(y, *targets), got {loss!r}.")
 
 
 def flatten_outputs(y: Tensor) -> Tensor:
@@ -85,16 +76,6 @@ def _one_of(threads: int) -> Iterator[None]:
 def widen(tensor: Tensor) -> Tensor:
     """At least float32: derivatives in 16 bits would be noise."""
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
-
-
-def resolve_reduction(loss: object, reduction: Reduction | None) -> Reduction | None:
-    """What the caller said, else what the loss says of itself (`torch.nn` losses do), else nothing."""
-    if reduction is None:
-        own = getattr(loss, "reduction", None)
-        reduction = "mean" if own == "batchmean" else own  # torch's word for a sum per sample, then a mean
-    if reduction is not None and not (isinstance(reduction, str) and reduction in ("mean", "sum", "none")):
-        raise ArgumentError(f"reduction={reduction!r}; it can be 'mean', 'sum' or 'none'.")
-    return reduction
 
 
 def make_total(loss: Loss, shape: torch.Size, targets: tuple[Any, ...], reduction: Reduction | None) -> Total:

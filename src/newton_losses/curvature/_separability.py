@@ -11,14 +11,13 @@ from ._derivative_errors import no_dependence
 from ._forms import signs
 from ._loss_contract import (
     Loss,
-    Reduction,
     flatten_outputs,
     full_precision,
     make_total,
     name_of,
     outside_inference_mode,
-    resolve_reduction,
 )
+from ._options import Reduction, resolve_reduction
 
 
 @outside_inference_mode

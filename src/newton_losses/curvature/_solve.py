@@ -8,23 +8,21 @@ nothing at these sizes, and a λ of 1e-6 next to a curvature of 1e3 keeps its me
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from ..errors import ArgumentError
 from ._distributed import gather_numbers, gather_rows, own_rank
 from ._forms import Curvature, Dense, Exchangeable, LowRank, Masked, Products
 from ._iterative import solve_by_residuals, solve_in_krylov_space
 from ._lists import CELLS_AT_ONCE
+from ._options import Spectrum, check_spectrum
 from ._small_solve import Kind, is_small, solve_small
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-Spectrum = Literal["raw", "absolute", "clip"]
-SPECTRA = ("raw", "absolute", "clip")
 # The largest space in which eigenvalues are told apart where only products are known: its basis is stored.
 KRYLOV_STEPS = 50
 
@@ -73,11 +71,6 @@ def damped_solve(
     if spectrum == "raw":
         return _lu(_damped(matrix, damping), wide).to(rows.dtype)
     return _definite_part(matrix, spectrum, damping, wide).to(rows.dtype)
-
-
-def check_spectrum(spectrum: object) -> None:
-    if not isinstance(spectrum, str) or spectrum not in SPECTRA:
-        raise ArgumentError(f"spectrum={spectrum!r}; it can be 'raw', 'absolute' or 'clip'.")
 
 
 def _solve_exchangeable(curvature: Exchangeable, rows: Tensor, damping: Tensor | float, spectrum: Spectrum) -> Tensor:

@@ -12,11 +12,12 @@ from torch import Tensor
 
 from ..errors import ArgumentError
 from ._damping import DampingRule, NormalizedDamping, RelativeDamping, apply_rule, whole_samples
-from ._expansion import Expansion, finite
+from ._expansion import Expansion, FisherFactor, FisherMatrix, finite
 from ._fisher import LEAST_FACTOR, SAFE, Solved, can_solve, fisher_step, matrix_step
-from ._forms import Dense, FisherFactor, FisherMatrix, LowRank, as_curvature
+from ._forms import Dense, LowRank, as_curvature
 from ._loss_contract import full_precision, one_thread
-from ._solve import Spectrum, check_spectrum, damped_solve, solve_gradients
+from ._options import Spectrum, check_spectrum
+from ._solve import damped_solve, solve_gradients
 
 # Up to this many unknowns an inverse is multiplied with, instead of solving for every row.
 LARGEST_INVERSE = 256
