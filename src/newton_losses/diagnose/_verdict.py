@@ -22,7 +22,7 @@ HEADLINES: dict[Verdict, str] = {
 }
 NOTHING_TO_MEASURE = "Nothing to measure here: take other outputs."
 
-# One gradient step counts as solving the loss if it takes this share of the decrease that is to be had.
+# One gradient step counts as solving the loss if it takes this share of the possible decrease.
 SOLVED = 0.95
 # Where gradients grow with the error by this factor, or the Fisher's direction leads this much further down than the
 # gradient, more training problems gained from a Newton loss than elsewhere: (helped, all), as `benchmarks/catalogue.py
@@ -170,7 +170,7 @@ def _criteria(facts: Facts) -> Iterator[str]:
         solves = "solves it" if facts.descent.solved >= SOLVED else "does not solve it"
         yield (
             f"One gradient step on the outputs {solves}: the best one takes {_share(facts.descent.solved)} of the "
-            "decrease that is to be had."
+            "decrease that is possible."
         )
     spectra = facts.spectra
     assert spectra is not None
@@ -179,9 +179,10 @@ def _criteria(facts: Facts) -> Iterator[str]:
     elif spectra.convex is None and spectra.hessian is not None:
         yield f"Of the curvature of its mean Hessian, {spectra.hessian.negative_share:.0%} is negative."
     elif spectra.convex is not None and spectra.convex:
-        count = "the one sample" if spectra.samples == 1 else f"none of {spectra.samples} samples"
-        verb = "does not curve" if spectra.samples == 1 else "curves"
-        yield f"It is convex at these outputs: {count} that was looked at {verb} downwards."
+        found = "the one sample does not curve"
+        if spectra.samples > 1:
+            found = f"none of the {spectra.samples} samples examined curves"
+        yield f"It is convex at these outputs: {found} downwards."
     elif spectra.convex is not None:
         yield (
             f"It is non-convex: {spectra.nonconvex_samples:.0%} of the samples' losses curve downwards in some "
