@@ -50,9 +50,9 @@ def check_loss(loss: Loss, y: Tensor, *targets: Any, reduction: Reduction | None
         if not all(_are_alike(one[kept], other[kept]) for one, other in zip(before, after, strict=True)):
             raise SeparabilityError(
                 f"The loss {name_of(loss)} mixes the samples of the batch: the loss of some samples changed when "
-                "only the outputs of others did. A Newton loss needs one loss per sample. Does it use batch statistics, compare "
-                "samples or reduce over the batch dimension? If the items that it compares belong together, make them "
-                "one sample: outputs of shape (1, N)."
+                "only the outputs of others did. A Newton loss needs one loss per sample. Does it use batch statistics,"
+                " compare samples or reduce over the batch dimension? If the items that it compares belong together, "
+                "make them one sample: outputs of shape (1, N)."
             )
     return could_tell
 
