@@ -1,8 +1,9 @@
 """Random lists of every kind: no value or gradient is NaN or infinite, and what is masked gets exactly nothing.
 
-Run as `python benchmarks/lists_fuzz.py [--cases 100000] [--seed 0]`. A case is one list: empty, of one item, all tied,
+Run as `python benchmarks/lists_fuzz.py [--cases 100000] [--seed 0] [--hessian 0.2]`. A case is one list: empty, of one item, all tied,
 all masked, sorted the wrong way, with scores up to 10⁶ or down to 10⁻³⁰, with NaN where nothing exists. Each batch of
-lists goes through one loss as it is and as a Newton loss, or through the soft operations.
+lists goes through every loss as it is and as a Newton loss, and through the soft operations. The Newton loss takes the
+Hessian in the given share of the batches and the empirical Fisher in the others.
 """
 
 import argparse
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from newton_losses import NewtonLoss
+from newton_losses.curvature import CurvatureKind
 from newton_losses.sorting import (
     LaplaceSort,
     ListNetLoss,
@@ -91,16 +93,17 @@ def problem(name: str, value: Tensor, gradient: Tensor, mask: Tensor) -> str | N
     return f"{name}: padding has a gradient" if (gradient[~mask] != 0).any() else None
 
 
-def check(generator: torch.Generator) -> list[str]:
+def check(generator: torch.Generator, hessian: float) -> list[str]:
     """What is wrong with one batch of lists through everything."""
+    curvature: CurvatureKind = "hessian" if float(torch.rand((), generator=generator)) < hessian else "fisher"
     scores, values, mask = draw(generator)
     found = []
     for loss, targets in losses(generator, scores, values, mask):
         for name, function in (
             (str(loss), lambda s, loss=loss, targets=targets: loss(s, *targets, mask=mask).sum()),
             (
-                f"Newton {loss}",
-                lambda s, loss=loss, targets=targets: NewtonLoss(loss, "fisher")(s, *targets, mask=mask),
+                f"Newton ({curvature}) {loss}",
+                lambda s, loss=loss, targets=targets: NewtonLoss(loss, curvature)(s, *targets, mask=mask),
             ),
         ):
             leaf = scores.clone().requires_grad_()
@@ -119,17 +122,18 @@ def check(generator: torch.Generator) -> list[str]:
     return [one for one in found if one is not None]
 
 
-def fuzz(cases: int, seed: int) -> list[str]:
+def fuzz(cases: int, seed: int, hessian: float) -> list[str]:
     generator = torch.Generator().manual_seed(seed)
-    return [one for _ in range(-(-cases // LISTS)) for one in check(generator)]
+    return [one for _ in range(-(-cases // LISTS)) for one in check(generator, hessian)]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", type=int, default=100_000)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--hessian", type=float, default=0.2, help="share of batches with the Hessian")
     arguments = parser.parse_args()
-    found = fuzz(arguments.cases, arguments.seed)
+    found = fuzz(arguments.cases, arguments.seed, arguments.hessian)
     print(f"{arguments.cases:,} lists: {len(found)} problems")
     for one in sorted(set(found))[:20]:
         print(f"  {one}")
