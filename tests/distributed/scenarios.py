@@ -47,6 +47,17 @@ def steep(y: Tensor, target: Tensor) -> Tensor:
     return (y - target).abs().pow(1.5).sum(1)
 
 
+def existing(target: Tensor) -> Tensor:
+    """Which outputs of lists of different lengths exist; of some lists none."""
+    return target > -0.3
+
+
+def of_lists(y: Tensor, target: Tensor) -> Tensor:
+    exists = existing(target)
+    coupling = torch.where(exists, y, 0.0).sum(1).square()
+    return torch.where(exists, (y - target).pow(4), 0.0).sum(1) + coupling
+
+
 def rule_by_gradient(expansion: Expansion) -> Tensor:
     """Sees this rank's gradients, so that every rank has another damping."""
     return 1.0 + expansion.gradient.square().sum()
@@ -69,6 +80,8 @@ class Scenario:
     """Above what size ranks share a Hessian by products, instead of the real limit of 2,048."""
     unstored_on_rank_0: bool = False
     """Whether rank 0 alone finds that its own Hessian is too large to be stored."""
+    masked: bool = False
+    """Whether the Newton loss gets the mask of outputs that exist."""
     flat_sample: bool = False
     """Whether the first sample's targets are its outputs, for losses that are not smooth there."""
 
@@ -107,7 +120,7 @@ class Scenario:
 
     def _loss(self, y: Tensor, target: Tensor) -> Tensor:
         if self.inject is None:
-            return NewtonLoss(self.loss, **self.options)(y, target)
+            return NewtonLoss(self.loss, **self.options)(y, target, mask=existing(target) if self.masked else None)
         scale = self.inject.get("loss_scale", 1.0)
         total = self.loss(inject_fisher(y, reduction=self.reduction, **self.inject), target).sum()
         return scale * (total if self.reduction == "sum" else total / max(1, len(y)))
@@ -137,6 +150,15 @@ def _catalogue() -> list[Scenario]:
         # the same iteration on both sides, so that its own tolerance of 1e-6 does not show
         free = {"matrix_free": True, "damping": 3.0}
         found.append(Scenario(f"matrix-free-{deal}", deal=deal, options=free, tolerance=1e-8))
+    for kind in ("hessian", "fisher"):
+        for exchangeable in (False, True):
+            options = {"curvature": kind, "exchangeable": exchangeable}
+            name = f"lists-{kind}{'-exchangeable' * exchangeable}"
+            found.append(Scenario(name, of_lists, masked=True, options={**options, **fixed}))
+            # the damping, too, is that of the lists of all ranks
+            found.append(Scenario(f"{name}-default", of_lists, deal="empty", masked=True, options=options))
+        options = {"curvature": kind, "exchangeable": True}
+        found.append(Scenario(f"set-{kind}-bad", fourth, deal="bad", options=options))
     fisher, free = {"curvature": "fisher"}, {"damping": RelativeDamping(4.0), "matrix_free": True}
     found += [
         Scenario("fisher-more-gradients-than-outputs", size=600, times=120, options={**fixed, **fisher}),
