@@ -44,7 +44,7 @@ def ranks(n: int) -> dict[str, Function]:
         found["fast-soft-sort"] = lambda x: fast.soft_rank(x[None], regularization_strength=0.1)[0]
     if torchsort := peer("torchsort"):
         found["torchsort"] = lambda x: torchsort.soft_rank(x[None], regularization_strength=0.1)[0]
-    if softtorch := peer("softtorch"):
+    if n <= 1000 and (softtorch := peer("softtorch")):
         found["softtorch"] = lambda x: softtorch.rank(x, softness=0.1)
     return found
 

@@ -1,9 +1,9 @@
 """Random lists of every kind: no value or gradient is NaN or infinite, and what is masked gets exactly nothing.
 
-Run as `python benchmarks/lists_fuzz.py [--cases 100000] [--seed 0] [--hessian 0.2]`. A case is one list: empty, of one item, all tied,
-all masked, sorted the wrong way, with scores up to 10⁶ or down to 10⁻³⁰, with NaN where nothing exists. Each batch of
-lists goes through every loss as it is and as a Newton loss, and through the soft operations. The Newton loss takes the
-Hessian in the given share of the batches and the empirical Fisher in the others.
+Run as `python benchmarks/lists_fuzz.py [--cases 100000] [--seed 0] [--hessian 0.2]`. A case is one list: empty, of one
+item, all tied, all masked, sorted the wrong way, with scores up to 10⁶ or down to 10⁻³⁰, with NaN where nothing exists.
+Each batch of lists goes through every loss as it is and as a Newton loss, and through the soft operations. The Newton
+loss takes the Hessian in the given share of the batches and the empirical Fisher in the others.
 """
 
 import argparse
