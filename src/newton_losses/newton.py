@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from ._nested import padded_outputs
+from ._arguments import padded_outputs
 from ._tracing import is_captured, sees_operators
 from .curvature import (
     CurvatureKind,

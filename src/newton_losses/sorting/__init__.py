@@ -4,7 +4,6 @@ from ._graded import ListNetLoss as ListNetLoss
 from ._graded import NDCGLoss as NDCGLoss
 from ._graded import PairwiseLogisticLoss as PairwiseLogisticLoss
 from ._graded import ndcg as ndcg
-from ._hard_ranks import target_matrix as target_matrix
 from ._laplace import LaplaceSort as LaplaceSort
 from ._lists import pad_lists as pad_lists
 from ._metrics import element_wise_match as element_wise_match
@@ -28,3 +27,4 @@ from ._soft_ops import soft_topk as soft_topk
 from ._softsort import SoftSort as SoftSort
 from ._softsort import softsort as softsort
 from ._sorting_loss import SortingLoss as SortingLoss
+from ._sorting_loss import target_matrix as target_matrix

@@ -15,9 +15,8 @@ from torch.nn.functional import softplus
 from .._arguments import one_of, positive_number
 from ..curvature import full_precision
 from ..errors import ArgumentError, ShapeError
-from ._hard_ranks import rank_span
 from ._laplace import LaplaceSort
-from ._lists import check_count, metric_lists, paired_lists
+from ._lists import check_count, metric_lists, paired_lists, rank_span
 from ._registry import AlgorithmName, choose
 from ._relaxation import Relaxation, places
 

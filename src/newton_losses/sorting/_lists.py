@@ -2,7 +2,8 @@
 
 Everything public in this package passes through here first: arguments are checked, nested tensors become padded ones,
 and scores of items that do not exist are replaced by a harmless number. The replacement is a constant, so whatever is
-computed later, the gradient of a masked score is exactly zero, even where it holds NaN.
+computed later, the gradient of a masked score is exactly zero, even where it holds NaN. The hard ranks of a list are
+here too.
 """
 
 from collections.abc import Sequence
@@ -11,10 +12,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .._arguments import real_tensor, whole_number
-from .._nested import is_nested, pad_nested, pad_values
+from .._arguments import is_nested, pad_nested, pad_values, real_tensor, whole_number
 from ..curvature import widen
 from ..errors import ArgumentError, ShapeError
+
+# Lists up to this length are ranked by comparing all pairs, which compilers and transforms understand best.
+ALL_PAIRS = 512
 
 
 class Lists(NamedTuple):
@@ -169,3 +172,38 @@ def check_count(count: int, n: int, name: str, where: str) -> int:
     if count > n:
         raise ArgumentError(f"{where}: {name}={count} of n={n} items. Choose {name} from 1 to n.")
     return count
+
+
+def rank_span(values: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """First rank and number of ranks of each item, `(..., n)`: item j may be at ranks first … first+count−1.
+
+    Items outside the `mask` `(..., n)` are compared with nothing and have no ranks: their count is 0.
+
+    >>> first, count = rank_span(torch.tensor([3.0, 1.0, 3.0]))
+    >>> first.tolist(), count.tolist()
+    ([1, 0, 1], [2, 1, 2])
+    """
+    if values.shape[-1] > ALL_PAIRS:
+        return _span_by_sorting(values, mask)
+    mine, other = values.unsqueeze(-1), values.unsqueeze(-2)
+    below, equal = other < mine, other == mine
+    if mask is not None:
+        exists = mask.unsqueeze(-2)
+        below, equal = below & exists, equal & exists & mask.unsqueeze(-1)
+    return below.sum(-1), equal.sum(-1)
+
+
+def _span_by_sorting(values: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+    """`rank_span` in O(n log n) time and O(n) memory."""
+    if not values.is_floating_point():
+        values = values.to(torch.int64)
+    count: Tensor | int = values.shape[-1]
+    if mask is not None:
+        beyond = torch.inf if values.is_floating_point() else torch.iinfo(torch.int64).max
+        values, count = torch.where(mask, values, beyond), mask.sum(-1, keepdim=True)
+    values = values.contiguous()
+    ordered = values.sort(-1).values
+    first = torch.searchsorted(ordered, values)
+    last = torch.searchsorted(ordered, values, right=True).clamp(max=count)
+    is_ranked = (values == values) if mask is None else (values == values) & mask
+    return first, torch.where(is_ranked, last - first, 0)

@@ -7,8 +7,7 @@ different value count as wrong.
 import torch
 from torch import Tensor
 
-from ._hard_ranks import rank_span
-from ._lists import check_count, metric_lists
+from ._lists import check_count, metric_lists, rank_span
 
 METRIC = "A metric of an order"
 # Pairs of items that `kendall` compares at once.

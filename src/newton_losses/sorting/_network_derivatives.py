@@ -25,8 +25,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import hardshrink
 
-from ._cross_entropy import row_derivatives, row_hessian
-from ._log_space import FAR
+from ._log_space import FAR, row_derivatives, row_hessian
 from ._network_dispatch import Kernel, differences_operator, network_operator
 from ._network_distributions import Distribution
 from ._network_wiring import exchanged

@@ -9,10 +9,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from .._arguments import positive_number
-from ._cross_entropy import row_derivatives, row_hessian
-from ._hard_ranks import average_ties, sort_evenly
-from ._log_space import as_wide
-from ._relaxation import first_places, only_existing, places, sort_jacobian, to_ranks
+from ._log_space import as_wide, row_derivatives, row_hessian
+from ._relaxation import average_ties, first_places, only_existing, places, sort_evenly, sort_jacobian, to_ranks
 from ._row_chunks import SoftmaxRows
 
 

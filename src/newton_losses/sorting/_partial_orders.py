@@ -8,9 +8,8 @@ from torch import Tensor, nn
 
 from ..curvature import full_precision
 from ..errors import ArgumentError, ShapeError
-from ._hard_ranks import rank_span
 from ._laplace import LaplaceSort
-from ._lists import Lists, check_mask, paired_lists
+from ._lists import Lists, check_mask, paired_lists, rank_span
 from ._log_space import FAR
 from ._registry import AlgorithmName, choose
 from ._relaxation import Relaxation

@@ -12,9 +12,8 @@ from torch import Tensor, nn
 from .._arguments import positive_number, real_tensor, whole_number
 from ..curvature import full_precision
 from ..errors import ArgumentError, ShapeError
-from ._hard_ranks import rank_span
 from ._laplace import LaplaceSort
-from ._lists import as_lists, check_count, paired_lists
+from ._lists import as_lists, check_count, paired_lists, rank_span
 from ._registry import AlgorithmName, choose
 from ._relaxation import Relaxation
 

@@ -10,10 +10,8 @@ from torch import Tensor, nn
 
 from ..curvature import full_precision
 from ..errors import ArgumentError
-from ._cross_entropy import cross_entropy
-from ._hard_ranks import existing_cells
 from ._lists import as_lists
-from ._log_space import FAR
+from ._log_space import FAR, cross_entropy
 
 # Cells of a matrix, or of all matrices that are recorded for it, that may be asked for: 16 GiB in float64.
 MOST_CELLS = 2**31
@@ -137,6 +135,40 @@ class Relaxation(nn.Module):
         """log of the distribution of each item over ranks, `(..., n, n)`: columns of P, normalised."""
         logs, exists = self.log_cells(scores, descending, mask), first_places(mask)
         return torch.log_softmax(logs if exists is None else torch.where(exists.unsqueeze(-1), logs, -FAR), -2)
+
+
+def existing_cells(mask: Tensor) -> Tensor:
+    """Which cells of the matrix exist, `(..., n, n)`: the first m ranks of the m items that do."""
+    rank = torch.arange(mask.shape[-1], device=mask.device).unsqueeze(-1)
+    return (rank < mask.sum(-1)[..., None, None]) & mask.unsqueeze(-2)
+
+
+def average_ties(scores: Tensor, mask: Tensor | None = None) -> Tensor:
+    """The row-normalised matrix of equal scores, `(..., n, n)`: the identity where no two are equal.
+
+    Rows and columns of items outside the `mask` are 0.
+    """
+    equal = scores.unsqueeze(-1) == scores.unsqueeze(-2)
+    if mask is None:
+        averages = equal.to(scores.dtype)
+        return averages / averages.sum(-1, keepdim=True)
+    averages = (equal & mask.unsqueeze(-1) & mask.unsqueeze(-2)).to(scores.dtype)
+    return averages / averages.sum(-1, keepdim=True).clamp(min=1)
+
+
+def sort_evenly(scores: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Ascending scores and their item numbers, like `torch.sort`, but equal scores share one derivative.
+
+    Items outside the `mask` come last.
+
+    A plain sort gives the whole derivative of a rank to whichever of the equal items it happened to place
+    there, so the gradient would depend on the order in which the items are stored.
+    """
+    exact = scores.detach()
+    # Zero in value and no matrix product: a product in reduced precision would spoil the derivatives.
+    shift = (average_ties(exact, mask) * (scores - exact).unsqueeze(-2)).sum(-1)
+    order = (exact if mask is None else torch.where(mask, exact, torch.inf)).argsort(dim=-1, stable=True)
+    return (exact + shift).gather(-1, order), order
 
 
 def first_places(mask: Tensor | None) -> Tensor | None:

@@ -12,9 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ._hard_ranks import sort_evenly
 from ._log_space import FAR, as_wide
-from ._relaxation import Relaxation, first_places, places, to_items
+from ._relaxation import Relaxation, first_places, places, sort_evenly, to_items
 
 # Up to this many cells of all samples, the matrix is computed as a whole (128 MiB in float64).
 CELLS = 2**24

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from ..curvature import full_precision
-from ._hard_ranks import rank_span
-from ._lists import as_lists, as_they_came, check_count
+from ._lists import as_lists, as_they_came, check_count, rank_span
 from ._registry import AlgorithmName, choose
 from ._relaxation import Relaxation, first_places
 

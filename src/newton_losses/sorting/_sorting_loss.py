@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy
 
+from .._arguments import real_tensor
 from ..curvature import (
     CurvatureKind,
     Exchangeable,
@@ -20,12 +21,12 @@ from ..curvature import (
     full_precision,
 )
 from ..errors import ArgumentError, ShapeError
-from ._hard_ranks import Ties, cell_weights, check_ties, target_matrix
-from ._lists import paired_lists
+from ._lists import paired_lists, rank_span
 from ._registry import AlgorithmName, choose
-from ._relaxation import Relaxation
+from ._relaxation import Relaxation, existing_cells
 
 Numerics = Literal["stable", "reference"]
+Ties = Literal["share", "mask"]
 
 # Beyond this, squares and sums inside a relaxation may overflow in float32: such a score is treated like ∞.
 LARGEST = 1e12
@@ -74,9 +75,11 @@ class SortingLoss(nn.Module):
         super().__init__()
         if numerics not in ("stable", "reference"):
             raise ArgumentError(f"SortingLoss: numerics={numerics!r} is not known. Choose 'stable' or 'reference'.")
+        if ties not in ("share", "mask"):
+            raise ArgumentError(f"SortingLoss: ties={ties!r} is not known. Choose 'share' or 'mask'.")
         self.relaxation = choose(algorithm, temperature, steepness, "SortingLoss")
         self.numerics = numerics
-        self.ties = check_ties(ties, "SortingLoss")
+        self.ties = ties
         self.exchangeable = exchangeable
 
     def forward(
@@ -154,6 +157,43 @@ class SortingLoss(nn.Module):
 
     def extra_repr(self) -> str:
         return f"numerics={self.numerics!r}, ties={self.ties!r}"
+
+
+def target_matrix(values: Tensor, dtype: torch.dtype | None = None, mask: Tensor | None = None) -> Tensor:
+    """The matrix Q of the ascending order of `values`, `(..., n)` → `(..., n, n)`, rows and columns sum to 1.
+
+    Q[..., i, j] = 1/c where item j is one of c equal items that share the ranks i, and 0 elsewhere. A `mask`
+    `(..., n)` says which items exist: m of them take the first m ranks, and all other cells are 0.
+    A NaN among the values gives a column of NaN, never a silent order.
+
+    >>> target_matrix(torch.tensor([2.0, 1.0, 2.0]))
+    tensor([[0.0000, 1.0000, 0.0000],
+            [0.5000, 0.0000, 0.5000],
+            [0.5000, 0.0000, 0.5000]])
+    """
+    if real_tensor(values, "values", "target_matrix").ndim == 0:
+        raise ShapeError("target_matrix: the values have no dimension to order, shape (). Pass at least shape (n,).")
+    first, count = rank_span(values, mask)
+    rank = torch.arange(values.shape[-1], device=values.device).unsqueeze(-1)
+    first, count = first.unsqueeze(-2), count.unsqueeze(-2)
+    inside = (rank >= first) & (rank < first + count)
+    share = count if mask is None else count.clamp(min=1)
+    return inside.to(dtype or torch.get_default_dtype()) / share
+
+
+def cell_weights(target: Tensor, ties: Ties, mask: Tensor | None = None) -> Tensor:
+    """Weights of the cells of a mean over the matrix, `(..., n, n)`, summing to 1 over it.
+
+    "share" weighs all n² cells alike. "mask" leaves out the cells that ties make ambiguous, 0 < Q < 1. Cells of
+    items that do not exist have no weight.
+    """
+    if ties == "share" and mask is None:
+        return torch.full_like(target, 1 / max(1, target.shape[-1]) ** 2)
+    certain = torch.ones_like(target) if ties == "share" else ((target == 0) | (target == 1)).to(target.dtype)
+    if mask is not None:
+        certain = certain * existing_cells(mask)
+    # With all items tied no cell is certain, and the mean over none is 0 rather than 0/0.
+    return certain / certain.sum((-2, -1), keepdim=True).clamp(min=1)
 
 
 class _CrossEntropy(torch.autograd.Function):
