@@ -14,8 +14,7 @@ from typing import Any, Self
 from newton_losses.errors import ArgumentError
 
 from .config import NOT_THE_EXPERIMENT, PROTOCOL, RunConfig, configuration_class
-from .paper import read_paper
-from .settings import check_choice, check_name
+from .settings import check_choice, check_name, read_paper
 
 TABLES = ("table1", "table2", "table3", "ablation", "runtimes", "cvxpy")
 VARIANTS = ("baseline", "hessian", "fisher")

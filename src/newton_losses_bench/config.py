@@ -13,8 +13,18 @@ from typing import Any, ClassVar, Self
 from newton_losses.errors import ArgumentError
 
 from .machine import resolve_device
-from .paper import nearest_column, usual_damping
-from .settings import check_at_least, check_choice, check_positive, check_type, option, read_damping, setting, settings
+from .settings import (
+    check_at_least,
+    check_choice,
+    check_positive,
+    check_type,
+    nearest_column,
+    option,
+    read_damping,
+    setting,
+    settings,
+    usual_damping,
+)
 
 SORTING_ALGORITHMS = ("neuralsort", "softsort", "logistic", "cauchy")
 PATHS_ALGORITHMS = ("bellman-ford", "smoothed-loss", "smoothed-algorithm", "fenchel-young")

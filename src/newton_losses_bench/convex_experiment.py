@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from newton_losses.convex import repeat_with_fisher
 
 from .config import ConvexConfig
-from .progress import Progress
-from .signals import Interrupted, stop_requests
+from .machine import Interrupted, stop_requests
 from .store import Record, RunFolder
 from .tasks import damping_rule
+from .train import Progress
 
 SIZE = 20
 

@@ -11,7 +11,7 @@ from typing import Any
 from .cells import MINUTES, TIMED, Cell
 from .config import PROTOCOL, configuration_class, experiment
 from .describe import describe_value
-from .paper import paper_protocol
+from .settings import paper_protocol
 from .statistics import Summary, mark, summarise
 from .store import RunRecord
 

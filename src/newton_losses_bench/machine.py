@@ -1,15 +1,21 @@
-"""The machine of a run: its device, how exactly that computes, when it is full, and what to record of the machine."""
+"""The machine of a run: its device, how exactly that computes, when it is full; its signals; what to record of it.
+
+Ctrl-C and a polite `kill` let the step finish and be saved. A second signal stops at once.
+"""
 
 import contextlib
 import functools
 import os
 import platform
 import re
+import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
@@ -27,6 +33,7 @@ _FULL = re.compile(
 )
 # Whose versions are recorded.
 _PACKAGES = ("numpy", "numba", "triton", "scikit-learn", "typer", "rich", "matplotlib")
+STOPPING = "stopping after the current step or evaluation is saved; press Ctrl-C again to stop at once"
 
 
 def on_device(name: str) -> contextlib.AbstractContextManager[object]:
@@ -101,6 +108,67 @@ def is_out_of_memory(error: BaseException) -> bool:
         return True
     earlier = error.__cause__ or error.__context__
     return earlier is not None and is_out_of_memory(earlier)
+
+
+# Signals
+
+
+class Interrupted(Exception):
+    """A run was asked to stop; its checkpoint of this step is on the disk."""
+
+    def __init__(self, step: int, signal_number: int) -> None:
+        super().__init__(f"stopped after step {step}")
+        self.step = step
+        self.exit_code = 128 + signal_number
+
+
+class StopRequests:
+    """`requested` is the number of the signal that arrived, else `None`.
+
+    With `answers`, somebody at a terminal reads that the first signal was received.
+    """
+
+    requested: int | None = None
+
+    def __init__(self, *, answers: bool = True) -> None:
+        self._answers = answers
+
+    def receive(self, number: int, frame: FrameType | None) -> None:
+        if self.requested is not None:
+            raise KeyboardInterrupt
+        self.requested = number
+        if self._answers:
+            _answer()
+
+
+def _answer() -> None:
+    """Confirm the signal: an evaluation can take minutes to end."""
+    if sys.stderr is None or not sys.stderr.isatty():
+        return
+    # Not print: a signal can arrive in the middle of another print. The terminal may be gone by now.
+    with contextlib.suppress(OSError):
+        os.write(sys.stderr.fileno(), f"\n{STOPPING}\n".encode())
+
+
+@contextlib.contextmanager
+def stop_requests(*, answers: bool = True) -> Iterator[StopRequests]:
+    """Note signals instead of being stopped by them. Python cannot do this off the main thread; there, nothing happens.
+
+    Within another `stop_requests`, a signal reaches both: the inner one saves its run, the outer one begins no other.
+    """
+    stop = StopRequests(answers=answers)
+    if threading.current_thread() is not threading.main_thread():
+        yield stop
+        return
+    before = {number: signal.signal(number, stop.receive) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+            outer = getattr(handler, "__self__", None)
+            if isinstance(outer, StopRequests) and stop.requested == number:
+                outer.requested = number
 
 
 # What a result depends on besides its configuration

@@ -11,43 +11,13 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from .config import RunConfig
 from .describe import by_split, delay, describe, duration, figures, number, outcome
+from .train import Progress
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress as RichProgress
 
 Record = dict[str, Any]
-
-
-class Progress:
-    """The events of a run. This listener ignores them all; the others override what they report.
-
-    Nothing is computed for an event: what costs a wait for the device comes seldom.
-    """
-
-    def preparing(self, config: RunConfig) -> None:
-        """The data and the network are about to be made."""
-
-    def started(self, config: RunConfig, step: int, total: int, evaluations: list[Record]) -> None:
-        """Training begins after `step` of `total` steps, with these evaluations behind it."""
-
-    def advanced(self, step: int, loss: float | None) -> None:
-        """So many steps are done; the last one had this loss, `None` if that was not finite."""
-
-    def evaluating(self, step: int) -> None:
-        """An evaluation begins, which can take minutes."""
-
-    def evaluated(self, record: Record) -> None:
-        """An evaluation is done and saved."""
-
-    def note(self, text: str) -> None:
-        """Something to know, as that a damaged file was replaced."""
-
-    def finished(self, result: Record, *, again: bool = False) -> None:
-        """The run has its result; `again` if it had it before."""
-
-    def close(self) -> None:
-        """No event follows."""
 
 
 class Together(Progress):

@@ -13,10 +13,8 @@ import torch
 from newton_losses.errors import NewtonLossesError
 
 from .config import RunConfig
-from .machine import is_out_of_memory, on_device, precision_flags
-from .progress import Progress
+from .machine import Interrupted, is_out_of_memory, on_device, precision_flags, stop_requests
 from .settings import option
-from .signals import Interrupted, stop_requests
 from .store import AVERAGE, Record, RunError, RunFolder
 from .tasks import Figures, Task, make_task
 from .train_step import Trainer
@@ -25,6 +23,37 @@ from .train_step import Trainer
 CHECKPOINT_SECONDS = 60.0
 # How often somebody who watches gets news; each costs a wait for the device.
 NEWS_SECONDS = 0.5
+
+
+class Progress:
+    """The events of a run. This listener ignores them all; the others override what they report.
+
+    Nothing is computed for an event: what costs a wait for the device comes seldom.
+    """
+
+    def preparing(self, config: RunConfig) -> None:
+        """The data and the network are about to be made."""
+
+    def started(self, config: RunConfig, step: int, total: int, evaluations: list[Record]) -> None:
+        """Training begins after `step` of `total` steps, with these evaluations behind it."""
+
+    def advanced(self, step: int, loss: float | None) -> None:
+        """So many steps are done; the last one had this loss, `None` if that was not finite."""
+
+    def evaluating(self, step: int) -> None:
+        """An evaluation begins, which can take minutes."""
+
+    def evaluated(self, record: Record) -> None:
+        """An evaluation is done and saved."""
+
+    def note(self, text: str) -> None:
+        """Something to know, as that a damaged file was replaced."""
+
+    def finished(self, result: Record, *, again: bool = False) -> None:
+        """The run has its result; `again` if it had it before."""
+
+    def close(self) -> None:
+        """No event follows."""
 
 
 def run(

@@ -8,7 +8,7 @@ import pytest
 from newton_losses_bench.cells import cells
 from newton_losses_bench.config import ConvexConfig
 from newton_losses_bench.convex_experiment import run_convex
-from newton_losses_bench.signals import Interrupted, StopRequests
+from newton_losses_bench.machine import Interrupted, StopRequests
 from newton_losses_bench.store import Store
 
 

@@ -20,9 +20,9 @@ from newton_losses_bench.demo import (
     verdict,
     write_page,
 )
-from newton_losses_bench.progress import Progress
 from newton_losses_bench.store import Store
 from newton_losses_bench.sweep import Counters, Lines, LocalPool, execute, run_sweep
+from newton_losses_bench.train import Progress
 
 SHORT = DemoConfig(steps=4, eval_every=2, validation_sets=5, test_sets=10)
 

@@ -8,7 +8,8 @@ import pytest
 
 from newton_losses_bench.config import PathsConfig, SortingConfig
 from newton_losses_bench.describe import describe, describe_setting, duration, number, outcome
-from newton_losses_bench.progress import JsonLines, LiveBar, Pace, PlainLines, Progress, Together
+from newton_losses_bench.progress import JsonLines, LiveBar, Pace, PlainLines, Together
+from newton_losses_bench.train import Progress
 
 CONFIG = SortingConfig(algorithm="softsort", device="cpu").resolved()
 RECORD = {

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from newton_losses_bench.signals import STOPPING, stop_requests
+from newton_losses_bench.machine import STOPPING, stop_requests
 
 
 @contextlib.contextmanager

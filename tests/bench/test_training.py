@@ -10,12 +10,11 @@ import torch
 
 from newton_losses_bench.config import PATHS_ALGORITHMS, SORTING_ALGORITHMS, PathsConfig, SortingConfig
 from newton_losses_bench.describe import outcome
-from newton_losses_bench.progress import Progress
-from newton_losses_bench.signals import Interrupted, StopRequests
+from newton_losses_bench.machine import Interrupted, StopRequests
 from newton_losses_bench.store import RunError, read_checkpoint
 from newton_losses_bench.tasks import load_data, make_task
 from newton_losses_bench.tasks.paths import tenths
-from newton_losses_bench.train import run
+from newton_losses_bench.train import Progress, run
 from newton_losses_bench.train_step import Trainer
 
 SORTING = SortingConfig(

@@ -6,7 +6,7 @@ first two the comparators are torch's, for any distribution. The steps are those
 Hessian, those of the CPU kernel (`_network_numba.py`): forward and back once more along each score.
 
 A program holds a sample's whole matrix, wires × items in float64, with n padded to a power of two; a wire's partner is
-fetched by `tl.gather`. The formulas of the rows are those of `_cross_entropy.py`. What the way back needs is kept in
+fetched by `tl.gather`. The formulas of the rows are those of `_log_space.py`. What the way back needs is kept in
 scratch memory. Each Hessian is stored on its own and summed by torch, always in the same order. Nothing is read back
 to the host.
 """

@@ -14,8 +14,9 @@ import typer
 
 from newton_losses.errors import ArgumentError, NewtonLossesError
 
-from ..progress import LiveBar, PlainLines, Progress
-from ..signals import Interrupted
+from ..machine import Interrupted
+from ..progress import LiveBar, PlainLines
+from ..train import Progress
 
 FAILED = 2
 # For each extra: the modules it brings, and what they are for.

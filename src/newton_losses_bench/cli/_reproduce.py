@@ -14,8 +14,7 @@ from ..cells import TABLES, Cell, cells
 from ..config import ConvexConfig, PathsConfig, RunConfig, SortingConfig
 from ..describe import describe_value
 from ..groups import Protocol, comparison, group
-from ..paper import paper_protocol
-from ..settings import check_choice
+from ..settings import check_choice, paper_protocol
 from ..store import RunRecord, Store
 from ._options import CHANGES, Results, RunningOptions, add_command, chosen_seeds, option
 from ._output import spoken_errors

@@ -10,11 +10,11 @@ import typer
 from newton_losses.errors import ArgumentError
 
 from ..config import PathsConfig, RunConfig, SortingConfig, run_name
-from ..progress import JsonLines, Progress, TensorBoard, Together
-from ..signals import Interrupted, stop_requests
+from ..machine import Interrupted, stop_requests
+from ..progress import JsonLines, TensorBoard, Together
 from ..statistics import summarise_all
 from ..tasks import DataCache, make_task
-from ..train import run
+from ..train import Progress, run
 from ._options import ONE, OUTPUT, Json, Seed, Seeds, add_command, chosen_seeds, option
 from ._output import choose_progress, emit, refuse_torchrun, spoken_errors
 from .app import new_group

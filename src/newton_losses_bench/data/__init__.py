@@ -6,8 +6,11 @@ else the user's cache folder. Nothing is read, made or downloaded when this pack
 
 from . import terrain as terrain
 from .digits import MNIST as MNIST
+from .digits import Affine as Affine
+from .digits import DigitBatch as DigitBatch
 from .digits import Digits as Digits
 from .digits import LabeledImages as LabeledImages
+from .digits import MultiDigit as MultiDigit
 from .files import DataError as DataError
 from .files import DataNotFoundError as DataNotFoundError
 from .files import Splits as Splits
@@ -15,9 +18,6 @@ from .files import data_root as data_root
 from .files import locked as locked
 from .files import stamps as stamps
 from .files import take_lock as take_lock
-from .multi_digit import Affine as Affine
-from .multi_digit import DigitBatch as DigitBatch
-from .multi_digit import MultiDigit as MultiDigit
 from .path_maps import PathBatch as PathBatch
 from .path_maps import PathMaps as PathMaps
 from .path_maps import Warcraft as Warcraft

@@ -17,11 +17,10 @@ from torch import Tensor, nn
 
 from ..config import SortingConfig, run_name
 from ..data import Affine, LabeledImages, MultiDigit, Splits
-from ..progress import Progress
 from ..settings import setting
 from ..sweep import Job
 from ..tasks import SortingTask, random_stream
-from ..train import run
+from ..train import Progress, run
 
 # Ten digits of 5×7 pixels, one word per row.
 _FONT = (

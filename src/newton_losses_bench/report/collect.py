@@ -15,7 +15,7 @@ from typing import Any
 
 from ..cells import VARIANTS, Cell, cells
 from ..groups import Group, Protocol, group
-from ..paper import paper_grid
+from ..settings import paper_grid
 from ..statistics import Summary, p_value
 from ..store import RunRecord, Store, UnfinishedRun
 

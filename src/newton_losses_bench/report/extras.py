@@ -20,7 +20,7 @@ from ..cells import cells
 from ..config import PATHS_ALGORITHMS, SORTING_ALGORITHMS, configuration_class, identity
 from ..describe import describe_setting
 from ..groups import Protocol, group
-from ..paper import paper_protocol
+from ..settings import paper_protocol
 from ..statistics import summarise_all
 from ..store import RunRecord
 from .claims import Judgement, Part, Verdict, judge

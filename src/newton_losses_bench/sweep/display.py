@@ -4,7 +4,7 @@ import sys
 from typing import Any, TextIO
 
 from ..describe import duration
-from ..signals import STOPPING
+from ..machine import STOPPING
 from .jobs import Job
 from .run import Counters
 

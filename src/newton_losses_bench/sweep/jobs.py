@@ -16,11 +16,10 @@ from newton_losses.errors import NewtonLossesError
 from ..config import ConvexConfig, RunConfig, SortingConfig, configuration_class, run_name
 from ..convex_experiment import run_convex
 from ..machine import device_kind
-from ..progress import Progress
 from ..settings import option
 from ..store import AVERAGE, CHECKPOINT, CONFIG, RESULT, WEIGHTS, Record, RunError, compact, read_json
 from ..tasks import Task, make_task
-from ..train import run
+from ..train import Progress, run
 
 # Exit codes of a job's process.
 FINISHED, FAILED, IN_USE = 0, 1, 75

@@ -23,8 +23,8 @@ import newton_losses_bench
 from newton_losses.errors import ArgumentError
 
 from ..machine import commit
-from ..progress import Progress
 from ..store import AVERAGE, CHECKPOINT, CONFIG, EVALUATIONS, RESULT, WEIGHTS, RunInUse, write_atomically
+from ..train import Progress
 from .jobs import Job, execute, in_words
 from .run import Counters
 

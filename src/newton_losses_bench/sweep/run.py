@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from ..config import identity
-from ..signals import stop_requests
+from ..machine import stop_requests
 from ..store import Store
 from .jobs import Job, tidy
 

@@ -24,8 +24,8 @@ import torch
 
 from newton_losses.errors import NewtonLossesError
 
+from ..machine import Interrupted
 from ..progress import JsonLines
-from ..signals import Interrupted
 from ..store import RunInUse
 from ..tasks import DataCache
 from .jobs import FAILED, FINISHED, IN_USE, Job, execute, in_words, train_command

@@ -16,9 +16,8 @@ from newton_losses_bench.config import SortingConfig
 from newton_losses_bench.data import MNIST, Terrain, terrain
 from newton_losses_bench.data import digits as mnist_module
 from newton_losses_bench.data.files import DataError
-from newton_losses_bench.progress import Progress
 from newton_losses_bench.store import RunError, read_json
-from newton_losses_bench.train import run
+from newton_losses_bench.train import Progress, run
 
 CONFIG = SortingConfig(
     algorithm="softsort", data="digits", digits=1, n=3, steps=4, eval_every=2, batch_size=4, validation_sets=5,

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from newton_losses_bench.config import SortingConfig
-from newton_losses_bench.progress import Progress
-from newton_losses_bench.signals import Interrupted
+from newton_losses_bench.machine import Interrupted
 from newton_losses_bench.store import checksummed_json, read_json
 from newton_losses_bench.sweep import Job, execute, train_command
+from newton_losses_bench.train import Progress
 
 CONFIG = SortingConfig(
     algorithm="softsort", data="digits", digits=1, n=3, steps=3, eval_every=1, batch_size=4, validation_sets=5,

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from newton_losses_bench.config import SortingConfig
-from newton_losses_bench.signals import STOPPING
+from newton_losses_bench.machine import STOPPING
 from newton_losses_bench.store import Store
 from newton_losses_bench.sweep import Bars, Counters, Job, Lines, LocalPool, SweepResult, processes, run_sweep
 

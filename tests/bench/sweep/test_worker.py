@@ -15,11 +15,11 @@ import torch
 
 from bench.small_runs import small_runs
 from newton_losses_bench.config import ConvexConfig, RunConfig
-from newton_losses_bench.progress import Progress
 from newton_losses_bench.store import Store, read_json
 from newton_losses_bench.sweep import Job, Lines, LocalPool, execute, processes, run_sweep, worker
 from newton_losses_bench.sweep.jobs import FAILED, FINISHED
 from newton_losses_bench.tasks import DataCache
+from newton_losses_bench.train import Progress
 
 SORTING, PATHS = small_runs(steps=6, eval_every=2, epochs=2).values()
 
