@@ -20,12 +20,12 @@ from .errors import DerivativeError as DerivativeError
 from .errors import NewtonLossesError as NewtonLossesError
 from .errors import SeparabilityError as SeparabilityError
 from .errors import ShapeError as ShapeError
+from .functional import NewtonTarget as NewtonTarget
+from .functional import newton_loss as newton_loss
+from .functional import newton_target as newton_target
 from .inject import InjectFisher as InjectFisher
 from .inject import inject_fisher as inject_fisher
 from .newton import NewtonLoss as NewtonLoss
-from .newton import NewtonTarget as NewtonTarget
-from .newton import newton_loss as newton_loss
-from .newton import newton_target as newton_target
 
 __version__ = "0.1.0.dev0"
 

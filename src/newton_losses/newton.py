@@ -2,14 +2,13 @@
 
     loss ──expand──▶ value, gradient, curvature ──damp, solve──▶ step ──▶ z* = ȳ − step ──▶ ½‖z* − y‖²
 
-How the expansion is made and the system solved is in `newton_losses.curvature`; the variant that lives
-in a backward pass is in `inject.py`.
+How the expansion is made and the system solved is in `newton_losses.curvature`. `functional.py` has functions in
+place of the module, and `inject.py` the variant that lives in a backward pass.
 """
 
 import warnings
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, NamedTuple, TypedDict, Unpack
+from typing import Any, Literal, NamedTuple, TypedDict
 
 import torch
 import torch.distributed as dist
@@ -22,7 +21,6 @@ from .curvature import (
     Damping,
     DampingRule,
     Expandable,
-    Expansion,
     GroupChoice,
     Loss,
     Reduction,
@@ -35,7 +33,6 @@ from .curvature import (
     expand_loss,
     goes_by_products,
     loss_values,
-    newton_step,
     plain_damping,
     resolve_damping,
     resolve_group,
@@ -57,102 +54,6 @@ class NewtonOptions(TypedDict, total=False):
     matrix_free: bool | None
     process_group: GroupChoice
     exchangeable: bool | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class NewtonTarget(Expansion):
-    """An expansion, and what one damped Newton step from it gives.
-
-    - `target` has the shape of the outputs: zᵢ* = ȳᵢ − stepᵢ.
-    - `step` is `(N, m)`: (C + λI)⁻¹∇ℓᵢ, with "auto" times λ/ρ; zero for samples that were left out.
-    - `kept` is `(N,)` boolean: whether a sample's value, gradient and step are finite.
-    - `count` is the N that means are taken over: the samples with finite value and gradient, at least 1.
-    - `total` is that N summed over all `ranks` that share the batch; alone, `count` itself and 1.
-    """
-
-    target: Tensor
-    step: Tensor
-    kept: Tensor
-    count: Tensor
-    total: Tensor
-    ranks: int = 1
-
-
-def newton_target(
-    loss: Loss | Expandable,
-    y: Tensor,
-    *targets: Any,
-    curvature: CurvatureKind = "hessian",
-    damping: Damping = "auto",
-    spectrum: Spectrum | None = None,
-    reduction: Reduction | None = None,
-    matrix_free: bool | None = None,
-    process_group: GroupChoice = "default",
-    exchangeable: bool | None = None,
-    mask: Tensor | None = None,
-) -> NewtonTarget:
-    """The explicit target z* of one damped Newton step on `loss` from the outputs `y`, `(N, ...)`.
-
-        zᵢ* = ȳᵢ − (C + λI)⁻¹ ∇ℓᵢ(ȳᵢ),   C = (1/N) Σ ∇²ℓᵢ  or  (1/N) Σ ∇ℓᵢ∇ℓᵢᵀ
-
-    for a `damping` λ. Without one, that of "auto", the step is (C/λ + I)⁻¹∇ℓᵢ/ρ with λ and ρ from the batch.
-    Target and step carry no graph; the values do where `loss` itself has something to learn. A sample whose value
-    or gradient is not finite keeps z* = ȳ and takes no part in C. Where processes share the batch, C is that of all
-    of it and each has to make this call. The arguments are those of `NewtonLoss`.
-
-    >>> newton_target(lambda y: (y - 3).square().sum(1), torch.zeros(2, 1), damping=1e-9).target
-    tensor([[3.],
-            [3.]])
-    """
-    check_options(curvature, damping, spectrum, process_group=process_group)
-    group = resolve_group(process_group)
-    if group is not None and curvature == "hessian" and isinstance(y, Tensor):
-        matrix_free = _agreed(loss, y, matrix_free)
-    lists: dict[str, Any] = {"exchangeable": _is_exchangeable(loss, exchangeable)}
-    loss, targets, lists["mask"] = _with_mask(loss, y, targets, mask)
-    expansion = expand(loss, y, *targets, curvature=curvature, reduction=reduction, matrix_free=matrix_free, **lists)
-    shared = None if group is None else share_curvature(expansion, curvature, group, matrix_free=matrix_free)
-    expansion = expansion if shared is None else shared.expansion
-    step = newton_step(expansion, resolve_damping(damping, group), spectrum)
-    rows = step.rows.detach()
-    return NewtonTarget(
-        expansion.value,
-        expansion.gradient,
-        expansion.curvature,
-        target=y.detach() - rows.reshape(y.shape).to(y.dtype),
-        step=rows,
-        kept=step.kept,
-        count=step.count,
-        total=step.count if shared is None else shared.total,
-        ranks=1 if shared is None else shared.ranks,
-    )
-
-
-def newton_loss(
-    loss: Loss | Expandable,
-    y: Tensor,
-    *targets: Any,
-    value: Value = "loss",
-    mask: Tensor | None = None,
-    **options: Unpack[NewtonOptions],
-) -> Tensor:
-    """The Newton loss of `loss` at `y` as a scalar: `NewtonLoss` as a function, without its checks.
-
-    >>> y = torch.zeros(2, 1, requires_grad=True)
-    >>> newton_loss(lambda y: (y - 3).square().sum(1), y, damping=1e-9).backward()
-    >>> y.grad  # (y − z*) / N with z* = 3
-    tensor([[-1.5000],
-            [-1.5000]])
-    """
-    check_value(value)
-    check_options(**options)
-    check_is_loss(loss)
-    reduction = resolve_reduction(loss, options.get("reduction"))
-    options["exchangeable"] = _is_exchangeable(loss, options.get("exchangeable"))
-    loss, targets, mask = _with_mask(loss, y, targets, mask)
-    if _value_only(value):
-        return _plain_value(loss, y, targets, reduction, mask)
-    return _newton_loss(loss, y, targets, value, {**options, "reduction": reduction}, mask=mask).value
 
 
 class NewtonLoss(nn.Module):
@@ -251,7 +152,7 @@ class NewtonLoss(nn.Module):
             "reduction": resolve_reduction(loss, reduction),
             "matrix_free": matrix_free,
             "process_group": process_group,
-            "exchangeable": _is_exchangeable(loss, exchangeable),
+            "exchangeable": is_exchangeable(loss, exchangeable),
         }
         self._rule = resolve_damping(self.options["damping"], None)
         self.value: Value = value
@@ -262,14 +163,14 @@ class NewtonLoss(nn.Module):
     def forward(self, y: Tensor, *targets: Any, mask: Tensor | None = None) -> Tensor:
         if isinstance(y, Tensor) and y.is_nested:
             y, targets, mask = padded_outputs(y, targets, mask, "NewtonLoss")
-        loss, targets, mask = _with_mask(self.loss, y, targets, mask)
-        if _value_only(self.value):
-            return _plain_value(loss, y, targets, self.options["reduction"], mask)
+        loss, targets, mask = with_mask(self.loss, y, targets, mask)
+        if value_only(self.value):
+            return plain_value(loss, y, targets, self.options["reduction"], mask)
         is_checked = self.check and _may_wait(y)
         if is_checked:
             self._check_loss(loss, y, targets)
         counter = skip_counter(self, y) if isinstance(y, Tensor) else None  # what is none will be refused
-        found = _newton_loss(loss, y, targets, self.value, self.options, self._rule, counter, mask)
+        found = compute_newton_loss(loss, y, targets, self.value, self.options, self._rule, counter, mask)
         if is_checked and found.kept is not None:
             _warn_of_standstill(found.kept)
         if not found.counted and found.kept is not None and counter is not None:
@@ -321,7 +222,7 @@ class _Found(NamedTuple):
     counted: bool
 
 
-def _newton_loss(
+def compute_newton_loss(
     loss: Loss | Expandable,
     y: Tensor,
     targets: tuple[Any, ...],
@@ -340,7 +241,7 @@ def _newton_loss(
     if rule is None or group is not None:
         rule = resolve_damping(options.get("damping", "auto"), group)
     if group is not None and kind == "hessian":
-        matrix_free = _agreed(loss, y, matrix_free)
+        matrix_free = agreed_form(loss, y, matrix_free)
     exchangeable = bool(options.get("exchangeable"))
     if mask is not None or exchangeable:
         expansion = expand(
@@ -377,17 +278,17 @@ def _newton_loss(
     return _Found(_surrogate(y, front, rows, step.kept, factor), step.kept, step.counted)
 
 
-def _value_only(value: Value) -> bool:
+def value_only(value: Value) -> bool:
     """In evaluation, where nothing can flow back, the original loss needs no derivatives."""
     return value == "loss" and not torch.is_grad_enabled()
 
 
-def _is_exchangeable(loss: object, choice: bool | None) -> bool:
+def is_exchangeable(loss: object, choice: bool | None) -> bool:
     """What the caller said, else what the loss says of itself."""
     return bool(getattr(loss, "exchangeable", False) if choice is None else choice)
 
 
-def _with_mask(
+def with_mask(
     loss: Loss | Expandable, y: Tensor, targets: tuple[Any, ...], mask: Tensor | None
 ) -> tuple[Loss | Expandable, tuple[Any, ...], Tensor | None]:
     """A loss that takes a mask, with it: the library's do, and may also get it as the last of the targets."""
@@ -401,7 +302,7 @@ def _with_mask(
     return partial(loss, mask=mask), targets, mask
 
 
-def _plain_value(
+def plain_value(
     loss: Loss | Expandable,
     y: Tensor,
     targets: tuple[Any, ...],
@@ -475,7 +376,7 @@ class _Surrogate(torch.autograd.Function):
         return pulled, slope if ctx.needs_input_grad[1] else None, None, None, None
 
 
-def _agreed(loss: Loss | Expandable, y: Tensor, matrix_free: bool | None) -> bool | None:
+def agreed_form(loss: Loss | Expandable, y: Tensor, matrix_free: bool | None) -> bool | None:
     """Products or a matrix, from what all ranks know alike. A loss with its own expansion has its own form."""
     if isinstance(loss, Expandable):
         matrix_free = None if matrix_free else matrix_free

@@ -1,0 +1,135 @@
+"""The Newton loss as functions: `newton_loss`, and `newton_target` for the target z* of a step itself.
+
+`NewtonLoss`, in `newton.py`, never forms that target; what they share is there.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Unpack
+
+from torch import Tensor
+
+from .curvature import (
+    CurvatureKind,
+    Damping,
+    Expandable,
+    Expansion,
+    GroupChoice,
+    Loss,
+    Reduction,
+    Spectrum,
+    check_is_loss,
+    check_options,
+    check_value,
+    expand,
+    newton_step,
+    resolve_damping,
+    resolve_group,
+    resolve_reduction,
+    share_curvature,
+)
+from .newton import (
+    NewtonOptions,
+    Value,
+    agreed_form,
+    compute_newton_loss,
+    is_exchangeable,
+    plain_value,
+    value_only,
+    with_mask,
+)
+
+
+def newton_loss(
+    loss: Loss | Expandable,
+    y: Tensor,
+    *targets: Any,
+    value: Value = "loss",
+    mask: Tensor | None = None,
+    **options: Unpack[NewtonOptions],
+) -> Tensor:
+    """The Newton loss of `loss` at `y` as a scalar: `NewtonLoss` as a function, without its checks.
+
+    >>> y = torch.zeros(2, 1, requires_grad=True)
+    >>> newton_loss(lambda y: (y - 3).square().sum(1), y, damping=1e-9).backward()
+    >>> y.grad  # (y − z*) / N with z* = 3
+    tensor([[-1.5000],
+            [-1.5000]])
+    """
+    check_value(value)
+    check_options(**options)
+    check_is_loss(loss)
+    reduction = resolve_reduction(loss, options.get("reduction"))
+    options["exchangeable"] = is_exchangeable(loss, options.get("exchangeable"))
+    loss, targets, mask = with_mask(loss, y, targets, mask)
+    if value_only(value):
+        return plain_value(loss, y, targets, reduction, mask)
+    return compute_newton_loss(loss, y, targets, value, {**options, "reduction": reduction}, mask=mask).value
+
+
+@dataclass(frozen=True, kw_only=True)
+class NewtonTarget(Expansion):
+    """An expansion, and what one damped Newton step from it gives.
+
+    - `target` has the shape of the outputs: zᵢ* = ȳᵢ − stepᵢ.
+    - `step` is `(N, m)`: (C + λI)⁻¹∇ℓᵢ, with "auto" times λ/ρ; zero for samples that were left out.
+    - `kept` is `(N,)` boolean: whether a sample's value, gradient and step are finite.
+    - `count` is the N that means are taken over: the samples with finite value and gradient, at least 1.
+    - `total` is that N summed over all `ranks` that share the batch; alone, `count` itself and 1.
+    """
+
+    target: Tensor
+    step: Tensor
+    kept: Tensor
+    count: Tensor
+    total: Tensor
+    ranks: int = 1
+
+
+def newton_target(
+    loss: Loss | Expandable,
+    y: Tensor,
+    *targets: Any,
+    curvature: CurvatureKind = "hessian",
+    damping: Damping = "auto",
+    spectrum: Spectrum | None = None,
+    reduction: Reduction | None = None,
+    matrix_free: bool | None = None,
+    process_group: GroupChoice = "default",
+    exchangeable: bool | None = None,
+    mask: Tensor | None = None,
+) -> NewtonTarget:
+    """The explicit target z* of one damped Newton step on `loss` from the outputs `y`, `(N, ...)`.
+
+        zᵢ* = ȳᵢ − (C + λI)⁻¹ ∇ℓᵢ(ȳᵢ),   C = (1/N) Σ ∇²ℓᵢ  or  (1/N) Σ ∇ℓᵢ∇ℓᵢᵀ
+
+    for a `damping` λ. Without one, that of "auto", the step is (C/λ + I)⁻¹∇ℓᵢ/ρ with λ and ρ from the batch.
+    Target and step carry no graph; the values do where `loss` itself has something to learn. A sample whose value
+    or gradient is not finite keeps z* = ȳ and takes no part in C. Where processes share the batch, C is that of all
+    of it and each has to make this call. The arguments are those of `NewtonLoss`.
+
+    >>> newton_target(lambda y: (y - 3).square().sum(1), torch.zeros(2, 1), damping=1e-9).target
+    tensor([[3.],
+            [3.]])
+    """
+    check_options(curvature, damping, spectrum, process_group=process_group)
+    group = resolve_group(process_group)
+    if group is not None and curvature == "hessian" and isinstance(y, Tensor):
+        matrix_free = agreed_form(loss, y, matrix_free)
+    lists: dict[str, Any] = {"exchangeable": is_exchangeable(loss, exchangeable)}
+    loss, targets, lists["mask"] = with_mask(loss, y, targets, mask)
+    expansion = expand(loss, y, *targets, curvature=curvature, reduction=reduction, matrix_free=matrix_free, **lists)
+    shared = None if group is None else share_curvature(expansion, curvature, group, matrix_free=matrix_free)
+    expansion = expansion if shared is None else shared.expansion
+    step = newton_step(expansion, resolve_damping(damping, group), spectrum)
+    rows = step.rows.detach()
+    return NewtonTarget(
+        expansion.value,
+        expansion.gradient,
+        expansion.curvature,
+        target=y.detach() - rows.reshape(y.shape).to(y.dtype),
+        step=rows,
+        kept=step.kept,
+        count=step.count,
+        total=step.count if shared is None else shared.total,
+        ranks=1 if shared is None else shared.ranks,
+    )
