@@ -136,7 +136,7 @@ def test_several_passes_equal_one(monkeypatch: pytest.MonkeyPatch) -> None:
 
     case = Case(ripples, (3, 7))
     y, target = case.draw()
-    monkeypatch.setattr(_passes, "PASS_ELEMENTS", 2 * y.numel())
+    monkeypatch.setattr(_passes, "CACHED_ELEMENTS", 2 * y.numel())
     assert_close(expand(case.loss, y, target).curvature.dense(), brute_force(case, y, target).hessian, 1e-12)
 
 

@@ -34,7 +34,7 @@ class HungrySlope(torch.autograd.Function):
 @pytest.mark.parametrize("power", [lambda x: x**3, Cube.apply])
 def test_few_directions_at_once_where_the_loss_makes_much_of_its_outputs(power, monkeypatch) -> None:
     """All pairs of 48 outputs: 48 times as much as the outputs themselves."""
-    monkeypatch.setattr(_passes, "PASS_ELEMENTS", 2**16)
+    monkeypatch.setattr(_passes, "CACHED_ELEMENTS", 2**16)
     y = torch.randn(8, 48, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     passes: list[int] = []
 
@@ -66,7 +66,7 @@ def test_a_device_of_any_size_is_filled_and_not_more(free: int, monkeypatch) -> 
 
 
 def test_a_bad_sample_is_left_out_of_a_hessian_of_several_passes(monkeypatch) -> None:
-    monkeypatch.setattr(_passes, "PASS_ELEMENTS", 64)
+    monkeypatch.setattr(_passes, "CACHED_ELEMENTS", 64)
     y = torch.rand(6, 40, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) + 0.5
     y[2, 17] = 0.0  # the gradient of x^1.5 is finite there, its second derivative is not
 
@@ -103,7 +103,7 @@ def test_so_few_numbers_wake_no_other_thread(threads: int, monkeypatch) -> None:
 
 
 def test_a_random_loss_is_drawn_once_for_all_passes(monkeypatch) -> None:
-    monkeypatch.setattr(_passes, "PASS_ELEMENTS", 64)
+    monkeypatch.setattr(_passes, "CACHED_ELEMENTS", 64)
     y = torch.ones(4, 70, dtype=torch.float64)
     found = expand(lambda y: (torch.rand((), dtype=y.dtype) + 0.5) * y.square().sum(1) / 2, y)
     assert_close(found.curvature.dense(), found.gradient[0, 0] * torch.eye(70, dtype=torch.float64), 1e-12)
