@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.amp import GradScaler
 
 from ._no_second_derivative import NoSecondDerivative
+from ._tracing import sees_operators
 from .curvature import (
     Damping,
     Expansion,
@@ -22,6 +23,7 @@ from .curvature import (
     Solved,
     check_damping,
     check_group,
+    check_outputs,
     empirical_fisher,
     finite,
     fisher_step,
@@ -77,9 +79,7 @@ def inject_fisher(
     """
     settings = _Settings(damping, reduction, loss_scale, process_group)
     _check_settings(settings)
-    flatten_outputs(y)
-    injected: Tensor = _InjectFisher.apply(y, settings, None)  # type: ignore[no-untyped-call]
-    return injected
+    return _inject(y, settings, None)
 
 
 class InjectFisher(nn.Module):
@@ -111,10 +111,7 @@ class InjectFisher(nn.Module):
         self.register_buffer("skipped", torch.zeros((), dtype=torch.int64), persistent=False)
 
     def forward(self, y: Tensor) -> Tensor:
-        flatten_outputs(y)
-        settings = _Settings(self.damping, self.reduction, self.loss_scale, self.process_group)
-        injected: Tensor = _InjectFisher.apply(y, settings, self)  # type: ignore[no-untyped-call]
-        return injected
+        return _inject(y, _Settings(self.damping, self.reduction, self.loss_scale, self.process_group), self)
 
     def extra_repr(self) -> str:
         return f"damping={self.damping!r}"
@@ -149,6 +146,14 @@ _NO_SECOND = (
 )
 
 
+def _inject(y: Tensor, settings: _Settings, module: nn.Module | None) -> Tensor:
+    check_outputs(y)
+    # What transforms need of an operator, a `setup_context`, costs a look at its signature in every call.
+    operator = _InjectFisher if sees_operators() else _InjectFisherOnTape
+    injected: Tensor = operator.apply(y, settings, module)  # type: ignore[no-untyped-call]
+    return injected
+
+
 class _InjectFisher(torch.autograd.Function):
     generate_vmap_rule = True
 
@@ -172,6 +177,17 @@ class _InjectFisher(torch.autograd.Function):
         if torch.is_grad_enabled() and arrived.requires_grad:  # somebody wants to differentiate what leaves
             leaving = NoSecondDerivative.apply(leaving, arrived, _NO_SECOND)  # type: ignore[no-untyped-call]
         return leaving, None, None
+
+
+class _InjectFisherOnTape(torch.autograd.Function):
+    """The same for the classic tape."""
+
+    @staticmethod
+    def forward(ctx: Any, y: Tensor, settings: _Settings, module: nn.Module | None) -> Tensor:
+        ctx.settings, ctx.module = settings, module
+        return y.view_as(y)
+
+    backward = staticmethod(_InjectFisher.backward)
 
 
 def _short_way(arrived: Tensor, settings: _Settings, counter: Tensor | None) -> Solved | None:

@@ -33,6 +33,7 @@ from ._forms import Products as Products
 from ._forms import as_curvature as as_curvature
 from ._lists import exchangeable_fisher as exchangeable_fisher
 from ._loss_contract import Loss as Loss
+from ._loss_contract import check_outputs as check_outputs
 from ._loss_contract import flatten_outputs as flatten_outputs
 from ._loss_contract import full_precision as full_precision
 from ._loss_contract import make_total as make_total

@@ -30,8 +30,8 @@ def name_of(loss: object) -> str:
     return getattr(loss, "__name__", type(loss).__name__)
 
 
-def flatten_outputs(y: Tensor) -> Tensor:
-    """The outputs as detached `(N, m)`, in float32 at least, after checking that they can be outputs."""
+def check_outputs(y: Tensor) -> None:
+    """Refuse what cannot be outputs `(N, ...)`."""
     if not isinstance(y, Tensor):
         raise ArgumentError(f"The outputs have to be a tensor of shape (N, ...), got {type(y).__name__}.")
     if y.dim() == 0:
@@ -45,7 +45,15 @@ def flatten_outputs(y: Tensor) -> Tensor:
         )
     if not torch.compiler.is_compiling() and y.layout is not torch.strided:
         raise ArgumentError(f"The outputs are {y.layout}; a loss is differentiated at dense ones, y.to_dense().")
-    return widen(y.detach()).flatten(1) if y.dim() > 1 else widen(y.detach()).unsqueeze(1)
+
+
+def flatten_outputs(y: Tensor) -> Tensor:
+    """The outputs as detached `(N, m)`, in float32 at least, after checking that they can be outputs."""
+    check_outputs(y)
+    wide = widen(y.detach())
+    if y.dim() == 2:
+        return wide
+    return wide.flatten(1) if y.dim() > 1 else wide.unsqueeze(1)
 
 
 def full_precision(tensor: Tensor) -> AbstractContextManager[Any]:
@@ -75,6 +83,8 @@ def _one_of(threads: int) -> Iterator[None]:
 
 def widen(tensor: Tensor) -> Tensor:
     """At least float32: derivatives in 16 bits would be noise."""
+    if tensor.dtype is torch.float32:
+        return tensor
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 
@@ -89,8 +99,8 @@ def make_total(loss: Loss, shape: torch.Size, targets: tuple[Any, ...], reductio
 
     # In quotes: the compiler of torch 2.6 evaluates the annotation and does not know what to make of it.
     def total(flat: Tensor) -> "tuple[Tensor, Tensor]":
-        out = loss(flat.reshape(shape), *targets)
-        _check_values(out, shape, reduction, name_of(loss))
+        out = loss(flat if flat.shape == shape else flat.reshape(shape), *targets)
+        _check_values(out, shape, reduction, loss)
         if out.dim() == 1:
             return out.sum(), out
         if reduction == "sum":
@@ -100,13 +110,14 @@ def make_total(loss: Loss, shape: torch.Size, targets: tuple[Any, ...], reductio
     return total
 
 
-def _check_values(out: object, shape: torch.Size, reduction: Reduction | None, name: str) -> None:
+def _check_values(out: object, shape: torch.Size, reduction: Reduction | None, loss: Loss) -> None:
     count = shape[0]
     if isinstance(out, Tensor) and out.is_floating_point():
         if out.dim() == 1 and out.shape[0] == count and reduction in (None, "none"):
             return
         if out.dim() == 0 and reduction != "none":
             return
+    name = name_of(loss)
     if not isinstance(out, Tensor):
         raise ArgumentError(f"The loss {name} returned a {type(out).__name__}, not a tensor.")
     if not out.is_floating_point():
