@@ -189,14 +189,28 @@ def _tape_gradient(total: Total, flat: Tensor) -> Derivatives:
         return Derivatives(value, torch.zeros_like(flat))
     # What the loss itself has to learn, and targets that have a gradient, get theirs through the values.
     is_shared = torch.is_grad_enabled() and _look(total_value, leaf).other_leaves
-    (gradient,) = torch.autograd.grad(total_value, leaf, retain_graph=is_shared, materialize_grads=True)
+    gradient = _gradient_of(total_value, leaf, retain_graph=is_shared)
+    if gradient is None:
+        gradient = torch.zeros_like(flat)
     return Derivatives(value if is_shared else value.detach(), gradient)
+
+
+def _gradient_of(total_value: Tensor, leaf: Tensor, *, retain_graph: bool) -> Tensor | None:
+    """`torch.autograd.grad` of one scalar by one leaf, without its checks, which take as long as ten operations."""
+    if type(total_value) is not Tensor:
+        return torch.autograd.grad(total_value, leaf, retain_graph=retain_graph, allow_unused=True)[0]
+    run = torch.autograd.Variable._execution_engine.run_backward
+    found = run((total_value,), (torch.ones_like(total_value),), retain_graph, False, (leaf,), True, False)
+    gradient: Tensor | None = found[0]
+    return gradient
 
 
 def _tape(total: Total, flat: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The outputs as a leaf, the total and the values, on the classic tape."""
+    leaf = flat.detach().requires_grad_()
+    if torch.is_grad_enabled():  # entering a context takes as long as an operation
+        return leaf, *total(leaf)
     with torch.enable_grad():
-        leaf = flat.detach().requires_grad_()
         return leaf, *total(leaf)
 
 
@@ -245,9 +259,10 @@ def _reverse_graph(total: Total, flat: Tensor, loss: object) -> tuple[Tensor, Te
         if not gradient.requires_grad:  # a loss that is linear in y has no second derivative
             return vectors.new_zeros(len(vectors), *flat.shape)
         along = vectors[:, None, :].expand(-1, *flat.shape)
-        # Not in the handler: the error would hold on to the memory of the pass that failed.
-        with contextlib.suppress(RuntimeError, NotImplementedError):
-            return _grad_of_grad(gradient, leaf, along, batched=True)
+        if len(along) > 1:
+            # Not in the handler: the error would hold on to the memory of the pass that failed.
+            with contextlib.suppress(RuntimeError, NotImplementedError):
+                return _grad_of_grad(gradient, leaf, along, batched=True)
         try:  # an operator without a rule for vectorising: one direction after another
             return torch.stack([_grad_of_grad(gradient, leaf, one, batched=False) for one in along])
         except (RuntimeError, NotImplementedError) as error:
