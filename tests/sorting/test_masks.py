@@ -67,6 +67,21 @@ def test_a_masked_batch_is_its_lists_one_by_one(name, numerics, ties):
 
 
 @pytest.mark.parametrize("name", NAMES)
+def test_padding_costs_no_digits_far_from_zero(name):
+    """What stands in for padding is near the list's own scores: their differences are all that counts."""
+    scores, values, mask = ragged(dtype=torch.float32)
+    scores = (8 * scores).round() + 2**23  # whole numbers, with no digit to spare
+    for function in (SortingLoss(make(name, 2.0)), lambda s, v, m=None: soft_sort(s, make(name, 2.0), mask=m)):
+        leaf = scores.clone().requires_grad_()
+        (gradient,) = torch.autograd.grad(function(leaf, values, mask).sum(), leaf)
+        for row in range(1, 7):
+            m = mask[row]
+            alone = scores[row, m].requires_grad_()
+            (wanted,) = torch.autograd.grad(function(alone, values[row, m]).sum(), alone)
+            torch.testing.assert_close(gradient[row, m], wanted, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_soft_operations_of_a_masked_batch(name):
     scores, _, mask = ragged()
     relaxation = make(name, 2.0)

@@ -119,7 +119,7 @@ def check_mask(mask: Tensor | None, scores: Tensor, where: str) -> None:
 
 
 def filled(scores: Tensor, mask: Tensor) -> Tensor:
-    """Scores whose masked entries are the list's largest one, a constant."""
+    """Scores whose masked entries are the list's largest one, a constant: one far away would cost the others digits."""
     largest = torch.where(mask, scores.detach(), -torch.inf).amax(-1, keepdim=True)
     return torch.where(mask, scores, torch.where(largest.isfinite(), largest, 0.0))
 
