@@ -18,6 +18,7 @@ from .settings import (
     check_choice,
     check_positive,
     check_type,
+    comparable,
     nearest_column,
     option,
     read_damping,
@@ -358,16 +359,7 @@ def experiment(configuration: dict[str, Any]) -> dict[str, Any]:
     complete = configuration_class(configuration.get("task")).from_dict(configuration).to_dict()
     if isinstance(complete["damping"], str):
         complete["damping"] = read_damping(complete["damping"])
-    return {name: _plain(value) for name, value in complete.items() if name not in NOT_THE_EXPERIMENT}
-
-
-def _plain(value: Any) -> Any:
-    """10 and 10.0 are the same setting, and so are a tuple and the list that JSON makes of it."""
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        return float(value)
-    if isinstance(value, tuple | list):
-        return [_plain(item) for item in value]
-    return value
+    return {name: comparable(value) for name, value in complete.items() if name not in NOT_THE_EXPERIMENT}
 
 
 def identity(configuration: dict[str, Any]) -> str:

@@ -207,6 +207,15 @@ def _bad_damping(damping: float | str) -> ArgumentError:
     return ArgumentError(f"--damping {damping}: expected a positive number, auto, or auto:FACTOR.")
 
 
+def comparable(value: Any) -> Any:
+    """10 and 10.0 are the same setting, and so are a tuple and the list that JSON makes of it."""
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return float(value)
+    if isinstance(value, tuple | list):
+        return [comparable(item) for item in value]
+    return value
+
+
 # What the paper sets
 
 
