@@ -122,3 +122,12 @@ def test_large_outputs_stay_small_in_memory_and_time() -> None:
     grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 2**20
     assert grown < 1.0, f"{grown:.2f} GiB"
     assert seconds < 1.0, f"{seconds:.2f} s"
+
+
+def test_a_damping_in_a_float32_tensor_costs_a_float64_step_no_digits():
+    found = []
+    for damping in (torch.tensor(2337.8088), float(torch.tensor(2337.8088))):
+        y = torch.tensor([[-0.8], [0.3], [-0.2]], dtype=torch.float64, requires_grad=True)
+        inject_fisher(y, damping).square().sum(1).mean().backward()
+        found.append(y.grad)
+    torch.testing.assert_close(*found, rtol=1e-14, atol=0)

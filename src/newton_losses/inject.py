@@ -202,7 +202,9 @@ def _short_way(arrived: Tensor, settings: _Settings, counter: Tensor | None) -> 
     # ∇ℓᵢ = share · gᵢ: with a λ of its own, (F + λI)⁻¹∇ℓᵢ is (F/share² + λ/share²)⁻¹gᵢ/share.
     share = (len(flat) if reduction == "mean" else 1) / loss_scale
     is_normalized = isinstance(rule, NormalizedDamping)
-    own = rule / share**2 if isinstance(rule, (int, float, Tensor)) else rule
+    # In the precision of the gradients: λ may come in a float32 tensor, which would lose digits of a float64 step.
+    number = rule.to(flat.dtype) if isinstance(rule, Tensor) else rule
+    own = number / share**2 if isinstance(number, (int, float, Tensor)) else rule
     step = fisher_step(flat, None, own, mean=reduction == "mean", counter=counter)
     back = loss_scale if is_normalized else loss_scale / share
     return step if back == 1 else step._replace(rows=step.rows * back)

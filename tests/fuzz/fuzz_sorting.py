@@ -179,11 +179,12 @@ def expanded_sorting_loss(draw: Draw) -> None:
     values = draw.tensor(scores.shape, bad=0.0)
     loss = sorting.SortingLoss("softsort" if draw.chance(0.5) else "logistic")
     kind = draw.pick(("hessian", "fisher"))
-    found = nl.newton_target(loss, scores, values, curvature=kind, damping=draw.power(-3, 3))
+    options = {"curvature": kind, "damping": draw.power(-3, 3), "exchangeable": draw.chance(0.5)}
+    found = nl.newton_target(loss, scores, values, **options)
     assert torch.isfinite(found.step).all()
     good = torch.isfinite(scores).all(1)  # infinite values have an order like others
     if good.any() and not good.all():
-        rest = nl.expand(loss, scores[good], values[good], curvature=kind)
+        rest = nl.newton_target(loss, scores[good], values[good], **options)
         same(found.gradient[good], rest.gradient, 1e-4, "gradient without the bad samples")
         same(found.curvature.dense(), rest.curvature.dense(), 1e-4, "curvature without the bad samples")
 

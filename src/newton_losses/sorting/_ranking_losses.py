@@ -46,7 +46,7 @@ class TopKLoss(nn.Module):
         preselect: int | None = None,
     ) -> None:
         super().__init__()
-        parts = k if isinstance(k, Mapping) else {k: 1.0}
+        parts = k if isinstance(k, Mapping) else {whole_number(k, "k", "TopKLoss", least=1): 1.0}
         if not parts:
             raise ArgumentError(
                 "TopKLoss: k is an empty distribution. Pass a number, or {k: weight} with one at least."
@@ -56,7 +56,7 @@ class TopKLoss(nn.Module):
             for one, weight in parts.items()
         }
         self.weights = dict(sorted((one, weight / sum(weights.values())) for one, weight in weights.items()))
-        self.k = k
+        self.k = dict(weights) if isinstance(k, Mapping) else next(iter(weights))
         self.preselect = None if preselect is None else whole_number(preselect, "preselect", "TopKLoss", least=1)
         if self.preselect is not None and max(self.weights) > self.preselect:
             raise ArgumentError(f"TopKLoss: k={max(self.weights)} of {preselect} preselected items. Preselect more.")

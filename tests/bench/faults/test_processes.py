@@ -63,7 +63,8 @@ def test_control_c_saves_and_says_how_to_resume(tmp_path: Path) -> None:
 def test_a_second_control_c_ends_in_a_sentence(tmp_path: Path, pause: float) -> None:
     """Wherever it arrives: in a step, while saving, or when the run has ended already."""
     code, output = interrupted(tmp_path / "run", [0.05, pause])
-    assert code == 130
+    # Python may be shutting down already, where the signal itself ends it: a shell calls both 130.
+    assert code in (130, -signal.SIGINT)
     assert "Traceback" not in output
     assert "stopped" in output.splitlines()[-1] or "newton-losses train" in output.splitlines()[-1]
     assert read_checkpoint(tmp_path / "run" / "checkpoint.pt")["step"] > 0
