@@ -49,6 +49,7 @@ def newton_loss(
 ) -> Tensor:
     """The Newton loss of `loss` at `y` as a scalar: `NewtonLoss` as a function, without its checks.
 
+    >>> import torch
     >>> y = torch.zeros(2, 1, requires_grad=True)
     >>> newton_loss(lambda y: (y - 3).square().sum(1), y, damping=1e-9).backward()
     >>> y.grad  # (y − z*) / N with z* = 3
@@ -107,6 +108,7 @@ def newton_target(
     or gradient is not finite keeps z* = ȳ and takes no part in C. Where processes share the batch, C is that of all
     of it and each has to make this call. The arguments are those of `NewtonLoss`.
 
+    >>> import torch
     >>> newton_target(lambda y: (y - 3).square().sum(1), torch.zeros(2, 1), damping=1e-9).target
     tensor([[3.],
             [3.]])
