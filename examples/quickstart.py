@@ -2,7 +2,7 @@
 
     python examples/quickstart.py
 
-A small network scores items and is told only how eight of them rank. The loss is one that anybody
+A small network scores items and learns only from how eight of them rank. The loss is one that anybody
 could write: squared distance between the wanted ranks and soft ranks by sigmoids. Steep sigmoids
 saturate, so most gradients vanish and a few are large. One line changes between the runs. In the third, λ is so
 large that nothing is left of the curvature, and the step is the gradient in units of its own size: what that

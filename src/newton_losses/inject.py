@@ -60,7 +60,7 @@ def inject_fisher(
     with λ the root mean square of F's eigenvalues and ρ that of all entries of the ∇ℓᵢ (`NormalizedDamping`): no
     constant factor of the loss changes it. With a number as `damping` it is the paper's, (F + λI)⁻¹gᵢ.
 
-    F is quadratic in the gradient, so it has to know any factor that the loss is multiplied with before
+    F is quadratic in the gradient, so it has to know any factor that the loss is multiplied by before
     `backward()`: `loss_scale` is that factor (1/k when k batches are accumulated), or the `GradScaler`
     that scales the loss. What leaves is scaled with it as what arrived was; "auto" would take a factor that it is not
     told of for the loss's own, and drop it. Samples with a non-finite gradient get zero and the others theirs as if
@@ -134,7 +134,7 @@ def _check_settings(settings: _Settings) -> None:
     is_one_number = isinstance(scale, Tensor) and scale.numel() == 1
     if not (is_factor or is_one_number or isinstance(scale, GradScaler)):
         raise ArgumentError(
-            f"loss_scale={scale!r}; it is the factor that the loss is multiplied with, a number other than 0 "
+            f"loss_scale={scale!r}; it is the factor that the loss is multiplied by, a number other than 0 "
             "or a scalar tensor, or the GradScaler that scales the loss."
         )
     check_group(settings.process_group)

@@ -66,7 +66,7 @@ class NewtonLoss(nn.Module):
         ∂/∂yᵢ = (C/λ + I)⁻¹ ∇ℓᵢ / (ρN),   C = (1/N) Σ ∇²ℓᵢ  ("hessian")  or  (1/N) Σ ∇ℓᵢ∇ℓᵢᵀ  ("fisher")
 
     with λ the root mean square of C's eigenvalues, which enter by their absolute values, and ρ that of all entries of
-    the gradients: nothing changes when the loss is multiplied with a constant. With a number as `damping` it is the
+    the gradients: nothing changes when the loss is multiplied by a constant. With a number as `damping` it is the
     paper's, (C + λI)⁻¹∇ℓᵢ/N.
 
     Call `backward()` as usual. The outputs may have any shape `(N, ...)` and any floating dtype;
@@ -84,9 +84,9 @@ class NewtonLoss(nn.Module):
         spectrum: what becomes of negative eigenvalues of the Hessian: "raw" leaves them (the paper),
             "absolute" takes their absolute value, "clip" sets them to zero. By itself "absolute" with "auto", else
             "raw".
-        reduction: how a scalar `loss` was reduced, "mean" or "sum"; by itself it is the loss's own
+        reduction: how a scalar `loss` was reduced, "mean" or "sum"; by default the loss's own
             attribute `reduction`, else "mean".
-        matrix_free: solve with Hessian products instead of a stored Hessian; by itself, where it is large. λ is then
+        matrix_free: solve with Hessian products instead of a stored Hessian; by default where it is large. λ is then
             an estimate from 16 products, and "absolute" holds within 50 dimensions around each gradient.
         value: "loss", or "quadratic" for the value ½‖z* − y‖² itself.
         check: on the first call, make sure that the loss depends on the outputs and does not mix the

@@ -1,4 +1,4 @@
-"""`damping="auto"`: nothing changes when the loss is multiplied with a constant, whatever form the curvature has."""
+"""`damping="auto"`: nothing changes when the loss is multiplied by a constant, whatever form the curvature has."""
 
 from collections.abc import Callable
 

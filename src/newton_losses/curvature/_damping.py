@@ -68,7 +68,7 @@ class NormalizedDamping:
         (λ/ρ) (C + λI)⁻¹ ∇ℓᵢ = (C/λ + I)⁻¹ ∇ℓᵢ/ρ
 
     ∇ℓᵢ/ρ is the gradient in units of its own size, and C/λ the curvature in units of its own. Neither changes
-    when the loss is multiplied with a constant, and so nothing does: for the Hessian, which is
+    when the loss is multiplied by a constant, and so nothing does: for the Hessian, which is
     linear in the loss, as for the empirical Fisher, which is quadratic. No batch takes a longer step than
     others because its curvature happens to be small, or its gradient large. The price is Newton's own
     length: the step does not get shorter close to a minimum, which Adam would have undone anyway, while plain

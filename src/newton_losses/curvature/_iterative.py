@@ -107,7 +107,7 @@ def solve_by_residuals(
 ) -> Tensor:
     """The x in the growing Krylov spaces of each row b of `rows`, `(K, m)`, with the least ‖b − (C + λI)x‖.
 
-    Lanczos makes the matrix tridiagonal, one product a step, and rotations make that triangular as it grows; only the
+    Lanczos makes the matrix tridiagonal, one product per step, and rotations make that triangular as it grows; only the
     last two vectors of each kind are kept (Paige and Saunders, 1975). Nothing divides by a product with the matrix,
     which may be zero where the matrix is indefinite. All rows go in step; one that has converged keeps its solution.
     On a CPU the loop ends when all have; elsewhere it runs its course, since looking would wait for the device.

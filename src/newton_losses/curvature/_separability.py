@@ -22,11 +22,11 @@ from ._options import Reduction, resolve_reduction
 
 @outside_inference_mode
 def check_loss(loss: Loss, y: Tensor, *targets: Any, reduction: Reduction | None = None) -> bool:
-    """Raise where `loss` does not depend on `y` or mixes the samples of the batch; whether the latter could be told.
+    """Raise if `loss` does not depend on `y` or mixes the samples of the batch; return whether the batch could tell.
 
     Some samples get the outputs of others. A separable loss keeps the values and gradients of the rest; batch
     statistics, a ranking across the batch, pairs of samples or a reduction over the wrong dimension do not. With
-    fewer than two samples, or where all have the same outputs, nothing can be told. A loss that draws noise from a
+    fewer than two samples, or where all have the same outputs, the check cannot tell. A loss that draws noise from a
     generator of its own gives other numbers each time it is called; of such a loss only the dependence is checked.
 
     >>> check_loss(lambda y: (y - y.mean(0)).square().sum(1), torch.tensor([[1.0], [2.0], [4.0], [8.0]]))

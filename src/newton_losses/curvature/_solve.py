@@ -208,7 +208,7 @@ def matrix_sign(matrix: Tensor) -> Tensor:
     """The sign of a symmetric matrix, or of each in a batch, V sign(e) Vᵀ.
 
     The Newton-Schulz iteration X ← (3X − X³)/2 starts with all eigenvalues in [−1, 1] and takes each to its sign, but
-    small ones grow by 3/2 a round only. Here X is first multiplied with
+    small ones grow by 3/2 a round only. Here X is first multiplied by
 
         ρ = min(1.65, √(3 / (1 + ℓ + ℓ²))),   ℓ ← ρℓ(3 − ρ²ℓ²)/2
 

@@ -19,7 +19,7 @@ from ._loss_contract import full_precision, one_thread
 from ._options import Spectrum, check_spectrum
 from ._solve import damped_solve, solve_gradients
 
-# Up to this many unknowns an inverse is multiplied with, instead of solving for every row.
+# Up to this many unknowns the rows are multiplied by an inverse, instead of solving for each.
 LARGEST_INVERSE = 256
 
 Rule = float | Tensor | DampingRule
@@ -131,7 +131,7 @@ def _on_host(
 ) -> Solved | None:
     """On a CPU, if everything is finite and not near the ends of the range of numbers; else `None`.
 
-    The matrix is small: its inverse, in float64, is what the rows are multiplied with.
+    The matrix is small: the rows are multiplied by its inverse, in float64.
     """
     matrix = curvature.matrix.detach().to(torch.float64, copy=True)  # it will be changed
     count, size = gradient.shape

@@ -81,7 +81,7 @@ def diagnose(
     what goes wrong without an error: samples that are mixed, derivatives that are wrong or missing, gradients that are
     rounding or noise, jumps and kinks. Measured is what a Newton loss would change: how it normalises the batch, clips
     samples and turns directions, and where each direction leads on the outputs. The loss is called a few hundred
-    times, on at most 256 samples; before each call, `progress(stage, calls)` is told the current measurement and the
+    times, on at most 256 samples; before each call, `progress(stage, calls)` receives the current measurement and the
     number of calls so far. Neither the loss nor any random state is changed, and the same input gets the same answer.
 
     >>> squares = lambda y, target: (y - target).square().sum(1)
