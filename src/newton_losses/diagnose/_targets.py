@@ -1,0 +1,67 @@
+"""The targets of a loss for fewer samples and in another precision, whatever containers they come in."""
+
+import copy
+import operator
+from collections.abc import Callable, MutableMapping
+from typing import Any
+
+import numpy
+import torch
+from torch import Tensor
+
+
+def picked(target: Any, chosen: Tensor, count: int) -> Any:
+    """The target of the `chosen` ones of `count` samples. What has one entry per sample is known by its length alone.
+
+    >>> picked({"rank": torch.arange(3), "names": ["a", "b", "c"], "top": 2}, torch.tensor([0, 2]), 3)
+    {'rank': tensor([0, 2]), 'names': ['a', 'c'], 'top': 2}
+    """
+
+    def pick(part: Any) -> Any:
+        if isinstance(part, Tensor) and _has_rows(part, count):
+            return part[chosen.to(part.device)]
+        if isinstance(part, numpy.ndarray) and _has_rows(part, count):
+            return part[chosen.cpu().numpy()]
+        # A pair of tensors for two samples each is not a list of two samples.
+        if type(part) in (list, tuple) and len(part) == count and not all(_has_rows(one, count) for one in part):
+            return type(part)(part[index] for index in chosen.tolist())
+        return part
+
+    return changed(target, pick)
+
+
+def cast(target: Any, dtype: torch.dtype) -> Any:
+    """The same target with its floating tensors and arrays of that type; itself if there is nothing to change."""
+
+    def convert(part: Any) -> Any:
+        if isinstance(part, Tensor) and part.is_floating_point():
+            return part.to(dtype)
+        if isinstance(part, numpy.ndarray) and part.dtype.kind == "f":
+            return part.astype(torch.empty(0, dtype=dtype).numpy().dtype, copy=False)
+        return part
+
+    return changed(target, convert)
+
+
+def _has_rows(part: Any, count: int) -> bool:
+    return isinstance(part, Tensor | numpy.ndarray) and part.ndim > 0 and part.shape[0] == count
+
+
+def changed(target: Any, change: Callable[[Any], Any]) -> Any:
+    """`change` for the target or, where it leaves that as it is, for all that is within."""
+    done = change(target)
+    if done is not target:
+        return done
+    if isinstance(target, MutableMapping):
+        inside = {key: changed(value, change) for key, value in target.items()}
+        if all(inside[key] is value for key, value in target.items()):
+            return target
+        rebuilt = copy.copy(target)
+        rebuilt.update(inside)
+        return rebuilt
+    if isinstance(target, list | tuple):
+        entries = [changed(entry, change) for entry in target]
+        if all(map(operator.is_, entries, target)):
+            return target
+        return getattr(type(target), "_make", type(target))(entries)  # a named tuple takes no list
+    return target
