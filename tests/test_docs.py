@@ -1,4 +1,4 @@
-"""Every Python block of the documentation runs, every link leads somewhere, and the API page has every public name."""
+"""Every Python block of the documentation runs, every link leads somewhere, and the reference has every public name."""
 
 import ast
 import importlib
@@ -13,6 +13,7 @@ import torch
 import newton_losses
 
 ROOT = Path(__file__).parent.parent
+REFERENCE = ROOT / "docs" / "reference"
 PAGES = sorted([*(ROOT / "docs").rglob("*.md"), *ROOT.glob("README.md")])
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 # Files that are not in the repository, and a device that a test machine may lack.
@@ -102,9 +103,10 @@ ROOMS = ("sorting", "paths", "smoothing", "perturbed", "convex", "diagnose", "cu
 
 
 def documented() -> dict[str, object]:
-    """Each `::: name` of the API page with the object it stands for, and the members of modules that are named."""
+    """Each `::: name` of the reference with the object it stands for, and the members of modules that are named."""
     found: dict[str, object] = {}
-    for path in re.findall(r"^::: ([\w.]+)$", (ROOT / "docs" / "api.md").read_text(), re.MULTILINE):
+    pages = "\n".join(page.read_text() for page in REFERENCE.glob("*.md"))
+    for path in re.findall(r"^::: ([\w.]+)$", pages, re.MULTILINE):
         module, _, name = path.rpartition(".")
         if module == "newton_losses" and name in ROOMS:
             whole = importlib.import_module(path)
@@ -115,11 +117,20 @@ def documented() -> dict[str, object]:
 
 
 @pytest.mark.parametrize("module", ["newton_losses", *(f"newton_losses.{room}" for room in ROOMS)])
-def test_the_api_page_has_every_public_name(module: str) -> None:
-    on_page = [(path.rpartition(".")[2], value) for path, value in documented().items()]
+def test_the_reference_has_every_public_name(module: str) -> None:
+    on_pages = [(path.rpartition(".")[2], value) for path, value in documented().items()]
     missing = [
         name
         for name, value in public_names(importlib.import_module(module)).items()
-        if not any(name == other and value is found for other, found in on_page)
+        if not any(name == other and value is found for other, found in on_pages)
     ]
-    assert not missing, f"docs/api.md lacks {missing} of {module}: add `::: {module}.NAME`"
+    assert not missing, (
+        f"the reference lacks {missing} of {module}: add `::: {module}.NAME` to a page of docs/reference"
+    )
+
+
+def test_the_list_of_names_leads_to_each_of_them() -> None:
+    listed = set(re.findall(r"\]\[([\w.]+)\]", (REFERENCE / "index.md").read_text()))
+    # Those of authors of losses have a page, but no place in the list.
+    wanted = {path for path in documented() if not path.startswith("newton_losses.curvature.")}
+    assert listed == wanted
