@@ -241,7 +241,7 @@ def test_a_bad_second_derivative_alone_is_left_out_of_the_mean() -> None:
 def test_a_batch_of_bad_samples_only() -> None:
     y = torch.full((3, 2), torch.nan, requires_grad=True)
     newton = NewtonLoss(lambda y: y.square().sum(1))
-    with pytest.warns(UserWarning, match="no sample of this batch has a finite loss") as told:
+    with pytest.warns(UserWarning, match="no sample of the last 3 has a finite loss") as told:
         loss = newton(y)
     assert told[0].filename == __file__
     loss.backward()

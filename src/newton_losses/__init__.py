@@ -18,6 +18,7 @@ from .curvature import expand as expand
 from .errors import ArgumentError as ArgumentError
 from .errors import DerivativeError as DerivativeError
 from .errors import NewtonLossesError as NewtonLossesError
+from .errors import NonFiniteError as NonFiniteError
 from .errors import SeparabilityError as SeparabilityError
 from .errors import ShapeError as ShapeError
 from .functional import NewtonTarget as NewtonTarget

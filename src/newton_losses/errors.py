@@ -19,3 +19,7 @@ class SeparabilityError(NewtonLossesError, ValueError):
 
 class DerivativeError(NewtonLossesError, RuntimeError):
     """A loss lacks a derivative that was asked for; the message names the operator where it is known."""
+
+
+class NonFiniteError(NewtonLossesError, FloatingPointError):
+    """A loss, gradient or step is not finite, and `on_nonfinite="raise"` was asked for."""

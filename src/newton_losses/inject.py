@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.amp import GradScaler
 
 from ._no_second_derivative import NoSecondDerivative
+from ._skipped import OnNonfinite, SkipWatch, skip_counter
 from ._tracing import sees_operators
 from .curvature import (
     Damping,
@@ -37,7 +38,6 @@ from .curvature import (
     share_curvature,
 )
 from .errors import ArgumentError
-from .newton import skip_counter
 
 LossScale = float | Tensor | GradScaler
 
@@ -86,7 +86,8 @@ class InjectFisher(nn.Module):
     """`inject_fisher` as a module, for the end of a model: `nn.Sequential(network, InjectFisher())`.
 
     In evaluation nothing flows back, so nothing changes. The buffer `skipped` counts the samples whose
-    gradient was not finite, on the device.
+    gradient was not finite, on the device; `on_nonfinite` is as in `NewtonLoss`. Behind a `GradScaler`, which looks for
+    such gradients itself, nothing is said.
 
     >>> InjectFisher(damping=10.0)
     InjectFisher(damping=10.0)
@@ -101,6 +102,7 @@ class InjectFisher(nn.Module):
         reduction: Reduction = "mean",
         loss_scale: LossScale = 1.0,
         process_group: GroupChoice = "default",
+        on_nonfinite: OnNonfinite = "warn",
     ) -> None:
         super().__init__()
         _check_settings(_Settings(damping, reduction, loss_scale, process_group))
@@ -108,6 +110,7 @@ class InjectFisher(nn.Module):
         self.reduction: Reduction = reduction
         self.loss_scale = loss_scale
         self.process_group = process_group
+        self._watch = SkipWatch("InjectFisher", on_nonfinite)
         self.register_buffer("skipped", torch.zeros((), dtype=torch.int64), persistent=False)
 
     def forward(self, y: Tensor) -> Tensor:
@@ -146,7 +149,7 @@ _NO_SECOND = (
 )
 
 
-def _inject(y: Tensor, settings: _Settings, module: nn.Module | None) -> Tensor:
+def _inject(y: Tensor, settings: _Settings, module: InjectFisher | None) -> Tensor:
     check_outputs(y)
     # What transforms need of an operator, a `setup_context`, costs a look at its signature in every call.
     operator = _InjectFisher if sees_operators() else _InjectFisherOnTape
@@ -158,7 +161,7 @@ class _InjectFisher(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(y: Tensor, settings: _Settings, module: nn.Module | None) -> Tensor:
+    def forward(y: Tensor, settings: _Settings, module: InjectFisher | None) -> Tensor:
         return y.view_as(y)
 
     @staticmethod
@@ -172,6 +175,8 @@ class _InjectFisher(torch.autograd.Function):
             step = _short_way(arrived, ctx.settings, counter) or _long_way(arrived, ctx.settings)
         if counter is not None and step.kept is not None and not step.counted:
             counter.add_((~step.kept).sum())
+        if counter is not None and not torch.compiler.is_compiling():
+            _look(ctx.module, counter, step, len(arrived))
         rows = step.rows
         leaving = rows.reshape(arrived.shape).to(arrived.dtype)
         if torch.is_grad_enabled() and arrived.requires_grad:  # somebody wants to differentiate what leaves
@@ -179,11 +184,20 @@ class _InjectFisher(torch.autograd.Function):
         return leaving, None, None
 
 
+def _look(module: "InjectFisher", counter: Tensor, step: Solved, count: int) -> None:
+    """Has too much been skipped? Behind a `GradScaler` that is part of its search for a scale."""
+    if isinstance(module.loss_scale, GradScaler):
+        return
+    module._watch.seen += count
+    if step.kept is not None:
+        module._watch.look(counter, count)
+
+
 class _InjectFisherOnTape(torch.autograd.Function):
     """The same for the classic tape."""
 
     @staticmethod
-    def forward(ctx: Any, y: Tensor, settings: _Settings, module: nn.Module | None) -> Tensor:
+    def forward(ctx: Any, y: Tensor, settings: _Settings, module: InjectFisher | None) -> Tensor:
         ctx.settings, ctx.module = settings, module
         return y.view_as(y)
 

@@ -6,7 +6,6 @@ How the expansion is made and the system solved is in `newton_losses.curvature`.
 place of the module, and `inject.py` the variant that lives in a backward pass.
 """
 
-import warnings
 from functools import partial
 from typing import Any, Literal, NamedTuple, TypedDict
 
@@ -15,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ._arguments import padded_outputs
+from ._skipped import OnNonfinite, SkipWatch, skip_counter
 from ._tracing import is_captured, sees_operators
 from .curvature import (
     CurvatureKind,
@@ -98,6 +98,9 @@ class NewtonLoss(nn.Module):
             meaning: C is then averaged over all orders (`curvature.Exchangeable` has the formula), so that the result
             does not depend on how they are stored. By default it is the loss's own attribute `exchangeable`, which the
             library's losses of lists have, else False.
+        on_nonfinite: "warn" says once when a quarter of the samples or a whole batch is skipped, "raise" is an error
+            as soon as one is, "ignore" only counts. On CUDA both come up to 128 calls late, because no call waits for
+            the device; inside compiled code, CUDA graphs and transforms nothing is said.
 
     Lists of different lengths: `newton(y, *targets, mask=mask)` with a boolean `mask` of the shape of `y`, True where
     an output exists. The others get exactly no gradient and count nowhere: not in C, of which each sample sees its
@@ -139,6 +142,7 @@ class NewtonLoss(nn.Module):
         check: bool = True,
         process_group: GroupChoice = "default",
         exchangeable: bool | None = None,
+        on_nonfinite: OnNonfinite = "warn",
     ) -> None:
         super().__init__()
         check_is_loss(loss)
@@ -158,6 +162,7 @@ class NewtonLoss(nn.Module):
         self.value: Value = value
         self.check = check
         self._was_checked = False
+        self._watch = SkipWatch("NewtonLoss", on_nonfinite)
         self.register_buffer("skipped", torch.zeros((), dtype=torch.int64), persistent=False)
 
     def forward(self, y: Tensor, *targets: Any, mask: Tensor | None = None) -> Tensor:
@@ -171,10 +176,12 @@ class NewtonLoss(nn.Module):
             self._check_loss(loss, y, targets)
         counter = skip_counter(self, y) if isinstance(y, Tensor) else None  # what is none will be refused
         found = compute_newton_loss(loss, y, targets, self.value, self.options, self._rule, counter, mask)
-        if is_checked and found.kept is not None:
-            _warn_of_standstill(found.kept)
-        if not found.counted and found.kept is not None and counter is not None:
+        if counter is not None and found.kept is not None and not found.counted:
             counter.add_((~found.kept).sum())
+        if counter is not None and not torch.compiler.is_compiling():
+            self._watch.seen += len(y)
+            if found.kept is not None:
+                self._watch.look(counter, len(y), wait=is_checked)
         return found.value
 
     def _check_loss(self, loss: Loss | Expandable, y: Tensor, targets: tuple[Any, ...]) -> None:
@@ -187,31 +194,6 @@ class NewtonLoss(nn.Module):
 
     def extra_repr(self) -> str:
         return f"curvature={self.options['curvature']!r}, damping={self.options['damping']!r}"
-
-
-def _warn_of_standstill(kept: Tensor) -> None:
-    """Where every sample is left out, training stands still, with a loss that may well be finite."""
-    if len(kept) > 0 and not bool(kept.any()):
-        warnings.warn(
-            "NewtonLoss: no sample of this batch has a finite loss, gradient and step, so that nothing is learned from "
-            "it. newton_losses.diagnose(loss, y, *targets) finds the reason.",
-            stacklevel=5,  # this, `forward` and two of torch's own: then the line that called the module
-        )
-
-
-def skip_counter(module: nn.Module, tensor: Tensor) -> Tensor | None:
-    """The module's buffer `skipped` on the device of `tensor`, to add the samples to that are left out.
-
-    Inside a `torch.func` transform there is nothing to add to, and `None`: a buffer outside of it must not take in the
-    transform's own tensors.
-    """
-    if not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active():
-        return None
-    counter: Tensor = module.skipped  # type: ignore[assignment]
-    if counter.device != tensor.device:
-        counter = counter.to(tensor.device)
-        module.skipped = counter
-    return counter
 
 
 class _Found(NamedTuple):

@@ -1,5 +1,7 @@
 """Fuzzed calls of the Newton loss: each result is put back into the equation that defines it, in float64."""
 
+import warnings
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -128,7 +130,12 @@ def check_loss_and_gradient(
     if draw.chance(0.5):
         value = nl.newton_loss(loss, leaf, target, **options)
     else:
-        value = nl.NewtonLoss(loss, check=False, **options)(leaf, target)
+        action = draw.pick(("warn", "raise", "ignore"))
+        newton = nl.NewtonLoss(loss, check=False, on_nonfinite=action, **options)
+        kept = found.kept
+        value = watched(newton, action, int((~kept).sum()), len(kept), lambda: newton(leaf, target))
+        if value is None:
+            return
     value.backward()
     total = options["reduction"] == "sum"
     wanted = found.step if total else found.step / found.count
@@ -137,18 +144,40 @@ def check_loss_and_gradient(
         same(value, nl.newton_loss(loss, y, target, **options), 1e-5, "value with and without gradients")
 
 
+def watched(module: Any, action: str, skipped: int, count: int, call: Callable[[], Any]) -> Any:
+    """Call one step that skips so many of its samples: they are counted, and said as `action` wants. `None`: raised."""
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        try:
+            result = call()
+        except nl.NonFiniteError:
+            assert action == "raise", f"raised although on_nonfinite={action!r}"
+            result = None
+    assert int(module.skipped) == skipped, f"{int(module.skipped)} samples counted, {skipped} skipped"
+    assert (result is None) == (action == "raise" and skipped > 0)
+    assert len(told) == (action == "warn" and 0 < count == skipped), [str(one.message) for one in told]
+    return result
+
+
 def inject_fisher(draw: Draw) -> None:
     y = draw.tensor((int(draw.random.integers(6)), *draw.pick(TRAILING)), bad=0.0)
     reduction, damping = draw.pick(("mean", "sum")), draw_damping(draw)
     scale = draw.power(-3, 3) if draw.chance(0.2) else 1.0
     leaf = y.detach().clone().requires_grad_(y.is_floating_point())
+    module = None
     if draw.chance(0.5):
         out = nl.inject_fisher(leaf, damping, reduction=reduction, loss_scale=scale)
     else:
-        out = nl.InjectFisher(damping, reduction=reduction, loss_scale=scale)(leaf)
+        module = nl.InjectFisher(damping, reduction=reduction, loss_scale=scale, on_nonfinite="ignore")
+        out = module(leaf)
     assert torch.equal(out, y), "the forward pass is not the identity"
     arrived = draw.tensor(y.shape, y.dtype)
     out.backward(arrived)
+    if module is not None and y.numel():
+        rows = leaf.grad.reshape(len(y), -1)
+        lost = int((~torch.isfinite(working(arrived)).reshape(len(y), -1).all(1)).sum())
+        still = int((~rows.any(1)).sum())
+        assert lost <= int(module.skipped) <= still, f"{int(module.skipped)} counted, {lost} of {still} without a step"
     check_injected(leaf.grad, arrived, damping, reduction, scale)
 
 

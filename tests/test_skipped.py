@@ -1,0 +1,167 @@
+"""Skipped samples are counted, and said: training that stands still does not do so without a word."""
+
+import copy
+import pickle
+import warnings
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from newton_losses import ArgumentError, InjectFisher, NewtonLoss, NonFiniteError
+
+KINDS = ["hessian", "fisher"]
+
+
+def distance(y: Tensor, target: Tensor) -> Tensor:
+    """Without a finite gradient where it is zero."""
+    return (y - target).square().sum(1).sqrt()
+
+
+def squares(y: Tensor, target: Tensor) -> Tensor:
+    return (y - target).square().sum(1)
+
+
+def leaf(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).requires_grad_()
+
+
+def repeat(call: Callable[[], object], times: int) -> None:
+    for _ in range(times):
+        call()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_later_batch_without_a_finite_sample_is_said_once(kind: str) -> None:
+    newton, target = NewtonLoss(distance, kind), torch.zeros(8, 3)
+    newton(leaf(8, 3), target).backward()
+    with pytest.warns(UserWarning, match="NewtonLoss: no sample of the last 8 has a finite loss") as told:
+        newton(torch.zeros(8, 3, requires_grad=True), target).backward()
+    assert told[0].filename == __file__
+    newton(torch.zeros(8, 3, requires_grad=True), target).backward()
+    assert int(newton.skipped) == 16
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_half_of_the_targets_missing_is_said(kind: str) -> None:
+    target = torch.zeros(16, 3)
+    target[::2] = torch.nan
+    newton = NewtonLoss(squares, kind)
+    with pytest.warns(UserWarning, match="32 of the last 64 samples"):
+        repeat(lambda: newton(leaf(16, 3), target), 4)
+
+
+def test_outputs_padded_with_minus_infinity_are_said() -> None:
+    padded = torch.zeros(8, 4)
+    padded[:, 3] = -torch.inf
+    newton = NewtonLoss(lambda y: torch.softmax(y, 1).square().sum(1) + y.sum(1), "fisher")
+    with pytest.warns(UserWarning, match="no sample of the last 8"):
+        newton(leaf(8, 4) + padded).backward()
+
+
+def test_a_few_are_counted_and_not_said() -> None:
+    target = torch.zeros(16, 3)
+    target[:3, 0] = torch.nan
+    newton = NewtonLoss(squares, "fisher")
+    for seed in range(20):
+        newton(leaf(16, 3, seed=seed), target).backward()
+    assert int(newton.skipped) == 60
+
+
+def test_one_bad_batch_among_many_is_only_said_if_it_is_whole() -> None:
+    newton = NewtonLoss(squares)
+    for seed in range(20):
+        target = torch.zeros(8, 3)
+        if seed == 15:
+            target[:4] = torch.inf
+        newton(leaf(8, 3, seed=seed), target).backward()
+    assert int(newton.skipped) == 4
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_raise_is_an_error_at_the_first_and_ignore_only_counts(kind: str) -> None:
+    target = torch.zeros(8, 3)
+    target[2] = torch.nan
+    with pytest.raises(NonFiniteError, match="1 of the last 8 samples") as raised:
+        NewtonLoss(squares, kind, on_nonfinite="raise")(leaf(8, 3), target)
+    assert isinstance(raised.value, FloatingPointError)
+    silent = NewtonLoss(squares, kind, on_nonfinite="ignore")
+    silent(leaf(8, 3), torch.full((8, 3), torch.nan)).backward()
+    assert int(silent.skipped) == 8
+    with pytest.raises(ArgumentError, match="on_nonfinite='shout'"):
+        NewtonLoss(squares, kind, on_nonfinite="shout")
+
+
+def test_inject_fisher_says_it_in_the_backward_pass() -> None:
+    bad, y = torch.full((8, 1), torch.nan), leaf(8, 3)
+    with pytest.warns(UserWarning, match="InjectFisher: no sample of the last 8"):
+        (InjectFisher()(y) * bad).sum(1).mean().backward()
+    with pytest.raises(NonFiniteError, match="InjectFisher"):
+        (InjectFisher(on_nonfinite="raise")(y) * bad).sum(1).mean().backward()
+    InjectFisher(on_nonfinite="ignore")(y).mul(bad).sum(1).mean().backward()
+    # Behind a GradScaler an overflow is part of the search for a scale.
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**16)
+    inject = InjectFisher(loss_scale=scaler)
+    scaler.scale((inject(y) * bad).sum(1).mean()).backward()
+    assert int(inject.skipped) == 8
+
+
+def test_transforms_and_compilers_stay_silent_and_count_what_they_can() -> None:
+    torch._dynamo.reset()
+    newton, bad = NewtonLoss(squares, "fisher"), torch.full((8, 3), torch.nan)
+    torch.func.grad(lambda y: newton(y, bad))(leaf(8, 3).detach())
+    assert int(newton.skipped) == 0
+    compiled = torch.compile(newton, fullgraph=True, backend="aot_eager")
+    for _ in range(2):
+        compiled(leaf(8, 3), bad).backward()
+    assert int(newton.skipped) == 16
+
+
+def test_what_was_seen_survives_copies_and_files_and_a_counter_set_back() -> None:
+    newton = NewtonLoss(squares, "fisher", on_nonfinite="raise")
+    y, bad = leaf(8, 3), torch.full((8, 3), torch.nan)
+    for one in (copy.deepcopy(newton), pickle.loads(pickle.dumps(newton))):
+        one(y, y.detach() + 1).backward()
+        with pytest.raises(NonFiniteError):
+            one(y, bad)
+        one.skipped.zero_()
+        one(y, y.detach() + 1).backward()
+
+
+def test_a_training_run_of_finite_samples_says_nothing() -> None:
+    network, newton = nn.Linear(4, 3), NewtonLoss(distance)
+    optimizer = torch.optim.Adam(network.parameters(), lr=1e-2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for seed in range(100):
+            optimizer.zero_grad()
+            newton(network(leaf(8, 4, seed=seed)), torch.zeros(8, 3)).backward()
+            optimizer.step()
+    assert int(newton.skipped) == 0
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", KINDS)
+def test_on_a_gpu_it_is_said_a_while_later_and_nothing_waits(kind: str) -> None:
+    newton, target = NewtonLoss(distance, kind).cuda(), torch.zeros(8, 3, device="cuda")
+    newton(leaf(8, 3).cuda(), target)  # the first call is checked, and may wait
+    y = torch.zeros(8, 3, device="cuda", requires_grad=True)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            repeat(lambda: newton(y, target), 63)
+        assert not told
+        torch.cuda.set_sync_debug_mode("default")
+        torch.cuda.synchronize()
+        torch.cuda.set_sync_debug_mode("error")
+        with pytest.warns(UserWarning, match="504 of the last 512 samples"):
+            repeat(lambda: newton(y, target), 64)
+        repeat(lambda: newton(y, target), 200)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    strict = NewtonLoss(distance, kind, on_nonfinite="raise").cuda()
+    strict(leaf(8, 3).cuda(), target)
+    with pytest.raises(NonFiniteError):
+        repeat(lambda: (strict(y, target), torch.cuda.synchronize()), 200)
