@@ -12,7 +12,7 @@ from newton_losses_bench.config import PATHS_ALGORITHMS, SORTING_ALGORITHMS, Pat
 from newton_losses_bench.describe import outcome
 from newton_losses_bench.machine import Interrupted, StopRequests
 from newton_losses_bench.store import RunError, read_checkpoint
-from newton_losses_bench.tasks import load_data, make_task
+from newton_losses_bench.tasks import load_maps, make_task
 from newton_losses_bench.tasks.paths import tenths
 from newton_losses_bench.train import Progress, run
 from newton_losses_bench.train_step import Trainer
@@ -166,9 +166,9 @@ def test_an_epoch_visits_every_map_once(paths_config):
 
 def test_a_longer_set_of_maps_begins_with_the_shorter_one(paths_config, tmp_path):
     config = replace(paths_config, data_root=str(tmp_path)).resolved()
-    long = load_data(config)
+    long = load_maps(config)
     for maps in (5, 9):  # a beginning of what is stored, and more than is stored
-        found = load_data(replace(config, train_maps=maps))
+        found = load_maps(replace(config, train_maps=maps))
         shared = min(maps, 7)
         assert torch.equal(found.train.maps[:shared], long.train.maps[:shared])
         assert len(found.train) == maps

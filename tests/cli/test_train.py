@@ -14,7 +14,6 @@ from cli.running import TINY, command
 from newton_losses_bench import train, train_step
 from newton_losses_bench.config import run_name
 from newton_losses_bench.store import RunError, Store
-from newton_losses_bench.tasks import from_config, load_data
 
 
 def test_training_prints_lines_and_a_result(tmp_path):
@@ -95,13 +94,6 @@ def test_the_default_folder_has_the_name_that_a_sweep_would_give_it(tmp_path, mo
 def test_seeds_mean_the_same_as_in_a_sweep(words, seeds, tmp_path):
     assert command(*TINY, *words, "--out", str(tmp_path))[0] == 0
     assert sorted(record.seed for record in Store(tmp_path).records()) == seeds
-
-
-def test_the_seeds_of_a_command_share_their_data(tmp_path, monkeypatch):
-    loads = []
-    monkeypatch.setattr(from_config, "load_data", lambda config: loads.append(config.seed) or load_data(config))
-    assert command(*TINY, "--seeds", "3-5", "--out", str(tmp_path / "runs"))[0] == 0
-    assert loads == [3]
 
 
 def test_tensorboard_curves(tmp_path):

@@ -26,7 +26,7 @@ from ..demo import (
 from ..describe import duration
 from ..settings import check_at_least
 from ..store import Store, check_writable
-from ..sweep import Counters, Job, Lines, Listener, LocalPool, run_sweep
+from ..sweep import Counters, Job, Lines, LocalPool, run_sweep
 from ._options import option
 from ._output import emit, spoken_errors, typed_command
 
@@ -82,7 +82,7 @@ def _show_task(config: DemoConfig, runs: int, slots: int) -> None:
     typer.echo(f"The race: {len(ARMS)} losses train the same network, {runs} runs, {slots} at a time.")
 
 
-def _listener(jobs: Jobs, as_json: bool) -> Listener:
+def _listener(jobs: Jobs, as_json: bool) -> Lines:
     if as_json:
         return Lines(open(os.devnull, "w", encoding="utf-8"))
     return Race(jobs) if sys.stdout.isatty() else Lines()

@@ -13,7 +13,6 @@ from ..config import PathsConfig, RunConfig, SortingConfig, run_name
 from ..machine import Interrupted, stop_requests
 from ..progress import JsonLines, TensorBoard, Together
 from ..statistics import summarise_all
-from ..tasks import DataCache, make_task
 from ..train import Progress, run
 from ._options import ONE, OUTPUT, Json, Seed, Seeds, add_command, chosen_seeds, option
 from ._output import choose_progress, emit, refuse_torchrun, spoken_errors
@@ -55,8 +54,6 @@ def _train(kind: type[RunConfig], options: TrainOptions, settings: dict[str, Any
         # Resolved one by one: a seed is a setting too, and may be wrong.
         configs = [replace(base, seed=one).resolved() for one in chosen_seeds(options.seed, options.seeds)]
         folders = [_folder(config, options.out, several=options.seeds is not None) for config in configs]
-        # A run alone gives its data back as soon as it is on the device; several share it.
-        make = DataCache().make_task if len(configs) > 1 else make_task
         results = []
     with stop_requests(answers=False) as stop:
         for config, folder in zip(configs, folders, strict=True):
@@ -65,7 +62,7 @@ def _train(kind: type[RunConfig], options: TrainOptions, settings: dict[str, Any
                     raise Interrupted(0, stop.requested)
                 progress = _listener(config, folder, options)
                 try:
-                    results.append(run(config, str(folder), progress=progress, make=make, overwrite=options.overwrite))
+                    results.append(run(config, str(folder), progress=progress, overwrite=options.overwrite))
                 finally:
                     progress.close()
     if not as_json:

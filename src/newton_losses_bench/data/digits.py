@@ -9,7 +9,6 @@ import math
 import os
 import struct
 import zlib
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -22,7 +21,7 @@ from torch.nn import functional
 
 from newton_losses.errors import ArgumentError, ShapeError
 
-from .files import DataError, DataNotFoundError, Progress, Splits, data_root, fetch, known_split, root_options
+from .files import DataError, DataNotFoundError, Splits, data_root, fetch, known_split, root_options
 
 MIRRORS = (
     "https://ossci-datasets.s3.amazonaws.com/mnist",
@@ -54,8 +53,8 @@ class LabeledImages:
     """Pictures `images` `(K, height, width)` uint8, 0 black to 255 white, and `labels` `(K,)` int64.
 
     >>> data = LabeledImages(torch.zeros(3, 8, 8, dtype=torch.uint8), torch.tensor([7, 1, 4]))
-    >>> len(data), data[1][1].item(), len(data.part(0, 2))
-    (3, 1, 2)
+    >>> len(data), len(data.part(0, 2))
+    (3, 2)
     """
 
     def __init__(self, images: Tensor, labels: Tensor) -> None:
@@ -69,11 +68,6 @@ class LabeledImages:
 
     def __len__(self) -> int:
         return len(self.images)
-
-    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        if not -len(self) <= index < len(self):
-            raise IndexError(f"index {index} of {len(self)} images")
-        return self.images[index], self.labels[index]
 
     def part(self, begin: int, end: int) -> "LabeledImages":
         """The images from `begin` up to, not including, `end`."""
@@ -99,14 +93,12 @@ class MNIST(LabeledImages):
         train: bool = True,
         download: bool = False,
         check: bool = True,
-        mirrors: Sequence[str] = MIRRORS,
-        progress: Progress | None = None,
     ) -> None:
         base = data_root(root)
         part = "train" if train else "t10k"
         if download and not _is_there(base, part):
             for name in (name for name in FILE_SUMS if name.startswith(part)):
-                fetch(base / "MNIST" / "raw", name, FILE_SUMS[name], mirrors, progress)
+                fetch(base / "MNIST" / "raw", name, FILE_SUMS[name], MIRRORS)
         arrays = _read(base, part)
         if arrays is None:
             command = " ".join(["newton-losses data fetch mnist", *root_options(base)])
@@ -122,23 +114,13 @@ class MNIST(LabeledImages):
         super().__init__(*(torch.from_numpy(array.copy()) for array in arrays))
 
     @staticmethod
-    def splits(
-        root: str | os.PathLike[str] | None = None,
-        download: bool = False,
-        progress: Progress | None = None,
-    ) -> Splits[LabeledImages]:
+    def splits(root: str | os.PathLike[str] | None = None, download: bool = False) -> Splits[LabeledImages]:
         """The protocol's parts: the first 55,000 training images, the other 5,000, the 10,000 test images."""
-        train = MNIST(root, train=True, download=download, progress=progress)
-        test = MNIST(root, train=False, download=download, progress=progress)
+        train = MNIST(root, train=True, download=download)
+        test = MNIST(root, train=False, download=download)
         return Splits(
             train.part(0, _TRAINING_IMAGES), train.part(_TRAINING_IMAGES, len(train)), test.part(0, len(test))
         )
-
-    @staticmethod
-    def places(root: str | os.PathLike[str] | None = None) -> list[Path]:
-        """Where its files are looked for: a folder, and two files."""
-        base = data_root(root)
-        return [base / "MNIST" / "raw", *_npz_names(base)]
 
 
 def _idx_files(base: Path, part: str, suffix: str) -> list[Path]:

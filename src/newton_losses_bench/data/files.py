@@ -3,29 +3,22 @@
 A file or folder appears under its name only once all of it is there: half of one is never taken for a whole.
 """
 
-import errno
 import hashlib
-import json
 import os
 import secrets
 import shlex
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from http.client import HTTPException
 from pathlib import Path
 from typing import Generic, NamedTuple, TypeVar
-from urllib.request import Request, urlopen
+from urllib.request import urlopen
 
 from newton_losses.errors import ArgumentError, NewtonLossesError
 
 ROOT_VARIABLE = "NEWTON_LOSSES_DATA"
-# Counts bytes: the name of the file, those that are there, all.
-Progress = Callable[[str, int, int], None]
-_STAMP = ".checked.json"
-_LOCAL_TROUBLE = {errno.ENOSPC, errno.EACCES, errno.EPERM, errno.EROFS, errno.EDQUOT, errno.EISDIR}
 _T = TypeVar("_T")
 
 
@@ -141,99 +134,37 @@ def file_md5(path: Path) -> str:
         return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
 
 
-def stamps(places: Iterable[Path]) -> tuple[tuple[str | int, ...], ...]:
-    """What differs when a file was changed or replaced: of each that is there, its place, size, times and number.
-
-    A folder stands for the files in it. Hidden ones do not count: they are notes of our own.
-    """
-    found = []
-    for place in places:
-        files = [place]
-        # Another process may put a new folder or file in the place of one at any time.
-        with suppress(FileNotFoundError, NotADirectoryError):
-            files = sorted(place.iterdir())
-        for file in files:
-            with suppress(FileNotFoundError):
-                facts = file.stat()
-                if not file.name.startswith("."):
-                    found.append((str(file), facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns, facts.st_ino))
-    return tuple(found)
-
-
-def verify_files(folder: Path, sums: Mapping[str, str], advice: str, again: bool = False) -> None:
-    """Compare the md5 sums of files in `folder`; those that passed and did not change are not read again.
-
-    What passed is remembered in a hidden file beside them, where the folder can be written to. With `again`,
-    all files are read whatever is remembered.
-    """
-    try:
-        passed = dict(json.loads((folder / _STAMP).read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError):
-        passed = {}
+def verify_files(folder: Path, sums: Mapping[str, str], advice: str) -> None:
+    """Compare the md5 sums of files in `folder`."""
     for name, md5 in sums.items():
-        path = folder / name
-        facts = path.stat()
-        # The time of modification can be set to anything, as copying does; that of change is the system's own.
-        stamp = [md5, facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns]
-        if passed.get(name) == stamp and not again:
-            continue
-        found = file_md5(path)
+        found = file_md5(folder / name)
         if found != md5:
-            raise DataError(f"{path} has the md5 sum {found}, not {md5}: it is damaged or of another set. {advice}")
-        passed[name] = stamp
-    # Beside and then in place: a reader never sees half of it. Without it files are only read again.
-    temporary = folder / f"{_STAMP}.{secrets.token_hex(4)}.part"
-    with suppress(OSError):
-        temporary.write_text(json.dumps(passed), encoding="utf-8")
-        temporary.replace(folder / _STAMP)
-    with suppress(OSError):
-        temporary.unlink(missing_ok=True)
+            raise DataError(
+                f"{folder / name} has the md5 sum {found}, not {md5}: it is damaged or of another set. {advice}"
+            )
 
 
-# Downloading
-
-
-def fetch(folder: Path, name: str, md5: str, mirrors: Sequence[str], progress: Progress | None = None) -> Path:
+def fetch(folder: Path, name: str, md5: str, mirrors: Sequence[str]) -> Path:
     """Return `folder/name` with the sum `md5`, downloaded from `mirror/name` where it is not there yet.
 
-    `progress(name, done, total)` counts bytes. When no mirror gives the file, the error lists what each did.
+    When no mirror gives the file, the error lists what each did.
     """
     folder.mkdir(parents=True, exist_ok=True)
+    target, part = folder / name, folder / f"{name}.part"
+    failures = []
     # Runs that start together must not write to one part; the second finds what the first one fetched.
     with locked(folder):
-        return _fetch(folder, name, md5, mirrors, progress)
-
-
-def _fetch(folder: Path, name: str, md5: str, mirrors: Sequence[str], progress: Progress | None) -> Path:
-    target, part = folder / name, folder / f"{name}.part"
-    if target.exists() and file_md5(target) == md5:
-        return target
-    failures = []
-    for mirror in mirrors:
-        url = f"{mirror.rstrip('/')}/{name}"
-        try:
-            _download(url, part, progress and partial(progress, name))
-            found, size = file_md5(part), part.stat().st_size
-            if found == md5:
-                os.replace(part, target)
-                return target
-            failures.append(f"{url}: gave {size} bytes with the md5 sum {found} instead of {md5}")
-        except (OSError, HTTPException) as error:
-            # Errors of the network are OSErrors as well; trouble with the own disk is not the mirror's fault.
-            if getattr(error, "errno", None) in _LOCAL_TROUBLE:
-                raise
-            failures.append(f"{url}: {type(error).__name__}: {error}".splitlines()[0][:300])
+        if target.exists() and file_md5(target) == md5:
+            return target
+        for url in (f"{mirror.rstrip('/')}/{name}" for mirror in mirrors):
+            try:
+                with urlopen(url, timeout=60) as response, part.open("wb") as file:
+                    shutil.copyfileobj(response, file)
+                if (found := file_md5(part)) == md5:
+                    os.replace(part, target)
+                    return target
+                failures.append(f"{url}: gave {part.stat().st_size} bytes with the md5 sum {found} instead of {md5}")
+            except (OSError, HTTPException) as error:
+                failures.append(f"{url}: {type(error).__name__}: {error}".splitlines()[0][:300])
         part.unlink(missing_ok=True)
     raise DataError(f"{name} could not be downloaded to {folder}. " + "; ".join(failures) + ".")
-
-
-def _download(url: str, part: Path, progress: Callable[[int, int], None] | None) -> None:
-    # The sum is that of the packed file: no server may unpack it on the way.
-    request = Request(url, headers={"Accept-Encoding": "identity"})
-    with part.open("wb") as file, urlopen(request, timeout=60) as response:
-        total, done = int(response.headers.get("Content-Length", 0)), 0
-        while chunk := response.read(1 << 16):
-            file.write(chunk)
-            done += len(chunk)
-            if progress is not None:
-                progress(done, total)

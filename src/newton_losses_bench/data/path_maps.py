@@ -154,14 +154,13 @@ def file_name(split: str, part: str) -> str:
 
 
 class MapFiles:
-    """One split in `folder`, mapped into memory: nothing is read before it is used.
+    """One split in `folder`, mapped into memory. With `check`, the md5 sums of its three files have to be `sums`.
 
     `maps` is `(N, 8k, 8k, 3)` uint8, `weights` `(N, k, k)` float16, `paths` `(N, k, k)` uint8 of 0 and 1.
     """
 
     def __init__(self, folder: Path, split: str, size: int, sums: Mapping[str, str], advice: str, check: bool) -> None:
         self.folder, self.split, self.size = folder, known_split(split), size
-        self._sums, self._advice = sums, advice
         arrays = [_open(folder / file_name(split, part), dtype, advice) for part, dtype in PARTS.items()]
         self.maps, self.weights, self.paths = arrays
         count = len(self.weights)
@@ -173,18 +172,11 @@ class MapFiles:
                     f"{size}×{size} have {shape} here. {advice}"
                 )
         if check:
-            self.verify()
+            names = [file_name(split, part) for part in PARTS]
+            verify_files(folder, {name: sums[name] for name in names}, advice)
 
     def __len__(self) -> int:
         return len(self.weights)
-
-    def __getitem__(self, index: int) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
-        return self.maps[index], self.weights[index], self.paths[index]
-
-    def verify(self, again: bool = False) -> None:
-        """Compare the md5 sums of the three files, once for as long as they do not change, or `again`."""
-        names = [file_name(self.split, part) for part in PARTS]
-        verify_files(self.folder, {name: self._sums[name] for name in names}, self._advice, again)
 
     def path_maps(self) -> PathMaps:
         """The whole split as tensors in memory."""
@@ -216,7 +208,7 @@ class Warcraft(MapFiles):
     """One split of the Warcraft set from `root/warcraft_shortest_path_oneskin/12x12/`.
 
     `root/Warcraft/12x12/` and `root/Warcraft/warcraft_shortest_path_oneskin/12x12/` do as well. With `check`,
-    the md5 sums of the split's files are compared, once for as long as the files do not change.
+    the md5 sums of the split's files are compared.
     """
 
     def __init__(self, root: str | os.PathLike[str] | None = None, split: str = "train", check: bool = True) -> None:
@@ -229,15 +221,9 @@ class Warcraft(MapFiles):
         """All three splits as tensors, normalised by the mean and standard deviation of the training maps."""
         return normalized_splits(*(Warcraft(root, split, check) for split in Splits._fields))
 
-    @staticmethod
-    def places(root: str | os.PathLike[str] | None = None) -> list[Path]:
-        """The folders where its files are looked for."""
-        base = data_root(root)
-        return [base / WARCRAFT / "12x12", base / "Warcraft" / "12x12", base / "Warcraft" / WARCRAFT / "12x12"]
-
 
 def _warcraft_folder(root: Path) -> Path:
-    candidates = Warcraft.places(root)
+    candidates = [root / WARCRAFT / "12x12", root / "Warcraft" / "12x12", root / "Warcraft" / WARCRAFT / "12x12"]
     for folder in candidates:
         if folder.is_dir():
             return folder

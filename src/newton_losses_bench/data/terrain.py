@@ -118,7 +118,7 @@ def make(
 class Terrain(MapFiles):
     """One split of look-alike maps from `root/terrain/<size>x<size>/`, as `make` wrote them.
 
-    With `check`, the md5 sums of the split's files are compared, once for as long as the files do not change.
+    With `check`, the md5 sums of the split's files are compared.
     """
 
     def __init__(
@@ -139,11 +139,6 @@ class Terrain(MapFiles):
     def splits(root: str | os.PathLike[str] | None = None, size: int = 12, check: bool = True) -> Splits[PathMaps]:
         """All three splits as tensors, normalised by the mean and standard deviation of the training maps."""
         return normalized_splits(*(Terrain(root, split, size, check) for split in Splits._fields))
-
-    @staticmethod
-    def places(root: str | os.PathLike[str] | None = None, size: int = 12) -> list[Path]:
-        """The folder where its files are looked for."""
-        return [_folder(data_root(root), size)]
 
 
 def _draw_chunk(seed: int, set_number: int, first: int, count: int, size: int) -> Drawn:

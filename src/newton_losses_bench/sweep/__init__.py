@@ -8,7 +8,6 @@ from .jobs import train_command as train_command
 from .processes import LocalPool as LocalPool
 from .run import Counters as Counters
 from .run import Failure as Failure
-from .run import Listener as Listener
 from .run import Pool as Pool
 from .run import SweepResult as SweepResult
 from .run import run_sweep as run_sweep

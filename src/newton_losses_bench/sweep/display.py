@@ -1,19 +1,21 @@
 """How a sweep reports: lines for a log or a pipe, bars for a person at a terminal."""
 
 import sys
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from ..describe import duration
 from ..machine import STOPPING
 from .jobs import Job
-from .run import Counters
+
+if TYPE_CHECKING:
+    from .run import Counters
 
 # Columns beside a label: a bar, the progress, the last accuracy or the time left.
 _BESIDE = 44
 
 
 class Lines:
-    """One line when a run starts, ends or fails."""
+    """One line when a run starts, ends or fails. Other listeners override what they show in another way."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
         self._stream = stream or sys.stdout
@@ -21,21 +23,25 @@ class Lines:
     def note(self, text: str) -> None:
         print(text, file=self._stream, flush=True)
 
-    def sweep_started(self, counters: Counters) -> None:
-        self.note(_opening(counters))
+    def sweep_started(self, counters: "Counters") -> None:
+        runs = "1 run" if counters.total == 1 else f"{counters.total} runs"
+        self.note(f"{runs}, {counters.finished_before} already finished" if counters.finished_before else runs)
 
-    def job_started(self, job: Job, counters: Counters) -> None:
+    def job_started(self, job: Job, counters: "Counters") -> None:
         self.note(f"started: {job.label}")
 
-    def job_advanced(self, job: Job, counters: Counters) -> None:
+    def job_advanced(self, job: Job, counters: "Counters") -> None:
         pass
 
-    def job_finished(self, job: Job, result: dict[str, Any], counters: Counters) -> None:
+    def job_finished(self, job: Job, result: dict[str, Any], counters: "Counters") -> None:
         left = duration(counters.seconds_left())
         self.note(f"[{counters.done}/{counters.total}] {_ending(job, result)}; all runs: {left} left")
 
-    def job_failed(self, job: Job, message: str, again: bool, counters: Counters) -> None:
-        self.note(_failing(job, message, again))
+    def job_failed(self, job: Job, message: str, again: bool, counters: "Counters") -> None:
+        """In one line; the end of the sweep repeats it in full."""
+        lines = message.splitlines()
+        words = ": ".join(dict.fromkeys((lines[0], lines[-1])))
+        self.note(f"failed{', will be retried' if again else ''}: {job.label}: {words}")
 
     def sweep_stopping(self) -> None:
         self.note(STOPPING)
@@ -44,13 +50,14 @@ class Lines:
         pass
 
 
-class Bars:
+class Bars(Lines):
     """One bar for the sweep and one for each running job, with finished runs in lines above."""
 
     def __init__(self) -> None:
         from rich.console import Console
         from rich.progress import BarColumn, Progress, TextColumn
 
+        super().__init__()
         self._console = Console()
         self._bars = Progress(
             TextColumn("{task.description}"), BarColumn(bar_width=20), TextColumn("{task.fields[note]}"),
@@ -59,35 +66,32 @@ class Bars:
         self._all = self._bars.add_task("all runs", note="")
         self._rows: dict[str, Any] = {}
 
-    def sweep_started(self, counters: Counters) -> None:
-        self.note(_opening(counters))
+    def note(self, text: str) -> None:
+        self._console.print(text, markup=False, highlight=False)
+
+    def sweep_started(self, counters: "Counters") -> None:
+        super().sweep_started(counters)
         self._update(counters)
         self._bars.start()
 
-    def job_started(self, job: Job, counters: Counters) -> None:
+    def job_started(self, job: Job, counters: "Counters") -> None:
         label = _shortened(job.label, self._console.width - _BESIDE)
         self._rows[job.name] = self._bars.add_task(label, total=1.0, note="starting")
 
-    def job_advanced(self, job: Job, counters: Counters) -> None:
+    def job_advanced(self, job: Job, counters: "Counters") -> None:
         fraction, accuracy = counters.running[job.name], counters.accuracy.get(job.name)
         note = f"{100 * fraction:.0f} %" + ("" if accuracy is None else f", test {accuracy:.1f}")
         self._bars.update(self._rows[job.name], completed=fraction, note=note)
         self._update(counters)
 
-    def job_finished(self, job: Job, result: dict[str, Any], counters: Counters) -> None:
+    def job_finished(self, job: Job, result: dict[str, Any], counters: "Counters") -> None:
         self._remove(job)
         self.note(_ending(job, result))
         self._update(counters)
 
-    def job_failed(self, job: Job, message: str, again: bool, counters: Counters) -> None:
+    def job_failed(self, job: Job, message: str, again: bool, counters: "Counters") -> None:
         self._remove(job)
-        self.note(_failing(job, message, again), style="red")
-
-    def sweep_stopping(self) -> None:
-        self.note(STOPPING)
-
-    def note(self, text: str, style: str | None = None) -> None:
-        self._console.print(text, style=style, markup=False, highlight=False)
+        super().job_failed(job, message, again, counters)
 
     def close(self) -> None:
         self._bars.stop()
@@ -97,7 +101,7 @@ class Bars:
         if row is not None:
             self._bars.remove_task(row)
 
-    def _update(self, counters: Counters) -> None:
+    def _update(self, counters: "Counters") -> None:
         note = f"{counters.done}/{counters.total}, {duration(counters.seconds_left())} left"
         done = counters.done + sum(counters.running.values())
         self._bars.update(self._all, total=counters.total, completed=done, note=note)
@@ -115,11 +119,6 @@ def _shortened(label: str, width: int) -> str:
     return f"{start[: max(width - len(end) - 3, 0)]}…, {end}"
 
 
-def _opening(counters: Counters) -> str:
-    runs = "1 run" if counters.total == 1 else f"{counters.total} runs"
-    return f"{runs}, {counters.finished_before} already finished" if counters.finished_before else runs
-
-
 def _ending(job: Job, result: dict[str, Any]) -> str:
     figures = _figures(result["test"])
     if "averaged" in result:
@@ -129,10 +128,3 @@ def _ending(job: Job, result: dict[str, Any]) -> str:
 
 def _figures(test: dict[str, float]) -> str:
     return ", ".join(f"{name.replace('_', ' ')} {value:.4g}" for name, value in test.items())
-
-
-def _failing(job: Job, message: str, again: bool) -> str:
-    """How a run failed, in one line; the end of the sweep repeats it in full."""
-    lines = message.splitlines()
-    words = ": ".join(dict.fromkeys((lines[0], lines[-1])))
-    return f"failed{', will be retried' if again else ''}: {job.label}: {words}"

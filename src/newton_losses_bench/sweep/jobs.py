@@ -18,7 +18,6 @@ from ..convex_experiment import run_convex
 from ..machine import device_kind
 from ..settings import option
 from ..store import AVERAGE, CHECKPOINT, CONFIG, RESULT, WEIGHTS, Record, RunError, compact, read_json
-from ..tasks import Task, make_task
 from ..train import Progress, run
 
 # Exit codes of a job's process.
@@ -61,13 +60,10 @@ class Job:
         return (Path(self.folder) / RESULT).exists()
 
 
-def execute(job: Job, progress: Progress, make: Callable[[Any], Task] = make_task) -> Record:
-    """Run a job, or resume it, and return its result. A finished job is not run again.
-
-    `make(config)` makes the task of a benchmark run.
-    """
+def execute(job: Job, progress: Progress) -> Record:
+    """Run a job, or resume it, and return its result. A finished job is not run again."""
     if not job.is_finished():
-        _program(job.program)(job.configuration, job.folder, progress) if job.program else _train(job, progress, make)
+        _program(job.program)(job.configuration, job.folder, progress) if job.program else _train(job, progress)
     if not job.keep_weights:
         tidy(job)
     return read_json(Path(job.folder) / RESULT)
@@ -79,13 +75,13 @@ def _program(name: str) -> Callable[[dict[str, Any], str, Progress], object]:
     return found
 
 
-def _train(job: Job, progress: Progress, make: Callable[[Any], Task]) -> None:
+def _train(job: Job, progress: Progress) -> None:
     config = configuration_class(job.configuration["task"]).from_dict(job.configuration).resolved()
     if isinstance(config, ConvexConfig):
         run_convex(config, job.folder, progress=progress)
         return
     config, start_over = _as_begun(config, Path(job.folder))
-    run(config, job.folder, progress=progress, make=make, overwrite=start_over)
+    run(config, job.folder, progress=progress, overwrite=start_over)
 
 
 def in_words(error: Exception) -> str:
@@ -140,15 +136,6 @@ def train_command(configuration: dict[str, Any]) -> list[str]:
         if isinstance(value, bool):
             words.append(option(field.name) if value else option(field.name).replace("--", "--no-", 1))
         else:
-            words += [option(field.name), _number(value) if isinstance(value, float) else str(value)]
+            # All digits, so that the command is exactly this run.
+            words += [option(field.name), str(value).removesuffix(".0") if isinstance(value, float) else str(value)]
     return words
-
-
-def _number(value: float) -> str:
-    """The shortest text that reads back as exactly this number, so that the command is exactly this run.
-
-    >>> _number(10.0), _number(1e-05), _number(0.0012345678), _number(1234567.0)
-    ('10', '1e-05', '0.0012345678', '1234567')
-    """
-    texts = (f"{value:g}", repr(value).removesuffix(".0"))
-    return min((text for text in texts if float(text) == value), key=len)

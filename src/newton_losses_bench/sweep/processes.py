@@ -1,6 +1,6 @@
-"""Jobs on this machine: several processes at once, each of which runs one job after another.
+"""Jobs on this machine: several at once, each in a process of its own.
 
-`worker.py` is the other side: what such a process does. They speak in lines of JSON over its standard input and output.
+`worker.py` is the other side: what such a process does.
 """
 
 import contextlib
@@ -12,10 +12,10 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from operator import itemgetter
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 import torch
 
@@ -37,96 +37,11 @@ _RETRY_SECONDS = 15.0
 _PATIENCE_SECONDS = 60.0
 
 
-class WorkerProcess:
-    """A process started with `command`. After each job it says whether it `stays` for another.
-
-    It has a session of its own: Ctrl-C at the terminal reaches the sweep, which then asks each process once.
-    """
-
-    def __init__(self, command: list[str], environment: dict[str, str], log: IO[str]) -> None:
-        try:
-            self._child = subprocess.Popen(
-                command,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                env=environment,
-                encoding="utf-8",
-                start_new_session=True,
-            )
-        except OSError as error:
-            raise RunError(f"its process could not be started ({error}).") from error
-        self.stays = True
-        self.message: str | None = None
-        self._is_new = True
-
-    def is_alive(self) -> bool:
-        return self._child.poll() is None
-
-    def send_signal(self, number: int) -> None:
-        self._child.send_signal(number)
-
-    def hand_over(self, job: Job, log: Path) -> None:
-        """Give it a job; whatever is printed meanwhile goes to the end of `log`."""
-        assert self._child.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # it has ended already; `follow` finds out how
-            self._child.stdin.write(json.dumps({**job.to_dict(), "log": str(log)}) + "\n")
-            self._child.stdin.flush()
-
-    def follow(self, advance: Callable[[float, float | None], None]) -> int | None:
-        """Wait for the end of the job and return its exit code. `advance` gets the fraction done and the accuracy.
-
-        `None` if the process ended after an earlier job and never read this one, which is then not to blame.
-        `message` is what the process said about a failure.
-        """
-        assert self._child.stdout is not None
-        begun, total = self._is_new, 1
-        self._is_new, self.message = False, None
-        for line in self._child.stdout:
-            event = _event(line)
-            kind = event.get("event")
-            if kind == "ended":
-                self.stays, self.message = bool(event["stays"]), event.get("message")
-                return int(event["code"])
-            begun = begun or kind == "begun"
-            if kind == "started":
-                total = max(1, event["total"])
-            if kind in ("started", "advanced", "evaluated"):
-                accuracy = next(iter(event.get("test", {}).values()), None)
-                advance(event["step"] / total, accuracy)
-        self.stays = False
-        code = self._child.wait()
-        return code if begun else None
-
-    def end(self) -> None:
-        """Let it go: an idle process ends at once, and a running job saves and stops."""
-        assert self._child.stdin is not None
-        assert self._child.stdout is not None
-        with contextlib.suppress(OSError):
-            self._child.stdin.close()
-        try:
-            self._child.wait(_PATIENCE_SECONDS)
-        except subprocess.TimeoutExpired:
-            self._child.kill()
-            self._child.wait()
-        self._child.stdout.close()
-
-
-def _event(line: str) -> dict[str, Any]:
-    """The event in a line; nothing if a library has printed it."""
-    try:
-        found = json.loads(line)
-    except ValueError:
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
 class LocalPool:
-    """`slots` processes at once, each started with `command`, which share all jobs.
+    """`slots` processes at once, each started with `command` for one job.
 
-    A process runs jobs as long as they end well and is replaced after any other. A job that fails is retried once,
-    after a pause and when the others have had their turn. A job that another sweep is working on waits until that
-    sweep has finished it, and then counts as done.
+    A job that fails is retried once, after a pause and when the others have had their turn. A job that another sweep is
+    working on waits until that sweep has finished it, and then counts as done.
     """
 
     def __init__(self, slots: int, logs: Path, command: Sequence[str] = WORKER) -> None:
@@ -134,7 +49,7 @@ class LocalPool:
         self._logs = logs
         self._command = list(command)
         self._stopping = threading.Event()
-        self._workers: dict[int, WorkerProcess] = {}
+        self._children: dict[int, subprocess.Popen[str]] = {}
         # Each with the number of the attempt, and the earliest time of it.
         self._waiting: list[tuple[Job, int, float]] = []
         self._threads: list[threading.Thread] = []
@@ -172,15 +87,12 @@ class LocalPool:
 
     def _signal(self, number: int) -> None:
         with self._lock:
-            for worker in self._workers.values():
-                worker.send_signal(number)
+            for child in self._children.values():
+                child.send_signal(number)
 
     def _work(self, slot: int, counters: Counters) -> None:
-        try:
-            while not self._stopping.is_set() and (entry := self._next()) is not None:
-                self._attempt(*entry, slot, counters)
-        finally:
-            self._dismiss(slot)
+        while not self._stopping.is_set() and (entry := self._next()) is not None:
+            self._attempt(*entry, slot, counters)
 
     def _next(self) -> tuple[Job, int, float] | None:
         """The first job that can begin, or the one that can begin first."""
@@ -195,7 +107,7 @@ class LocalPool:
         if self._stopping.wait(max(0.0, not_before - time.monotonic())):
             return
         if not_before and is_in_use(Path(job.folder)):
-            self._wait_for_other(job, attempt)
+            self._put_off(job, attempt, _IN_USE_SECONDS)
             return
         try:
             counters.start(job)
@@ -207,9 +119,9 @@ class LocalPool:
         except Exception:  # whatever it is: a thread that ended here would silently leave its runs undone
             self._retry(job, attempt, traceback.format_exc(), counters)
 
-    def _wait_for_other(self, job: Job, attempt: int) -> None:
+    def _put_off(self, job: Job, attempt: int, seconds: float) -> None:
         with self._lock:
-            self._waiting.append((job, attempt, time.monotonic() + _IN_USE_SECONDS))
+            self._waiting.append((job, attempt, time.monotonic() + seconds))
 
     def _settle(self, job: Job, attempt: int, code: int, message: str | None, counters: Counters) -> None:
         # A stop can come between the result and the report of it.
@@ -222,7 +134,7 @@ class LocalPool:
                 counters.finish(job, result)
         elif code == IN_USE:
             counters.put_back(job)
-            self._wait_for_other(job, attempt)
+            self._put_off(job, attempt, _IN_USE_SECONDS)
         elif self._stopping.is_set():
             counters.put_back(job)
         elif code in _STOPPED:  # somebody has stopped this one alone
@@ -235,44 +147,39 @@ class LocalPool:
         log = self._log(job)
         counters.fail(job, message, str(log) if log.is_file() else None, again=again)
         if again:
-            with self._lock:
-                self._waiting.append((job, attempt + 1, time.monotonic() + _RETRY_SECONDS))
+            self._put_off(job, attempt + 1, _RETRY_SECONDS)
 
     def _run(self, job: Job, slot: int, counters: Counters) -> tuple[int, str | None]:
-        with self._open_log(job) as log:
-            worker = self._begin(job, slot, log)
-        if worker is None:
+        """Run a job in a process: its exit code, and what it says about a failure."""
+        child = self._begin(job, slot)
+        if child is None:
             return _STOPPED[0], None
         try:
-            code = worker.follow(lambda fraction, accuracy: counters.advance(job, fraction, accuracy))
-        except BaseException:
-            self._dismiss(slot)
-            raise
-        if not worker.stays:
-            self._dismiss(slot)
-        # A process that somehow ended between two jobs says nothing about the second.
-        return self._run(job, slot, counters) if code is None else (code, worker.message)
+            message = _follow(child, job, counters)
+            return child.wait(), message
+        finally:
+            _end(child)
+            with self._lock:
+                del self._children[slot]
 
-    def _begin(self, job: Job, slot: int, log: IO[str]) -> WorkerProcess | None:
-        """Hand a job to the slot's process, starting one if needed; `None` if the sweep is stopping."""
-        if slot in self._workers and not self._workers[slot].is_alive():
-            self._dismiss(slot)
-        # With the lock: the job is handed over before `stop` sends its signals, or not at all.
-        with self._lock:
+    def _begin(self, job: Job, slot: int) -> "subprocess.Popen[str] | None":
+        """Start a process with a job; `None` if the sweep is stopping.
+
+        It has a session of its own: Ctrl-C at the terminal reaches the sweep, which then asks each process once.
+        """
+        # With the lock: the process is there before `stop` sends its signals, or not at all.
+        with self._open_log(job) as log, self._lock:
             if self._stopping.is_set():
                 return None
-            if slot not in self._workers:
-                self._workers[slot] = WorkerProcess(self._command, self._environment(job, slot), log)
-            self._workers[slot].hand_over(job, self._log(job).resolve())
-            return self._workers[slot]
-
-    def _dismiss(self, slot: int) -> None:
-        if slot not in self._workers:
-            return
-        # Until it has ended, `stop` and `kill` can reach it.
-        self._workers[slot].end()
-        with self._lock:
-            del self._workers[slot]
+            try:
+                child = subprocess.Popen(
+                    self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log,
+                    env=self._environment(job, slot), encoding="utf-8", start_new_session=True,
+                )  # fmt: skip
+            except OSError as error:
+                raise RunError(f"its process could not be started ({error}).") from error
+            self._children[slot] = child
+            return child
 
     def _environment(self, job: Job, slot: int) -> dict[str, str]:
         environment = {**os.environ, **self._mps.environment, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
@@ -305,6 +212,44 @@ class LocalPool:
         except OSError:
             lines = []
         return "\n".join([how, *lines])
+
+
+def _follow(child: "subprocess.Popen[str]", job: Job, counters: Counters) -> str | None:
+    """Hand a job over and pass its progress on until it ends; what the process said about a failure."""
+    assert child.stdin is not None
+    assert child.stdout is not None
+    with contextlib.suppress(BrokenPipeError):  # it has ended already; its exit code says how
+        child.stdin.write(json.dumps(job.to_dict()) + "\n")
+        child.stdin.flush()
+    message, total = None, 1
+    for line in child.stdout:
+        try:
+            event = json.loads(line)
+        except ValueError:  # a kill has torn it
+            continue
+        kind = event["event"]
+        if kind == "failed":
+            message = event["message"]
+        if kind == "started":
+            total = max(1, event["total"])
+        if kind in ("started", "advanced", "evaluated"):
+            accuracy = next(iter(event.get("test", {}).values()), None)
+            counters.advance(job, event["step"] / total, accuracy)
+    return message
+
+
+def _end(child: "subprocess.Popen[str]") -> None:
+    """Let a process go. One that is still at work, as after an error here, saves and stops when its input ends."""
+    assert child.stdin is not None
+    assert child.stdout is not None
+    with contextlib.suppress(OSError):
+        child.stdin.close()
+    try:
+        child.wait(_PATIENCE_SECONDS)
+    except subprocess.TimeoutExpired:
+        child.kill()
+        child.wait()
+    child.stdout.close()
 
 
 def _uses_cuda(job: Job) -> bool:

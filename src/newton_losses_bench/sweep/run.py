@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from ..config import identity
 from ..machine import stop_requests
 from ..store import Store
+from .display import Lines
 from .jobs import Job, tidy
 
 _LOOK_SECONDS = 0.1
@@ -24,27 +25,15 @@ class Failure:
     log: str | None = None
 
 
-class Listener(Protocol):
-    """Hears what happens in a sweep. Calls come one at a time, from any thread."""
-
-    def sweep_started(self, counters: "Counters") -> None: ...
-    def job_started(self, job: Job, counters: "Counters") -> None: ...
-    def job_advanced(self, job: Job, counters: "Counters") -> None: ...
-    def job_finished(self, job: Job, result: dict[str, Any], counters: "Counters") -> None: ...
-    def job_failed(self, job: Job, message: str, again: bool, counters: "Counters") -> None: ...
-    def sweep_stopping(self) -> None: ...
-    def note(self, text: str) -> None: ...
-    def close(self) -> None: ...
-
-
 class Counters:
-    """What is done, running and failed, and how long the rest may take. Passes every event on to a listener.
+    """What is done, running and failed, and how long the rest may take. Passes every event on to a listener, one at a
+    time, whichever thread it comes from.
 
     `finished_before` jobs were done when the sweep began. For each running job, `running` has the fraction done and
     `accuracy` the last test accuracy, once there is one.
     """
 
-    def __init__(self, to_do: int, finished_before: int, listener: Listener) -> None:
+    def __init__(self, to_do: int, finished_before: int, listener: Lines) -> None:
         self.to_do, self.finished_before = to_do, finished_before
         self.finished: list[Job] = []
         self.failures: list[Failure] = []
@@ -154,7 +143,7 @@ class SweepResult:
         return 0 if self.finished_before + self.finished == self.total else 1
 
 
-def run_sweep(jobs: Iterable[Job], store: Store, listener: Listener, pool: Pool) -> SweepResult:
+def run_sweep(jobs: Iterable[Job], store: Store, listener: Lines, pool: Pool) -> SweepResult:
     """Run the jobs that have no record in the store.
 
     A record counts wherever in the store it lies, whatever its folder is called. The first Ctrl-C, or a polite

@@ -1,12 +1,22 @@
 """The two tasks, each with everything that belongs to it: data, network, loss, evaluation."""
 
-from .from_config import DataCache as DataCache
-from .from_config import load_data as load_data
-from .from_config import make_task as make_task
+from newton_losses.errors import ArgumentError
+
+from ..config import PathsConfig, RunConfig, SortingConfig
 from .paths import PathsTask as PathsTask
+from .paths import load_maps as load_maps
 from .sorting import SortingTask as SortingTask
 from .task import Figures as Figures
 from .task import Task as Task
 from .task import damping_rule as damping_rule
 from .task import random_stream as random_stream
 from .task import training_loss as training_loss
+
+
+def make_task(config: RunConfig) -> Task:
+    """The task that a resolved configuration describes."""
+    if isinstance(config, SortingConfig):
+        return SortingTask(config)
+    if isinstance(config, PathsConfig):
+        return PathsTask(config)
+    raise ArgumentError(f"There is no task for a {type(config).__name__}.")

@@ -34,9 +34,7 @@ class Sweep:
         self.said = io.StringIO()
 
     def jobs(self, *labels: str) -> list[Job]:
-        configs = [
-            replace(CONFIG, seed=seed, compile="compiled" in label).resolved() for seed, label in enumerate(labels)
-        ]
+        configs = [replace(CONFIG, seed=seed).resolved() for seed, _ in enumerate(labels)]
         return [Job.of(label, c, self.store.path, "cpu", True) for label, c in zip(labels, configs, strict=True)]
 
     def run(self, *labels: str, slots: int = 2):
@@ -45,11 +43,6 @@ class Sweep:
 
     def starts(self) -> list[str]:
         return (self.folder / "starts").read_text().split("\n")[:-1]
-
-    def processes(self) -> list[int]:
-        """For each start, the process that it was in, numbered from 0 as they came."""
-        pids = (self.folder / "processes").read_text().split()
-        return [list(dict.fromkeys(pids)).index(pid) for pid in pids]
 
 
 @pytest.fixture
@@ -127,11 +120,6 @@ def test_what_fails_for_a_moment_is_not_tried_again_within_it(sweep, monkeypatch
     assert time.monotonic() - begin < 5
 
 
-def test_a_process_does_one_run_after_another(sweep):
-    assert sweep.run(*[f"fine {k}" for k in range(6)], slots=1).finished == 6
-    assert sweep.processes() == [0] * 6
-
-
 def test_a_stop_after_the_result_takes_nothing_from_it(sweep):
     result = sweep.run("stopped 1", "fine 2", slots=1)
     assert (result.finished, result.failures, result.exit_code) == (2, (), 0)
@@ -139,33 +127,8 @@ def test_a_stop_after_the_result_takes_nothing_from_it(sweep):
     assert "failed" not in sweep.said.getvalue()
 
 
-@pytest.mark.parametrize("first", ["fails 1", "dies 1", "leaves 1", "lingers 1", "fine compiled"])
-def test_it_does_not_after_a_failure_or_a_compilation(sweep, first):
-    sweep.run(first, "fine 2", "fine 3", slots=1)
-    assert sweep.processes()[:3] == [0, 1, 1]
-
-
-@pytest.mark.parametrize("first", ["deserts 1", "expires 1"])
-def test_a_process_that_ends_between_runs_is_no_fault_of_the_next(sweep, first):
-    result = sweep.run(first, "fine 2", "fine 3", slots=1)
-    assert (result.finished, result.exit_code) == (3, 0)
-    assert "failed" not in sweep.said.getvalue()
-    assert sweep.processes() == [0, 1, 1]
-
-
-def test_a_run_in_use_elsewhere_costs_no_process(sweep):
-    folder = Path(sweep.jobs("fine 1")[0].folder)
-    folder.mkdir(parents=True)
-    held = open(folder / ".lock", "w")  # noqa: SIM115  the open file is the lock
-    fcntl.flock(held, fcntl.LOCK_EX)
-    threading.Timer(0.5, held.close).start()
-    assert sweep.run("fine 1", "fine 2", slots=1).finished == 2
-    assert sweep.starts() == ["fine 1", "fine 2", "fine 1"]
-    assert sweep.processes() == [0, 0, 0]
-
-
 def test_no_process_is_left_behind(sweep):
-    sweep.run("fine 1", "fails 2", "fine 3", "dies 4", "fine compiled")
+    sweep.run("fine 1", "fails 2", "fine 3", "dies 4")
     for pid in set((sweep.folder / "processes").read_text().split()):
         with pytest.raises(ProcessLookupError):
             os.kill(int(pid), 0)
