@@ -1,13 +1,14 @@
-"""The pictures of how-it-works.md and diagnose.md: `python docs/pictures.py` writes them anew."""
+"""The pictures of index.md, how-it-works.md and diagnose.md: `python docs/pictures.py` writes them anew."""
 
+import tempfile
 from pathlib import Path
 
 import torch
 from matplotlib.figure import Figure
-from PIL import Image
 from torch import Tensor
 
 import newton_losses as nl
+from ink import INK, RULE, SOFT, TONES, drawing, in_variables, save
 from newton_losses.diagnose import diagnose
 
 FOLDER = Path(__file__).parent / "pictures"
@@ -19,12 +20,12 @@ def saturating(y: Tensor) -> Tensor:
 
 
 def one_output() -> None:
-    figure = Figure(figsize=(8, 4), layout="constrained")
+    figure = Figure(figsize=(7, 3), layout="constrained")
     axes = figure.subplots()
     grid = torch.linspace(-3, 3, 301)[:, None]
-    axes.plot(grid, saturating(grid), color="black", label="loss")
+    axes.plot(grid, saturating(grid), color=INK, label="loss")
     here = torch.tensor([[0.85]])
-    for damping, colour in ((0.3, "tab:blue"), (2.0, "tab:orange")):
+    for damping, colour in ((0.3, TONES[1]), (2.0, TONES[2])):
         found = nl.newton_target(saturating, here, damping=damping)
         curve = float(found.curvature.dense()) + damping
         moved = grid - here
@@ -34,11 +35,14 @@ def one_output() -> None:
         height = found.value + found.gradient * (target - here) + curve / 2 * (target - here).square()
         axes.plot(target, height, "o", color=colour)
         axes.annotate("z*", (float(target), float(height)), (0, -14), textcoords="offset points", color=colour)
-    axes.plot(here, saturating(here), "o", color="black")
+    axes.plot(here, saturating(here), "o", color=INK)
     axes.annotate("ȳ", (float(here), float(saturating(here))), (4, -12), textcoords="offset points")
     axes.set(xlabel="output y", ylabel="loss", ylim=(-0.6, 1.4))
+    axes.spines[["top", "right"]].set_visible(False)
     axes.legend(loc="lower right")
-    figure.savefig(FOLDER / "one_output.png", dpi=110)
+    save(
+        figure, FOLDER / "one_output.svg", "The loss, its quadratic models and the targets of two dampings, one output"
+    )
 
 
 def valley(y: Tensor) -> Tensor:
@@ -48,10 +52,10 @@ def valley(y: Tensor) -> Tensor:
 
 
 def two_outputs() -> None:
-    figure = Figure(figsize=(10, 4), layout="constrained")
-    axis = torch.linspace(-2.2, 2.2, 200)
+    figure = Figure(figsize=(7, 3.3), layout="constrained")
+    axis = torch.linspace(-2.2, 2.2, 90)
     grid = torch.cartesian_prod(axis, axis)
-    heights = valley(grid).reshape(200, 200).T
+    heights = valley(grid).reshape(90, 90).T
     points = torch.cartesian_prod(torch.linspace(-2, 2, 8), torch.linspace(-2, 2, 8))  # even: none at the minimum
     gradients = nl.expand(valley, points).gradient
     # One point per batch, so that each has its own curvature.
@@ -59,18 +63,19 @@ def two_outputs() -> None:
         [nl.newton_target(valley, point[None], damping=nl.RelativeDamping(0.01)).step
          for point in points]
     )  # fmt: skip
-    for axes, directions, title in zip(
-        figure.subplots(1, 2), (gradients, newton), ("gradients", "Newton steps"), strict=True
-    ):
-        axes.contour(axis, axis, heights, levels=[0.1, 0.5, 1.5, 4, 10, 20, 40], colors="0.75", linewidths=0.8)
+    panels = ((gradients, "gradients", TONES[2]), (newton, "Newton steps", TONES[1]))
+    for axes, (directions, title, tone) in zip(figure.subplots(1, 2), panels, strict=True):
+        axes.contour(axis, axis, heights, levels=[0.1, 0.5, 1.5, 4, 10, 20, 40], colors=SOFT, alpha=0.5, linewidths=0.8)
         unit = -torch.nn.functional.normalize(directions, dim=1)
-        axes.quiver(*points.T, *unit.T, color="tab:blue", angles="xy", width=0.005)
-        axes.plot(0, 0, "o", color="black")
-        axes.set(title=f"{title}, directions only", aspect="equal", xlabel="output 1", ylabel="output 2")
-    figure.savefig(FOLDER / "two_outputs.png", dpi=110)
+        axes.quiver(*points.T, *unit.T, color=tone, angles="xy", width=0.006)
+        axes.plot(0, 0, "o", color=INK)
+        axes.set(title=title, aspect="equal", xlabel="output 1", ylabel="output 2", xticks=[], yticks=[])
+        axes.spines[:].set_color(RULE)
+    words = "Arrows on a narrow valley: gradients point across it, Newton steps point to its minimum"
+    save(figure, FOLDER / "two_outputs.svg", words)
 
 
-def steep_ranks(scores: Tensor, wanted: Tensor) -> Tensor:
+def rank_loss(scores: Tensor, wanted: Tensor) -> Tensor:
     differences = scores[:, :, None] - scores[:, None, :]
     return (torch.sigmoid(10 * differences).sum(2) - 0.5 - wanted).square().sum(1)
 
@@ -78,19 +83,17 @@ def steep_ranks(scores: Tensor, wanted: Tensor) -> Tensor:
 def report() -> None:
     generator = torch.Generator().manual_seed(0)
     wanted = torch.rand(100, 5, generator=generator).argsort(1).float()
-    diagnose(steep_ranks, torch.randn(100, 5, generator=generator), wanted).plot(FOLDER / "diagnose.png")
-
-
-def with_a_palette(path: Path) -> None:
-    """Lines and letters need few colours: a third of the bytes, in the repository and in the source distribution."""
-    small = Image.open(path).convert("RGB").quantize(colors=64, dither=Image.Dither.NONE)
-    small.save(path, optimize=True)
+    found = diagnose(rank_loss, torch.randn(100, 5, generator=generator), wanted)
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "report.svg"
+        found.plot(file)
+        words = "Three panels: eigenvalues of the curvatures, gradient norms, and the loss along directions"
+        (FOLDER / "diagnose.svg").write_text(in_variables(file.read_text(), "diagnose", words))
 
 
 if __name__ == "__main__":
     FOLDER.mkdir(exist_ok=True)
-    one_output()
-    two_outputs()
-    report()
-    for picture in FOLDER.glob("*.png"):
-        with_a_palette(picture)
+    with drawing():
+        one_output()
+        two_outputs()
+        report()

@@ -17,6 +17,7 @@ from PIL import Image
 from newton_losses_bench.data import terrain
 
 SEED = 11
+GREY = "#808891"
 COLUMNS = (0, 1, 2, 3)
 COLOURS = ListedColormap(["#e9f2d0", "#f3c98b", "#6aa56e", "#4a7fb5", "#7d7a85"])
 
@@ -39,6 +40,9 @@ def show_path(axes, path, scale=8, colour="#fff34d"):
 def main():
     maps, weights, paths = terrain.draw(max(COLUMNS) + 1, size=12, seed=SEED)
     large = terrain.draw(1, size=30, seed=SEED)
+    # Grey letters on transparent paper can be read on light and dark pages.
+    grey = {"text.color": GREY, "axes.labelcolor": GREY, "axes.titlecolor": GREY, "xtick.color": GREY}
+    plt.rcParams.update(grey)
     figure = plt.figure(figsize=(10.8, 5.4), layout="constrained")
     grid = figure.add_gridspec(3, 7, width_ratios=[1, 1, 1, 1, 0.02, 1.45, 1.45])
     kinds = np.searchsorted(np.array([1, 5, 7, 9]), weights.astype(np.float64))
@@ -62,9 +66,11 @@ def main():
     names = [f"{name}\n{cost:.1f}" for name, cost in zip(terrain.NAMES, terrain.COSTS, strict=True)]
     bar.ax.set_xticklabels(names)
     drawn = io.BytesIO()
-    figure.savefig(drawn, dpi=96)
+    figure.savefig(drawn, dpi=96, transparent=True)
     # A palette keeps the file small; dithering would not, and would look like a texture.
-    picture = Image.open(drawn).convert("RGB").quantize(128, dither=Image.Dither.NONE)
+    picture = (
+        Image.open(drawn).convert("RGBA").quantize(128, method=Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE)
+    )
     picture.save(Path(__file__).with_name("terrain.png"), optimize=True)
 
 
