@@ -11,7 +11,7 @@ from torch import Tensor
 
 import newton_losses as nl
 from newton_losses.curvature import Dense, Expansion, NormalizedDamping, RelativeDamping, fisher_step, newton_step
-from newton_losses.curvature._fisher import LARGEST_KERNEL, _by_kernel, _by_operators, _on_host, _plan, fisher_kernel
+from newton_losses.curvature._fisher import LARGEST_ITERATION, _by_kernel, _by_operators, _on_host, _plan, fisher_kernel
 from on_cuda import capture, no_synchronisation
 from triton_interpreter import DEVICE, on_cuda_alone, run_interpreted
 
@@ -148,6 +148,7 @@ IN_THE_KERNEL = [
     ((1, 7), NormalizedDamping(), torch.float64), ((100, 10), NormalizedDamping(), torch.float32),
     ((100, 10), 0.1, torch.float64), ((150, 33), NormalizedDamping(0.01), torch.float32),
     ((60, 144), 1e-4, torch.float32), ((60, 144), RelativeDamping(2.0), torch.float64),
+    ((70, 144), NormalizedDamping(), torch.float32), ((130, 100), NormalizedDamping(0.1), torch.float32),
 ]  # fmt: skip
 
 
@@ -158,7 +159,7 @@ def test_the_kernel_is_exact(shape, damping, dtype, mean):
     gradient = normal(*shape).to(dtype)
     value = gradient.square().sum(1)
     wanted = brute_force(gradient, damping)
-    assert min(shape) <= LARGEST_KERNEL
+    assert min(shape) <= LARGEST_ITERATION
     found = by_kernel(gradient, value, damping, mean=mean)
     assert_step(found.rows, wanted / shape[0] if mean else wanted, dtype)
     assert found.kept.all()
@@ -180,6 +181,24 @@ def test_the_kernel_contains_bad_samples(outputs, damping):
     assert int(counter) == 7 + 3
     assert found.counted
     torch.testing.assert_close(found.value.cpu(), value[value.isfinite()].mean())
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("samples", "outputs"), [(80, 100), (100, 80)])
+def test_the_iteration_contains_bad_samples(samples, outputs):
+    gradient, value, kept = spoiled(samples, outputs)
+    gradient, value = (1e-30 * gradient).float(), value.float()
+    wanted = brute_force(gradient[kept & value.isfinite() & gradient.isfinite().all(1)], NormalizedDamping())
+    counter = torch.tensor(7, device=DEVICE)
+    found = by_kernel(gradient, value, NormalizedDamping(), kept, counter=counter)
+    assert_step(found.rows.cpu()[found.kept.cpu()], wanted, torch.float32)
+    assert not found.rows[~found.kept].any()
+    assert int(found.count) == samples - 3
+    assert int(counter) == 7 + 3
+    torch.testing.assert_close(found.value.cpu(), value[value.isfinite()].mean())
+    zero = by_kernel(torch.zeros(samples, outputs), None, NormalizedDamping())
+    assert zero.kept.all()
+    assert not zero.rows.any()
 
 
 @pytest.mark.gpu

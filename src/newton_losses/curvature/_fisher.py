@@ -26,8 +26,10 @@ from ._loss_contract import one_thread
 LEAST_FACTOR = 0.1
 # Within these bounds squares of gradients, λ and steps are far from the ends of float32.
 SAFE = (1e-25, 1e25)
-# Unknowns that the kernel eliminates in its registers, and numbers that each of its programs reads.
+# Unknowns that the kernel eliminates in its registers, those that it can iterate with, and numbers that each of its
+# programs reads.
 LARGEST_KERNEL = 64
+LARGEST_ITERATION = 128
 # The same for a stored matrix, of which an iteration of products takes the absolute value.
 LARGEST_MATRIX = 32
 MOST_NUMBERS = 2**17
@@ -99,7 +101,7 @@ def fisher_step(
         if gradient.device.type == "cpu":
             with one_thread(gradient, gradient.numel()):
                 return _on_host(gradient, value, plan, kept, mean) or _by_operators(gradient, value, plan, kept, mean)
-    if _fits_kernel(gradient):
+    if _fits_kernel(gradient, plan):
         return _by_kernel(gradient, value, plan, kept, mean, counter)
     return _by_operators(gradient, value, plan, kept, mean)
 
@@ -192,13 +194,12 @@ def _by_operators(gradient: Tensor, value: Tensor | None, plan: _Plan, kept: Ten
     return Solved(torch.where(usable[:, None], solved, 0.0), usable, count)
 
 
-def _fits_kernel(gradient: Tensor) -> bool:
-    return (
-        HAS_TRITON
-        and gradient.device.type == "cuda"
-        and min(gradient.shape) <= LARGEST_KERNEL
-        and gradient.numel() <= MOST_NUMBERS
-    )
+def _fits_kernel(gradient: Tensor, plan: _Plan) -> bool:
+    if not HAS_TRITON or gradient.device.type != "cuda" or gradient.numel() > MOST_NUMBERS:
+        return False
+    # An iteration needs a system that is well conditioned, as in float32.
+    can_iterate = plan.normalized and plan.factor >= LEAST_FACTOR and gradient.dtype == torch.float32
+    return min(gradient.shape) <= (LARGEST_ITERATION if can_iterate else LARGEST_KERNEL)
 
 
 def matrix_step(

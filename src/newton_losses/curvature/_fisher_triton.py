@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ._fisher import LARGEST_KERNEL
 from ._small_solve_triton import absolute_of
 from ._solve import LOWEST, ROUNDS, STEEPEST
 
@@ -47,6 +48,11 @@ def launch(
     gradient = gradient.contiguous()
     few = samples < outputs and matrix is None
     unknowns = samples if few else outputs
+    if unknowns > LARGEST_KERNEL:
+        from ._fisher_conjugate_triton import launch_conjugate
+
+        with _on_device(gradient):
+            return launch_conjugate(gradient, None if value is None else value.contiguous(), factor, mean, counter)
     # The units that multiply matrices know none below 16.
     size = max(16, triton.next_power_of_2(unknowns))
     block = max(16, AT_A_TIME // size)
@@ -91,7 +97,7 @@ def solve_fisher(  # type: ignore[no-untyped-def]
     j = tl.arange(0, BLOCK)
     square = tl.zeros([SIZE, SIZE], tl.float64)
     if FEW:  # rows are samples, and columns come block by block
-        finite = _finite_values(value, i, samples)
+        finite = finite_values(value, i, samples)
         for block in range(BLOCKS):
             begin = block * BLOCK
             g = _load(gradient, i[:, None], begin + j[None, :], samples, outputs)
@@ -106,7 +112,7 @@ def solve_fisher(  # type: ignore[no-untyped-def]
         for block in range(BLOCKS):
             begin = block * BLOCK
             g = _load(gradient, begin + j[:, None], i[None, :], samples, outputs)
-            good = _finite_values(value, begin + j, samples)
+            good = finite_values(value, begin + j, samples)
             good = good & (tl.min((tl.abs(g) < float("inf")).to(tl.int32), 1) > 0)
             g = tl.where(good[:, None], g, 0.0)
             square = tl.dot(tl.trans(g), g, square, out_dtype=tl.float64)
@@ -186,7 +192,7 @@ def solve_fisher(  # type: ignore[no-untyped-def]
             tl.atomic_add(counter, left_out, mask=first & (left_out > 0))
     else:
         g = _load(gradient, begin + j[:, None], i[None, :], samples, outputs)
-        good = _finite_values(value, begin + j, samples)
+        good = finite_values(value, begin + j, samples)
         good = good & (tl.min((tl.abs(g) < float("inf")).to(tl.int32), 1) > 0)
         out = (tl.dot(tl.where(good[:, None], g, 0.0), square, out_dtype=tl.float64) * length).to(element)
         fits = (tl.abs(out) < float("inf")) | (i >= outputs)[None, :]
@@ -200,27 +206,33 @@ def solve_fisher(  # type: ignore[no-untyped-def]
 
     if first:
         tl.store(numbers, count.to(element))
-        if value is not None:
-            total = tl.zeros([BLOCK], tl.float64)
-            finite_values = tl.zeros([BLOCK], tl.int32)
-            for block in range(VALUE_BLOCKS):
-                start = block * BLOCK
-                v = tl.load(value + start + j, mask=start + j < samples, other=float("inf")).to(tl.float64)
-                is_finite = tl.abs(v) < float("inf")
-                total += tl.where(is_finite, v, 0.0)
-                finite_values += is_finite.to(tl.int32)
-            # 0/0, where no value is finite, is the NaN that the value is then.
-            mean_value = tl.sum(total, 0) / tl.sum(finite_values, 0).to(tl.float64)
-            tl.store(numbers + 1, mean_value.to(element))
+        if value is None:
+            tl.store(numbers + 1, 0.0)
+        else:
+            tl.store(numbers + 1, mean_of_finite(value, samples, BLOCK, VALUE_BLOCKS))
 
 
 @_jit
-def _finite_values(value, n, samples):  # type: ignore[no-untyped-def]
+def finite_values(value, n, samples):  # type: ignore[no-untyped-def]
     """Which samples exist and have a finite value."""
     finite = n < samples
     if value is not None:
         finite = finite & (tl.abs(tl.load(value + n, mask=n < samples, other=0.0)) < float("inf"))
     return finite
+
+
+@_jit
+def mean_of_finite(value, samples, BLOCK: tl.constexpr, BLOCKS: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The mean of the values that are finite; 0/0, where there is none, is the NaN that it is then."""
+    total = tl.zeros([BLOCK], tl.float64)
+    number = tl.zeros([BLOCK], tl.int32)
+    for block in range(BLOCKS):
+        n = block * BLOCK + tl.arange(0, BLOCK)
+        v = tl.load(value + n, mask=n < samples, other=float("inf")).to(tl.float64)
+        finite = tl.abs(v) < float("inf")
+        total += tl.where(finite, v, 0.0)
+        number += finite.to(tl.int32)
+    return (tl.sum(total, 0) / tl.sum(number, 0).to(tl.float64)).to(value.dtype.element_ty)
 
 
 @_jit
