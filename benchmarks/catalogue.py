@@ -34,6 +34,7 @@ VARIANTS: dict[str, dict[str, Any] | None] = {
     "plain": None,
     "clipped": None,
     "normalised": {"curvature": "fisher", "damping": NormalizedDamping(1000)},
+    "sample": {"curvature": "sample"},
     "fisher": {"curvature": "fisher"},
     "hessian": {"curvature": "hessian"},
 }

@@ -6,7 +6,7 @@ and the gradient that arrives is turned into that of its Newton loss on the way 
 
 import math
 from numbers import Real
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,7 @@ from .curvature import (
     Expansion,
     GroupChoice,
     NormalizedDamping,
+    OwnParts,
     Reduction,
     Solved,
     check_damping,
@@ -35,17 +36,20 @@ from .curvature import (
     plain_damping,
     resolve_damping,
     resolve_group,
+    sample_step,
     share_curvature,
 )
 from .errors import ArgumentError
 
 LossScale = float | Tensor | GradScaler
+InjectedCurvature = Literal["fisher", "sample"]
 
 
 def inject_fisher(
     y: Tensor,
     damping: Damping = "auto",
     *,
+    curvature: InjectedCurvature = "fisher",
     reduction: Reduction = "mean",
     loss_scale: LossScale = 1.0,
     process_group: GroupChoice = "default",
@@ -58,7 +62,9 @@ def inject_fisher(
         (F/λ + I)⁻¹ gᵢ/ρ,   F = (1/N) Σ ∇ℓᵢ∇ℓᵢᵀ
 
     with λ the root mean square of F's eigenvalues and ρ that of all entries of the ∇ℓᵢ (`NormalizedDamping`): no
-    constant factor of the loss changes it. With a number as `damping` it is the paper's, (F + λI)⁻¹gᵢ.
+    constant factor of the loss changes it. With a number as `damping` it is the paper's, (F + λI)⁻¹gᵢ. With
+    `curvature="sample"` each sample has its own part of F alone, ∇ℓᵢ∇ℓᵢᵀ/N: nothing is solved, and large gradients are
+    softly clipped.
 
     F is quadratic in the gradient, so it has to know any factor that the loss is multiplied by before
     `backward()`: `loss_scale` is that factor (1/k when k batches are accumulated), or the `GradScaler`
@@ -77,7 +83,7 @@ def inject_fisher(
     tensor([[0.0488],
             [0.0976]])
     """
-    settings = _Settings(damping, reduction, loss_scale, process_group)
+    settings = _Settings(damping, reduction, loss_scale, process_group, curvature)
     _check_settings(settings)
     return _inject(y, settings, None)
 
@@ -99,14 +105,16 @@ class InjectFisher(nn.Module):
         self,
         damping: Damping = "auto",
         *,
+        curvature: InjectedCurvature = "fisher",
         reduction: Reduction = "mean",
         loss_scale: LossScale = 1.0,
         process_group: GroupChoice = "default",
         on_nonfinite: OnNonfinite = "warn",
     ) -> None:
         super().__init__()
-        _check_settings(_Settings(damping, reduction, loss_scale, process_group))
+        _check_settings(_Settings(damping, reduction, loss_scale, process_group, curvature))
         self.damping = plain_damping(damping)
+        self.curvature: InjectedCurvature = curvature
         self.reduction: Reduction = reduction
         self.loss_scale = loss_scale
         self.process_group = process_group
@@ -114,10 +122,12 @@ class InjectFisher(nn.Module):
         self.register_buffer("skipped", torch.zeros((), dtype=torch.int64), persistent=False)
 
     def forward(self, y: Tensor) -> Tensor:
-        return _inject(y, _Settings(self.damping, self.reduction, self.loss_scale, self.process_group), self)
+        chosen = _Settings(self.damping, self.reduction, self.loss_scale, self.process_group, self.curvature)
+        return _inject(y, chosen, self)
 
     def extra_repr(self) -> str:
-        return f"damping={self.damping!r}"
+        kind = "" if self.curvature == "fisher" else f", curvature={self.curvature!r}"
+        return f"damping={self.damping!r}{kind}"
 
 
 class _Settings(NamedTuple):
@@ -125,6 +135,7 @@ class _Settings(NamedTuple):
     reduction: Reduction
     loss_scale: LossScale
     process_group: GroupChoice
+    curvature: InjectedCurvature = "fisher"
 
 
 def _check_settings(settings: _Settings) -> None:
@@ -141,6 +152,11 @@ def _check_settings(settings: _Settings) -> None:
             "or a scalar tensor, or the GradScaler that scales the loss."
         )
     check_group(settings.process_group)
+    if not isinstance(settings.curvature, str) or settings.curvature not in ("fisher", "sample"):
+        raise ArgumentError(
+            f"curvature={settings.curvature!r}; inject_fisher sees gradients alone, so that it can be 'fisher' or "
+            "'sample'. NewtonLoss(loss, 'hessian') takes second derivatives."
+        )
 
 
 _NO_SECOND = (
@@ -206,7 +222,7 @@ class _InjectFisherOnTape(torch.autograd.Function):
 
 def _short_way(arrived: Tensor, settings: _Settings, counter: Tensor | None) -> Solved | None:
     """In one process, with a damping and a scale that are plain numbers: from what arrived to what leaves."""
-    damping, reduction, loss_scale, process_group = settings
+    damping, reduction, loss_scale, process_group, curvature = settings
     rule = resolve_damping(damping, None)
     if not isinstance(loss_scale, (int, float)) or not knows_damping(rule) or arrived.numel() == 0:
         return None
@@ -219,14 +235,17 @@ def _short_way(arrived: Tensor, settings: _Settings, counter: Tensor | None) -> 
     # In the precision of the gradients: λ may come in a float32 tensor, which would lose digits of a float64 step.
     number = rule.to(flat.dtype) if isinstance(rule, Tensor) else rule
     own = number / share**2 if isinstance(number, (int, float, Tensor)) else rule
-    step = fisher_step(flat, None, own, mean=reduction == "mean", counter=counter)
+    if curvature == "sample":
+        step = sample_step(OwnParts(flat), own, mean=reduction == "mean")
+    else:
+        step = fisher_step(flat, None, own, mean=reduction == "mean", counter=counter)
     back = loss_scale if is_normalized else loss_scale / share
     return step if back == 1 else step._replace(rows=step.rows * back)
 
 
 def _long_way(arrived: Tensor, settings: _Settings) -> Solved:
     """With any damping, scale and group."""
-    damping, reduction, loss_scale, process_group = settings
+    damping, reduction, loss_scale, process_group, curvature = settings
     flat = flatten_outputs(arrived)
     group = resolve_group(process_group)
     if flat.numel() == 0 and group is None:
@@ -237,8 +256,9 @@ def _long_way(arrived: Tensor, settings: _Settings) -> Solved:
     gradient = flat * (share / scale)
     # The values of the losses are not known here; a damping rule sees zeros.
     bare = Expansion(flat.new_zeros(len(flat)), gradient)
-    expansion = Expansion(bare.value, gradient, empirical_fisher(gradient, finite(bare)))
-    shared = None if group is None else share_curvature(expansion, "fisher", group)
+    form = OwnParts(gradient) if curvature == "sample" else empirical_fisher(gradient, finite(bare))
+    expansion = Expansion(bare.value, gradient, form)
+    shared = None if group is None else share_curvature(expansion, curvature, group)
     step = newton_step(expansion if shared is None else shared.expansion, resolve_damping(damping, group))
     ranks, total = (1, step.count) if shared is None else (shared.ranks, shared.total)
     back = ranks * scale / total if reduction == "mean" else ranks * scale

@@ -76,7 +76,8 @@ class NewtonLoss(nn.Module):
     Args:
         loss: a callable `loss(y, *targets)` that returns one value per sample `(N,)` or a scalar, or an
             object that brings its own `expand`.
-        curvature: "hessian" (the mean Hessian) or "fisher" (the empirical Fisher, first derivatives only).
+        curvature: "hessian" (the mean Hessian), "fisher" (the empirical Fisher, first derivatives only) or "sample"
+            (each sample's own part of the empirical Fisher, ∇ℓᵢ∇ℓᵢᵀ/N: the step ∇ℓᵢ/(λ + ‖∇ℓᵢ‖²/N), without a solve).
         damping: "auto" stands for `NormalizedDamping()`: λ from the curvature itself and the step in units of the
             gradient, for Adam and others that bring a length of their own. A number λ > 0, or a scalar tensor, is the
             paper's method as it stands, to reproduce it or where there is time to search for λ; a rule such as

@@ -42,9 +42,9 @@ class RunConfig:
     algorithm: str = setting("the experiment", "The differentiable algorithm.", short="a")
     curvature: str = setting(
         "curvature",
-        "none is the baseline; energy, the gradients' mean square, is a control.",
+        "none is the baseline; sample, each sample's own part of the Fisher; energy, their mean square, a control.",
         "none",
-        choices=("none", "hessian", "fisher", "energy"),
+        choices=("none", "hessian", "fisher", "sample", "energy"),
         short="c",
     )
     damping: float | str | None = setting(
@@ -327,7 +327,8 @@ class ConvexConfig(RunConfig):
         super()._check_curvature()
         if self.curvature not in ("none", "fisher"):
             raise ArgumentError(
-                f"--curvature {self.curvature}: convex layers have no second derivatives. Take fisher, or none."
+                f"--curvature {self.curvature}: convex layers take the empirical Fisher. "
+                "They have no second derivatives. Pass fisher, or none."
             )
 
 

@@ -36,13 +36,13 @@ def check(config, steps):
         assert torch.equal(generator.get_state(), eager.task.generators[name].get_state()), name
 
 
-@pytest.mark.parametrize("curvature", ["none", "fisher", "hessian", "energy"])
+@pytest.mark.parametrize("curvature", ["none", "fisher", "hessian", "sample", "energy"])
 @pytest.mark.parametrize("algorithm", ["neuralsort", "softsort", "logistic", "cauchy"])
 def test_a_captured_sorting_step_is_the_eager_one(algorithm, curvature):
     check(replace(SORTING, algorithm=algorithm, curvature=curvature), 5)
 
 
-@pytest.mark.parametrize("curvature", ["none", "fisher", "hessian", "energy"])
+@pytest.mark.parametrize("curvature", ["none", "fisher", "hessian", "sample", "energy"])
 @pytest.mark.parametrize("algorithm", ["bellman-ford", "smoothed-loss", "smoothed-algorithm", "fenchel-young"])
 def test_a_captured_paths_step_is_the_eager_one(algorithm, curvature, tmp_path):
     if (algorithm, curvature) == ("smoothed-algorithm", "hessian"):

@@ -48,7 +48,7 @@ def steps_of(config, count=3):
 
 
 @pytest.mark.parametrize("numerics", ["stable", "reference"])
-@pytest.mark.parametrize("curvature", ["none", "hessian", "fisher", "energy"])
+@pytest.mark.parametrize("curvature", ["none", "hessian", "fisher", "sample", "energy"])
 @pytest.mark.parametrize("algorithm", SORTING_ALGORITHMS)
 def test_sorting_steps_are_finite(algorithm, curvature, numerics):
     config = replace(SORTING, algorithm=algorithm, curvature=curvature, numerics=numerics)
@@ -58,7 +58,7 @@ def test_sorting_steps_are_finite(algorithm, curvature, numerics):
     assert all(torch.isfinite(p).all() for p in trainer.task.model.parameters())
 
 
-@pytest.mark.parametrize("curvature", ["none", "hessian", "fisher", "energy"])
+@pytest.mark.parametrize("curvature", ["none", "hessian", "fisher", "sample", "energy"])
 @pytest.mark.parametrize("algorithm", PATHS_ALGORITHMS)
 @pytest.mark.parametrize("variant", [("for", "l1"), ("while", "l2")])
 def test_paths_steps_are_finite(paths_config, algorithm, curvature, variant):

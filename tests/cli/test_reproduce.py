@@ -150,7 +150,7 @@ def test_a_damping_goes_to_the_cells_that_take_one(tmp_path):
     code, text = command("sweep", "sorting", *words, "--results", str(tmp_path))
     assert code == 0
     note, *lines = text.splitlines()
-    assert note == "--damping applies to fisher and hessian only."
+    assert note == "--damping applies to fisher, hessian and sample only."
     assert [line.split(":")[0] for line in lines] == [
         "curvature none, seed 0", "curvature fisher, damping 0.1, seed 0", "curvature fisher, damping 10, seed 0",
     ]  # fmt: skip

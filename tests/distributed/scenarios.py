@@ -145,6 +145,7 @@ def _catalogue() -> list[Scenario]:
             )
         found.append(Scenario(f"woodbury-{deal}", size=600, deal=deal, options={"curvature": "fisher", **fixed}))
         found.append(Scenario(f"inject-{deal}", fourth, deal=deal, inject={"damping": 0.7}))
+        found.append(Scenario(f"sample-{deal}", fourth, deal=deal, options={"curvature": "sample"}))
         found.append(Scenario(f"inject-woodbury-{deal}", fourth, size=600, deal=deal, inject={"damping": 1e3}))
         found.append(Scenario(f"inject-sum-{deal}", fourth, deal=deal, inject={"damping": 0.7}, reduction="sum"))
         # the same iteration on both sides, so that its own tolerance of 1e-6 does not show
@@ -180,6 +181,11 @@ def _catalogue() -> list[Scenario]:
         Scenario("default-inject", fourth, deal="unequal", inject={}),
         Scenario("auto-woodbury", size=600, options={"damping": "auto", **fisher}),
         Scenario("auto-inject", fourth, deal="empty", inject={"damping": "auto"}),
+        Scenario("sample-number", options={"curvature": "sample", **fixed}),
+        Scenario("sample-relative", options={"curvature": "sample", "damping": RelativeDamping(2.0)}),
+        Scenario("sample-lists", of_lists, deal="empty", masked=True, options={"curvature": "sample"}),
+        Scenario("sample-own", OwnExpansion(), deal="bad", options={"curvature": "sample"}),
+        Scenario("sample-inject", fourth, deal="empty", inject={"curvature": "sample"}),
         Scenario("quadratic", options={"damping": 2.0, "value": "quadratic"}),
         Scenario("inject-scaled", fourth, inject={"damping": 0.7, "loss_scale": 65536.0}),
         Scenario("bad-second-derivative", steep, flat_sample=True, options=fixed),

@@ -29,6 +29,7 @@ from ._forms import Dense as Dense
 from ._forms import Exchangeable as Exchangeable
 from ._forms import LowRank as LowRank
 from ._forms import Masked as Masked
+from ._forms import OwnParts as OwnParts
 from ._forms import Products as Products
 from ._forms import as_curvature as as_curvature
 from ._lists import exchangeable_fisher as exchangeable_fisher
@@ -52,6 +53,7 @@ from ._options import check_value as check_value
 from ._options import plain_damping as plain_damping
 from ._options import resolve_group as resolve_group
 from ._options import resolve_reduction as resolve_reduction
+from ._sample import sample_step as sample_step
 from ._separability import check_loss as check_loss
 from ._solve import damped_solve as damped_solve
 from ._step import Step as Step

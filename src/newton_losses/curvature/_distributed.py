@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ..errors import ArgumentError
 from ._expansion import CurvatureKind, Expansion, finite
-from ._forms import Curvature, Dense, Exchangeable, LowRank, Masked, Products, as_curvature
+from ._forms import Curvature, Dense, Exchangeable, LowRank, Masked, OwnParts, Products, as_curvature
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -136,6 +136,9 @@ def _shared(
         return _share_exchangeable(curvature, samples, group)
     if isinstance(curvature, Masked):
         return _share_masked(curvature, samples, group)
+    if isinstance(curvature, OwnParts):
+        sums = sum_over(group, curvature.summed())
+        return replace(curvature, sums=sums), sums[3]
     if kind == "hessian" and goes_by_products(size, matrix_free):
         return _share_products(curvature, samples, gradient, group)
     if kind == "fisher" and size > SUMMED_FISHER_SIZE:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..errors import ArgumentError, ShapeError
 from ._derivatives import Derivatives, SecondProduct, first_order, is_finite, mean_hessian, second_products
-from ._forms import Curvature, Dense, Exchangeable, LowRank, Products, as_curvature, widened
+from ._forms import Curvature, Dense, Exchangeable, LowRank, OwnParts, Products, as_curvature, widened
 from ._lists import (
     check_outputs_mask,
     exchangeable_curvature,
@@ -30,7 +30,9 @@ from ._loss_contract import (
 )
 from ._options import Reduction, check_is_loss, resolve_reduction
 
-CurvatureKind = Literal["hessian", "fisher"]
+CurvatureKind = Literal["hessian", "fisher", "sample"]
+# What a loss that brings its own expansion is asked for: the parts of single samples are made from its gradients.
+OwnKind = Literal["hessian", "fisher"]
 
 
 @dataclass(frozen=True)
@@ -42,9 +44,9 @@ class Expansion:
     - `value` is `(N,)`: ℓᵢ(ȳᵢ).
     - `gradient` is `(N, m)`: ∇ℓᵢ(ȳᵢ), of the sample's own loss, without any factor 1/N.
     - `curvature` is one curvature for the batch, with the factor 1/N: the mean Hessian
-      (1/N) Σ ∇²ℓᵢ(ȳᵢ) or the empirical Fisher (1/N) Σ ∇ℓᵢ ∇ℓᵢᵀ. An `(m, m)` tensor, or one of the
-      forms in `newton_losses.curvature` (`LowRank`, `Products`) that stand for such a matrix
-      without storing it. `None` where it was not asked for.
+      (1/N) Σ ∇²ℓᵢ(ȳᵢ), the empirical Fisher (1/N) Σ ∇ℓᵢ ∇ℓᵢᵀ or each sample's own part of it. An
+      `(m, m)` tensor, or one of the forms in `newton_losses.curvature` (`LowRank`, `Products`, `OwnParts`) that stand
+      for such a matrix without storing it. `None` where it was not asked for.
     """
 
     value: Tensor
@@ -56,7 +58,7 @@ class Expansion:
 class Expandable(Protocol):
     """A loss that brings its own expansion. This one method is the whole plug-in protocol."""
 
-    def expand(self, y: Tensor, *targets: Any, curvature: CurvatureKind | None) -> Expansion: ...
+    def expand(self, y: Tensor, *targets: Any, curvature: OwnKind | None) -> Expansion: ...
 
 
 def brings_expansion(loss: object) -> TypeGuard[Expandable]:
@@ -163,7 +165,7 @@ def empirical_fisher(
     return form(gradient, kept, value)
 
 
-KINDS = ("hessian", "fisher", None)
+KINDS = ("hessian", "fisher", "sample", None)
 
 # The dense Hessian is averaged from N·m² second derivatives; above this many (256 MiB in float32)
 # products take its place.
@@ -184,8 +186,9 @@ def expand(
     """The second-order expansion of `loss` at the outputs `y` of shape `(N, ...)`.
 
     Returns values ℓᵢ `(N,)`, gradients ∇ℓᵢ `(N, m)` (of each sample's own loss, no factor 1/N) and the
-    batch's curvature: (1/N) Σ ∇²ℓᵢ for "hessian", (1/N) Σ ∇ℓᵢ∇ℓᵢᵀ for "fisher". Samples with a
-    non-finite value, gradient or Hessian are left out of that mean, and N counts the others.
+    batch's curvature: (1/N) Σ ∇²ℓᵢ for "hessian", (1/N) Σ ∇ℓᵢ∇ℓᵢᵀ for "fisher", and for "sample" each sample's own
+    part ∇ℓᵢ∇ℓᵢᵀ/N (`OwnParts`). Samples with a non-finite value, gradient or Hessian are left out of that mean, and N
+    counts the others.
 
     `loss(y, *targets)` returns one value per sample `(N,)`, or a scalar; `reduction` says whether that is
     their "mean" (the default, as in torch) or "sum". The values of a reduced loss are not known one
@@ -203,7 +206,7 @@ def expand(
             [32.]]), tensor([[30.]]))
     """
     if curvature not in KINDS:
-        raise ArgumentError(f"curvature={curvature!r}; it can be 'hessian', 'fisher' or None.")
+        raise ArgumentError(f"curvature={curvature!r}; it can be 'hessian', 'fisher', 'sample' or None.")
     check_is_loss(loss)
     choices = curvature, resolve_reduction(loss, reduction), matrix_free
     if mask is None and not exchangeable:
@@ -225,6 +228,9 @@ def expand_lists(
     flat = flatten_outputs(y)
     if mask is not None:
         check_outputs_mask(mask, y.shape, "expand")
+    if curvature == "sample":  # which no order of the outputs changes
+        found = expand_lists(loss, y, targets, None, reduction, matrix_free, mask, False)
+        return _by_sample(found, None if mask is None else mask.reshape(flat.shape))
     with full_precision(flat):
         flat_mask = None if mask is None else mask.reshape(flat.shape)
         if flat.numel() == 0:
@@ -266,6 +272,8 @@ def expand_loss(
     matrix_free: bool | None = None,
 ) -> Expansion:
     """`expand` without its checks of the arguments, for whoever made them before."""
+    if curvature == "sample":
+        return _by_sample(expand_loss(loss, y, targets, None, reduction))
     flat = flatten_outputs(y)
     with full_precision(flat):
         if brings_expansion(loss):
@@ -308,6 +316,10 @@ def loss_values(
 def finite(found: Derivatives | Expansion) -> Tensor:
     """Which samples have a finite value and gradient, `(N,)` boolean."""
     return is_finite(Derivatives(found.value, found.gradient))
+
+
+def _by_sample(found: Expansion, mask: Tensor | None = None) -> Expansion:
+    return Expansion(found.value, found.gradient, OwnParts(found.gradient, found.value.detach(), mask))
 
 
 def _too_large(flat: Tensor) -> bool:

@@ -1,4 +1,4 @@
-"""The forms in which one symmetric m×m curvature can be given: stored, as a low-rank factor, as products.
+"""The forms in which one symmetric m×m curvature can be given: stored, as a low-rank factor, as products, by sample.
 
 Only the mathematics of the matrix lives here. Solving with it is in `_solve.py`.
 """
@@ -195,7 +195,68 @@ class Masked:
         return squares.sum() / self.pairs.diagonal().sum().clamp(min=1)
 
 
-Curvature = Dense | LowRank | Products | Exchangeable | Masked
+@dataclass(frozen=True)
+class OwnParts:
+    """Each sample's own part of the empirical Fisher: Cᵢ = gᵢgᵢᵀ/N, which add up to it.
+
+    Sample i is solved with Cᵢ alone, in closed form: (Cᵢ + λI)⁻¹gᵢ = gᵢ/(λ + ‖gᵢ‖²/N). Small gradients keep their
+    step, large ones are softly clipped, and no direction is turned.
+
+    `gradient` `(N, m)` and `value` `(N,)` are those of the samples, of which only the finite ones count. `mask`
+    `(N, m)` says which outputs exist. Where several processes share the batch, `sums` holds Σ ‖gᵢ‖⁴, Σ ‖gᵢ‖², the
+    number of outputs that exist and N, all over the samples of every rank.
+    """
+
+    gradient: Tensor
+    value: Tensor | None = None
+    mask: Tensor | None = None
+    sums: Tensor | None = None
+
+    @property
+    def size(self) -> int:
+        return self.gradient.shape[-1]
+
+    @property
+    def example(self) -> Tensor:
+        return self.gradient
+
+    def usable(self) -> Tensor:
+        """Which samples have a finite value and gradient, `(N,)` boolean."""
+        usable = torch.isfinite(self.gradient).all(1)
+        return usable if self.value is None else usable & torch.isfinite(self.value)
+
+    def rows(self) -> Tensor:
+        """The gradients in float64, zero where a sample does not count."""
+        return widened(torch.where(self.usable()[:, None], self.gradient.detach(), 0.0))
+
+    def summed(self) -> Tensor:
+        """Σ ‖gᵢ‖⁴, Σ ‖gᵢ‖², the number of outputs that exist and N, `(4,)`: of all ranks where they share the batch."""
+        if self.sums is not None:
+            return self.sums
+        squares, usable = self.rows().square().sum(1), self.usable()
+        outputs = usable.sum() * self.size if self.mask is None else (self.mask & usable[:, None]).sum()
+        return torch.stack([squares.square().sum(), squares.sum(), outputs.to(squares), usable.sum().to(squares)])
+
+    def dense(self) -> Tensor:
+        """The sum of all own parts, (1/N) Σ gᵢgᵢᵀ."""
+        rows = self.rows()
+        return rows.mT @ rows / self.summed()[3].clamp(min=1)
+
+    def product(self, vectors: Tensor) -> Tensor:
+        """Rows of `(N, m)`, each times its own sample's Cᵢ; of any other number, times the sum of all of them."""
+        rows = self.rows()
+        if len(vectors) != len(rows):
+            return (vectors.to(rows.dtype) @ self.dense()).to(vectors.dtype)
+        along = (vectors * rows).sum(1, keepdim=True)
+        return (along * rows / self.summed()[3].clamp(min=1)).to(vectors.dtype)
+
+    def mean_square(self) -> Tensor:
+        """(1/m) Σ (‖gᵢ‖²/N)²: that of the empirical Fisher's m eigenvalues where the gradients are orthogonal."""
+        fourth, _, outputs, count = self.summed().unbind()
+        return fourth / (count * outputs).clamp(min=1)
+
+
+Curvature = Dense | LowRank | Products | Exchangeable | Masked | OwnParts
 
 
 def signs(count: int, size: int, example: Tensor) -> Tensor:

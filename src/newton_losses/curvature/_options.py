@@ -37,8 +37,8 @@ def check_options(
     exchangeable: object = None,
 ) -> None:
     """Refuse what no option of a Newton loss can be, also before a call that needs none of them."""
-    if not isinstance(curvature, str) or curvature not in ("hessian", "fisher"):
-        raise ArgumentError(f"curvature={curvature!r}; it can be 'hessian' or 'fisher'.")
+    if not isinstance(curvature, str) or curvature not in ("hessian", "fisher", "sample"):
+        raise ArgumentError(f"curvature={curvature!r}; it can be 'hessian', 'fisher' or 'sample'.")
     check_damping(damping)
     if spectrum is not None:
         check_spectrum(spectrum)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ._distributed import gather_numbers, gather_rows, own_rank
-from ._forms import Curvature, Dense, Exchangeable, LowRank, Masked, Products
+from ._forms import Curvature, Dense, Exchangeable, LowRank, Masked, OwnParts, Products
 from ._iterative import solve_by_residuals, solve_in_krylov_space
 from ._lists import CELLS_AT_ONCE
 from ._options import Spectrum, check_spectrum
@@ -51,6 +51,8 @@ def damped_solve(
         return _solve_exchangeable(curvature, rows, damping, spectrum)
     if isinstance(curvature, Masked):
         return _solve_masked(curvature, rows, damping, spectrum)
+    if isinstance(curvature, OwnParts):
+        return _solve_own_parts(curvature, rows, damping)
     if isinstance(curvature, Products):
         solve_rows = partial(_solve_products, curvature, spectrum=spectrum, iterations=iterations, tolerance=tolerance)
         if curvature.group is not None:
@@ -80,6 +82,14 @@ def _solve_exchangeable(curvature: Exchangeable, rows: Tensor, damping: Tensor |
         values = values.abs() if spectrum == "absolute" else values.clamp(min=0)
     among, common = (1 / (values + damping)).unbind()
     return curvature.scaled(rows.to(values.dtype), among, common).to(rows.dtype)
+
+
+def _solve_own_parts(curvature: OwnParts, rows: Tensor, damping: Tensor | float) -> Tensor:
+    """Row i with sample i's own part, of rank one: what lies along its gradient is shortened, the rest is not."""
+    own = curvature.rows()
+    square, count = own.square().sum(1, keepdim=True), curvature.summed()[3].clamp(min=1)
+    along = (rows * own).sum(1, keepdim=True) / torch.where(square > 0, square, 1.0) * own
+    return ((rows - along) / damping + along / (damping + square / count)).to(rows.dtype)
 
 
 def _solve_masked(curvature: Masked, rows: Tensor, damping: Tensor | float, spectrum: Spectrum) -> Tensor:

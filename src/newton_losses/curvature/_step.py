@@ -14,9 +14,10 @@ from ..errors import ArgumentError
 from ._damping import DampingRule, NormalizedDamping, RelativeDamping, apply_rule, whole_samples
 from ._expansion import Expansion, FisherFactor, FisherMatrix, finite
 from ._fisher import LEAST_FACTOR, SAFE, Solved, can_solve, fisher_step, matrix_step
-from ._forms import Dense, LowRank, as_curvature
+from ._forms import Dense, LowRank, OwnParts, as_curvature
 from ._loss_contract import full_precision, one_thread
 from ._options import Spectrum, check_spectrum
+from ._sample import sample_step
 from ._solve import damped_solve, solve_gradients
 
 # Up to this many unknowns the rows are multiplied by an inverse, instead of solving for each.
@@ -74,6 +75,8 @@ def solve_step(
         if isinstance(curvature, (FisherMatrix, FisherFactor)) and can_solve(curvature, gradient, damping):
             kept = curvature.kept
             return fisher_step(gradient, value, damping, kept=kept, mean=mean, counter=counter)
+        if isinstance(curvature, OwnParts):
+            return sample_step(curvature, damping, mean=mean)
         if isinstance(curvature, Dense) and _is_on_host(curvature, gradient, damping):
             with one_thread(gradient, max(gradient.numel(), gradient.shape[1] ** 2)):
                 found = _on_host(curvature, value.detach(), gradient, damping, spectrum, mean)

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..curvature import CurvatureKind, Expansion, as_curvature, empirical_fisher, full_precision, widen
+from ..curvature import CurvatureKind, Expansion, OwnParts, as_curvature, empirical_fisher, full_precision, widen
 from ..errors import ArgumentError, ShapeError
 from ._black_box import Smoothed, estimated, flatten_from
 from ._draws import Noise
@@ -47,12 +47,13 @@ class EstimatedLoss(Smoothed):
         """The expansion at y: value `(N,)`, gradient `(N, m)` and the batch's curvature, all from the same draws.
 
         "hessian" is the mean of the samples' estimated Hessians, symmetric and in general indefinite; "fisher" is the
-        empirical Fisher of the estimated gradients. `curvature.dense()` is the `(m, m)` matrix.
-        Samples whose value or gradient is not finite are left out of it: one bad sample must not spoil the batch.
+        empirical Fisher of the estimated gradients, "sample" each sample's own part of it. `curvature.dense()` is the
+        `(m, m)` matrix. Samples whose value or gradient is not finite are left out of it: one bad sample must not
+        spoil the batch.
         """
-        if curvature not in ("hessian", "fisher", None):
+        if curvature not in ("hessian", "fisher", "sample", None):
             raise ArgumentError(
-                f"{type(self).__name__}: curvature is {curvature!r}. Choose 'hessian', 'fisher' or None."
+                f"{type(self).__name__}: curvature is {curvature!r}. Choose 'hessian', 'fisher', 'sample' or None."
             )
         self._check(y, targets)
         with full_precision(y):
@@ -60,6 +61,8 @@ class EstimatedLoss(Smoothed):
             keep = value.isfinite() & gradient.isfinite().all(-1)
             if curvature == "hessian":
                 return Expansion(value, gradient, as_curvature(mean_hessian(keep)))
+            if curvature == "sample":
+                return Expansion(value, gradient, OwnParts(gradient, value))
             return Expansion(value, gradient, empirical_fisher(gradient, keep) if curvature else None)
 
     def _estimate(self, y: Tensor, targets: tuple[Any, ...], with_hessian: bool) -> tuple[Tensor, Tensor, MeanHessian]:

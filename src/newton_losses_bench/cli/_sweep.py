@@ -38,7 +38,7 @@ _FIRST = (
 # Set by other options, by the epochs, or by each run for its device.
 NOT_SWEPT = ("seed", "device", "drops", "graph", "kernels")
 # Settings that only some curvatures have.
-_WITH_CURVATURE = ("fisher", "hessian", "energy")
+_WITH_CURVATURE = ("fisher", "hessian", "sample", "energy")
 _OF_CURVATURES = {"damping": _WITH_CURVATURE, "relative_damping": _WITH_CURVATURE, "spectrum": ("hessian",)}
 
 
@@ -80,7 +80,9 @@ def applicable(points: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list
     for name, curvatures in _OF_CURVATURES.items():
         takes = [point.get("curvature", "none") in curvatures for point in points]
         if any(name in point for point in points) and any(takes) and not all(takes):
-            notes.append(f"{option_of(name)} applies to {' and '.join(c for c in curvatures if c != 'energy')} only.")
+            *others, last = (one for one in curvatures if one != "energy")
+            known = f"{', '.join(others)} and {last}" if others else last
+            notes.append(f"{option_of(name)} applies to {known} only.")
             points = [
                 point if taken else {other: value for other, value in point.items() if other != name}
                 for point, taken in zip(points, takes, strict=True)

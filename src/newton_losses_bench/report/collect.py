@@ -50,6 +50,7 @@ METHODS = {
     "fisher": "Fisher",
     "clipped": "clipped",
     "energy": "energy",
+    "sample-auto": "sample, auto",
     "hessian-auto": "Hessian, auto",
     "fisher-auto": "Fisher, auto",
 }
@@ -80,6 +81,7 @@ class Index:
         every = [cell for table in (*TABLES, "ablation", "runtimes", "cvxpy") for cell in cells(table)]
         dampings: list[str | float] = [AUTO, NORMALISED, *GRID]
         every += [damped(cell, damping) for cell in curved_cells() for damping in dampings]
+        every += [by_sample(cell) for cell in curved_cells() if cell.variant == "fisher"]
         every += [clipped(cell) for table in TABLES for cell in cells(table) if cell.variant == "baseline"]
         for found in group(every, records):
             self._groups[found.cell.table, found.cell.key].append(found)
@@ -287,6 +289,16 @@ def damped(cell: Cell, damping: str | float) -> Cell:
     suffix = "-stable" if cell.numerics == "stable" else ""
     changed = cell.changed({"damping": damping})
     return replace(changed, table=_BESIDE, key=f"{cell.column}-{cell.variant}-{name}{suffix}")
+
+
+def by_sample(cell: Cell) -> Cell:
+    """The same cell with each sample's own part of the empirical Fisher and the default damping.
+
+    >>> by_sample(cells("table1", only="softsort-n5-fisher-stable")[0]).key
+    'softsort-n5-sample-auto-stable'
+    """
+    changed = damped(cell, AUTO).changed({"curvature": "sample"})
+    return replace(changed, key=changed.key.replace(f"-{cell.variant}-", "-sample-"))
 
 
 def clipped(cell: Cell) -> Cell:

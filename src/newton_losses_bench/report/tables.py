@@ -270,6 +270,7 @@ EFFECTS = {
     "baseline": "plain",
     "clipped": "clipped",
     f"fisher-{NORMALISED}": "normalised only",
+    f"sample-{AUTO}": "sample, auto",
     f"fisher-{AUTO}": "Fisher, auto",
     f"hessian-{AUTO}": "Hessian, auto",
 }
@@ -280,7 +281,7 @@ def effects_table(runs: Runs, names: Sequence[str], numerics: str) -> Table | No
     rows = []
     for column in names:
         groups = {method: runs.runs(column, method, numerics) for method in EFFECTS}
-        plain, _, normal, fisher, _ = groups.values()
+        plain, normal, fisher = (groups[name] for name in ("baseline", f"fisher-{NORMALISED}", f"fisher-{AUTO}"))
         if normal is None:
             continue
         size, turn = Lead.of(normal, plain), Lead.of(fisher, normal)
@@ -292,8 +293,9 @@ def effects_table(runs: Runs, names: Sequence[str], numerics: str) -> Table | No
         rows.append((Cell(column_title(column)), replace(verdict, detail=tests), *map(figure_cell, figures)))
     caption = (
         f"Test accuracy in %, {runs.label}. “Clipped”: the gradient’s norm at 1. “Normalised only”: the Fisher with λ "
-        "a thousand times its default, so that no curvature is left. p of the lead of whichever is ahead: normalised "
-        "against plain, then Fisher against normalised (paired t-test, one-sided)."
+        "a thousand times its default, so that no curvature is left. “Sample”: each with its own part of the "
+        "Fisher, a soft clip. p of the lead of whichever is ahead: normalised against plain, then Fisher against "
+        "normalised (paired t-test, one-sided)."
     )
     heads = ("loss", "verdict", *EFFECTS.values())
     return Table(f"effects-{runs.data}", caption, heads, rows) if rows else None

@@ -8,7 +8,7 @@ from run_folders import results_and_page, row_of, tables_of, write_cell, write_r
 
 from newton_losses_bench.cells import cells
 from newton_losses_bench.report import compose, gather
-from newton_losses_bench.report.collect import GRID, NORMALISED, curved_cells, damped
+from newton_losses_bench.report.collect import GRID, NORMALISED, curved_cells, by_sample, damped
 from newton_losses_bench.report.extras import timing_source
 from newton_losses_bench.store import Store
 
@@ -170,11 +170,18 @@ def test_plain_beside_newton_says_level_where_it_is_noise(tmp_path):
 def test_maps_tell_the_size_of_the_step_from_its_direction(plain, normal, fisher, verdict, tmp_path):
     cell = curved("smoothed-loss-10-fisher")
     baseline = cells("table3", only="smoothed-loss-10-baseline")[0]
-    for one, values in ((baseline, plain), (damped(cell, NORMALISED), normal), (damped(cell, "auto"), fisher)):
+    sample = [20.0, 21.0, 22.0]
+    runs = (
+        (baseline, plain),
+        (damped(cell, NORMALISED), normal),
+        (by_sample(cell), sample),
+        (damped(cell, "auto"), fisher),
+    )
+    for one, values in runs:
         write_seeds(tmp_path, one, {seed: float(value) for seed, value in enumerate(values)}, **MAPS)
     (row,) = tables_of(tmp_path)["effects-terrain"].rows
     assert (row[0].text, row[1].text, row[3].text) == ("Smoothed loss, 10 samples", verdict, "not run")
-    assert [row[place].value for place in (2, 4, 5)] == [sum(values) / 3 for values in (plain, normal, fisher)]
+    assert [row[place].value for place in (2, 4, 5, 6)] == [sum(values) / 3 for _, values in runs]
 
 
 def test_auto_is_compared_with_the_better_of_the_two_others(tmp_path):

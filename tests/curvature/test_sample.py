@@ -1,0 +1,164 @@
+"""curvature="sample": each sample's own part of the empirical Fisher, against gᵢ/(λ + ‖gᵢ‖²/N) in float64."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+import newton_losses as nl
+from cases import EXACT, Case, brute_force
+from newton_losses.curvature import Damped, NormalizedDamping, OwnParts, RelativeDamping, damped_solve, expand
+from newton_losses.smoothing import SmoothedLoss
+from newton_losses.sorting import SortingLoss
+
+BATCH = NormalizedDamping()
+DAMPINGS = [0.3, torch.tensor(0.3), RelativeDamping(2.0), BATCH, NormalizedDamping(0.1), lambda _: Damped(0.7, 3.0)]
+
+
+def closed_form(gradient: Tensor, damping: object) -> Tensor:
+    """The step of each sample, by its formula."""
+    count, size = gradient.shape
+    own = gradient.square().sum(1) / count
+    spread, length = float((own.square().sum() / size).sqrt()), 1.0
+    if callable(damping):
+        number = 0.7 if not hasattr(damping, "factor") else damping.factor * spread
+        length = 3.0 if not hasattr(damping, "factor") else 1.0
+    else:
+        number = float(damping)
+    if isinstance(damping, NormalizedDamping):
+        length = number / float(gradient.square().mean().sqrt())
+    return length * gradient / (number + own)[:, None]
+
+
+def step(gradient: Tensor, damping: object = BATCH, **options: object) -> Tensor:
+    """That of a loss with these gradients."""
+    y = torch.zeros_like(gradient, requires_grad=True)
+    loss = nl.NewtonLoss(lambda y: (y * gradient).sum(1), "sample", damping, **options)
+    loss(y).backward()
+    return y.grad
+
+
+@pytest.mark.parametrize("damping", DAMPINGS, ids=str)
+@pytest.mark.parametrize("case", EXACT[:16], ids=str)
+def test_the_closed_form(case: Case, damping: object) -> None:
+    y, target = case.draw()
+    gradient = brute_force(case, y, target).gradient.reshape(len(y), -1)
+    wanted = closed_form(gradient, damping).reshape(y.shape)
+    y.requires_grad_()
+    nl.NewtonLoss(case.loss, "sample", damping)(y, target).backward()
+    torch.testing.assert_close(y.grad, wanted / len(y), rtol=1e-10, atol=1e-12)
+    found = nl.newton_target(case.loss, y, target, curvature="sample", damping=damping)
+    torch.testing.assert_close(found.step.reshape(y.shape), wanted, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize("damping", [0.3, BATCH, RelativeDamping(2.0), lambda _: Damped(0.7, 3.0)], ids=str)
+def test_injected(damping: object, reduction: str) -> None:
+    y, target = Case(EXACT[0].loss, (7, 3)).draw()
+    y.requires_grad_()
+    values = (nl.inject_fisher(y, damping, curvature="sample", reduction=reduction) - target).pow(4).sum(1)
+    getattr(values, reduction)().backward()
+    wanted = closed_form(4 * (y.detach() - target) ** 3, damping)
+    torch.testing.assert_close(y.grad, wanted / (7 if reduction == "mean" else 1))
+    module = nl.InjectFisher(damping, curvature="sample")
+    assert "sample" in repr(module)
+    with pytest.raises(nl.ArgumentError, match="'fisher' or 'sample'"):
+        nl.inject_fisher(y, curvature="hessian")
+
+
+def test_it_is_the_fisher_of_orthogonal_gradients() -> None:
+    gradient = torch.diag(torch.tensor([1.0, 3.0, 0.2, 5.0], dtype=torch.float64))
+    y, fisher = (torch.zeros(4, 4, dtype=torch.float64, requires_grad=True) for _ in range(2))
+    nl.NewtonLoss(lambda y: (y * gradient).sum(1), "fisher", BATCH)(fisher).backward()
+    nl.NewtonLoss(lambda y: (y * gradient).sum(1), "sample", BATCH)(y).backward()
+    torch.testing.assert_close(y.grad, fisher.grad)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_no_scale_of_the_loss_changes_the_normalised_step(dtype: torch.dtype) -> None:
+    gradient = torch.randn(9, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    wanted = step(gradient).to(dtype)
+    powers = (-100, -30, 30, 100) if dtype == torch.float64 else (-30, -20, 20, 30)
+    for power in powers:
+        torch.testing.assert_close(step((gradient * 10.0**power).to(dtype)), wanted)
+        number = 10.0 ** (2 * power)
+        found = step((gradient * 10.0**power).to(dtype), number)
+        torch.testing.assert_close(found.double() * 10.0**power, step(gradient, 1.0), rtol=1e-5, atol=1e-8)
+
+
+def test_a_bad_sample_takes_no_part() -> None:
+    gradient = torch.randn(6, 3, dtype=torch.float64)
+    spoiled = torch.cat([gradient, torch.full((1, 3), math.nan, dtype=torch.float64)])
+    found = step(spoiled)
+    torch.testing.assert_close(found[:6], step(gradient))
+    assert found[6].tolist() == [0, 0, 0]
+    assert step(torch.zeros(3, 2)).tolist() == [[0, 0]] * 3
+    assert step(torch.zeros(0, 2)).shape == (0, 2)
+
+
+def test_a_damping_that_is_not_positive_leaves_every_sample_out() -> None:
+    newton = nl.NewtonLoss(lambda y: y.sum(1), "sample", torch.tensor(-1.0), check=False)
+    y = torch.zeros(3, 2, requires_grad=True)
+    newton(y).backward()
+    assert y.grad.abs().sum() == 0
+    assert newton.skipped == 3
+
+
+def test_outputs_that_do_not_exist_count_nowhere() -> None:
+    """Lists of 3 and of 2 items, padded with anything, are those of their own outputs."""
+    gradient = torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, math.inf]], dtype=torch.float64)
+    mask = torch.tensor([[True, True, True], [True, True, False]])
+    y = torch.zeros(2, 3, dtype=torch.float64, requires_grad=True)
+
+    def loss(y: Tensor) -> Tensor:
+        return torch.where(mask, y * torch.where(mask, gradient, 0.0), 0.0).sum(1)
+
+    nl.NewtonLoss(loss, "sample", BATCH)(y, mask=mask).backward()
+    own = torch.tensor([14.0, 41.0], dtype=torch.float64) / 2
+    number = (own.square().sum() / 2.5).sqrt()  # 2.5 outputs a list
+    unit = math.sqrt((14 + 41) / 5)
+    wanted = number / unit * torch.where(mask, gradient, 0.0) / (number + own)[:, None] / 2
+    torch.testing.assert_close(y.grad, wanted)
+    exchanged = y.detach().clone().requires_grad_()
+    nl.NewtonLoss(loss, "sample", BATCH, exchangeable=True)(exchanged, mask=mask).backward()
+    torch.testing.assert_close(exchanged.grad, y.grad)
+
+
+def test_losses_that_bring_their_own_expansion() -> None:
+    generator = torch.Generator().manual_seed(0)
+    scores, values = (torch.randn(6, 4, generator=generator, dtype=torch.float64) for _ in range(2))
+    loss = SortingLoss("softsort", temperature=1.0)
+    found = nl.newton_target(loss, scores, values, curvature="sample", damping=BATCH)
+    torch.testing.assert_close(found.step, closed_form(loss.expand(scores, values, curvature=None).gradient, BATCH))
+    for call in (lambda s: s.expand(scores, curvature="sample"), lambda s: expand(s, scores, curvature="sample")):
+        smoothed = SmoothedLoss(lambda y: y.square().sum(1), num_samples=4, generator=generator.manual_seed(1))
+        found = call(smoothed)
+        assert isinstance(found.curvature, OwnParts)
+        own = found.gradient.square().sum(1) / 6
+        torch.testing.assert_close(found.curvature.mean_square(), own.square().sum() / 4)
+
+
+def test_the_form_as_matrices() -> None:
+    gradient, rows = torch.randn(2, 5, 3, dtype=torch.float64)
+    parts = OwnParts(gradient)
+    matrices = gradient[:, :, None] * gradient[:, None, :] / 5
+    torch.testing.assert_close(parts.dense(), matrices.sum(0))
+    torch.testing.assert_close(parts.product(rows), (matrices @ rows[:, :, None]).squeeze(-1))
+    torch.testing.assert_close(parts.product(rows[:2]), rows[:2] @ matrices.sum(0))
+    eye = torch.eye(3, dtype=torch.float64)
+    torch.testing.assert_close(
+        damped_solve(parts, rows, 0.2), torch.linalg.solve(matrices + 0.2 * eye, rows[:, :, None]).squeeze(-1)
+    )
+
+
+def test_under_a_compiler_and_a_transform() -> None:
+    gradient = torch.randn(5, 3)
+
+    def newton(y: Tensor) -> Tensor:
+        return nl.newton_loss(lambda y: (y * gradient).sum(1), y, curvature="sample")
+
+    wanted = closed_form(gradient, BATCH) / 5
+    torch.testing.assert_close(torch.func.grad(newton)(torch.zeros(5, 3)), wanted)
+    compiled = torch.compile(torch.func.grad(newton), backend="eager", fullgraph=True)
+    torch.testing.assert_close(compiled(torch.zeros(5, 3)), wanted)
