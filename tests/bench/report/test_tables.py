@@ -8,7 +8,7 @@ from run_folders import results_and_page, row_of, tables_of, write_cell, write_r
 
 from newton_losses_bench.cells import cells
 from newton_losses_bench.report import compose, gather
-from newton_losses_bench.report.collect import GRID, NORMALISED, curved_cells, by_sample, damped
+from newton_losses_bench.report.collect import GRID, NORMALISED, by_sample, curved_cells, damped
 from newton_losses_bench.report.extras import timing_source
 from newton_losses_bench.store import Store
 
