@@ -1,4 +1,4 @@
-"""Draws docs/terrain.png: look-alike maps, the costs of their vertices, and their shortest paths.
+"""Draws docs/terrain.webp: look-alike maps, the costs of their vertices, and their shortest paths.
 
 Run it from anywhere: python docs/terrain_picture.py
 """
@@ -67,11 +67,7 @@ def main():
     bar.ax.set_xticklabels(names)
     drawn = io.BytesIO()
     figure.savefig(drawn, dpi=96, transparent=True)
-    # A palette keeps the file small; dithering would not, and would look like a texture.
-    picture = (
-        Image.open(drawn).convert("RGBA").quantize(128, method=Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE)
-    )
-    picture.save(Path(__file__).with_name("terrain.png"), optimize=True)
+    Image.open(drawn).convert("RGBA").save(Path(__file__).with_name("terrain.webp"), quality=60, method=6)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+import newton_losses
+
 ROOT = Path(__file__).parents[1]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 # What is installed under another name than it is imported by, and what comes with another package.
@@ -25,6 +27,12 @@ def test_the_source_distribution_is_the_whole_repository_but_the_results() -> No
     shipped = {name.removeprefix("/") for name in PYPROJECT["tool"]["hatch"]["build"]["targets"]["sdist"]["include"]}
     # The builder always adds the last two.
     assert kept - {"results", ".gitignore", "pyproject.toml"} == shipped
+
+
+def test_the_version_is_the_same_everywhere() -> None:
+    version = re.escape(newton_losses.__version__)
+    assert re.search(rf"^## {version} - \d{{4}}-\d\d-\d\d$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert re.search(rf"^version: {version}$", (ROOT / "CITATION.cff").read_text(), re.MULTILINE)
 
 
 def names(requirements: list[str]) -> set[str]:

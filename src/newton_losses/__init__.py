@@ -28,7 +28,7 @@ from .inject import InjectFisher as InjectFisher
 from .inject import inject_fisher as inject_fisher
 from .newton import NewtonLoss as NewtonLoss
 
-__version__ = "0.1.0.dev0"
+__version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from . import convex as convex
