@@ -57,17 +57,6 @@ def write_atomically(path: Path, content: bytes) -> None:
         raise write_error(path, error) from error
 
 
-def append_line(path: Path, line: bytes) -> None:
-    """Add one line to a file and flush it to the disk. A crash can leave a torn last line."""
-    try:
-        with open(path, "ab") as file:
-            file.write(line + b"\n")
-            file.flush()
-            os.fsync(file.fileno())
-    except OSError as error:
-        raise write_error(path, error) from error
-
-
 def sync_folder(folder: Path) -> None:
     """Make a rename in this folder durable, on systems that can open a folder."""
     with contextlib.suppress(OSError):

@@ -1,32 +1,36 @@
 """The store of results: a folder with run folders and packed files in it, at any depth, and no index to keep in order.
 
 A run is finished when its folder has a `result.json`. That file is written last and in one go, and a folder is locked
-while its run lasts, so any number of processes can write into one store and any of them can be killed. To add the runs
-of another machine, copy their folders, or the file that they were packed into.
+while its run lasts, so any number of processes can write into one store and any of them can be killed. `pack` puts
+finished runs into one file, a line of JSON per run:
+
+    {"run": "softsort-n5-stable-fisher-100000-s0-597a912c", "configuration": {…}, "environment": {…},
+     "evaluations": […], "result": {…}, "sha256": "5f1d…"}
+
+A line holds all that `config.json`, `evaluations.jsonl` and `result.json` say; weights and checkpoints stay behind. Its
+checksum is that of the line without it, so that a changed digit is never taken for a result.
 """
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from newton_losses.errors import NewtonLossesError
+from newton_losses.errors import ArgumentError, NewtonLossesError
 
-from ..config import configuration_class, identity, run_name
-from .atomic_io import read_json
-from .packed import SUFFIX, read_packed
-from .run_folder import AVERAGE, CHECKPOINT, CONFIG, EVALUATIONS, PREVIOUS, RESULT, WEIGHTS, RunFolder
+from ..config import identity
+from .atomic_io import Record, RunError, check_writable, checksum, file_checksum, read_json, write_atomically
+from .run_folder import CONFIG, EVALUATIONS, RESULT
 
-Figures = dict[str, float]
-
-
+SUFFIX = ".jsonl"
+_CHECKSUM = "sha256"
+_PARTS = ("run", "configuration", "environment", "evaluations", "result")
+# What reading JSON that anybody may have written can raise.
 _UNREADABLE = (NewtonLossesError, LookupError, TypeError, ValueError, AttributeError, OverflowError, OSError)
 
-
-class UnreadableRecord(NewtonLossesError, ValueError):
-    """A folder has a result that cannot be used; the message says why."""
+Figures = dict[str, float]
 
 
 @dataclass(frozen=True)
@@ -77,68 +81,6 @@ class RunRecord:
         return int(self.configuration["seed"])
 
 
-def read_record(folder: Path) -> RunRecord:
-    """The run of a folder that has a result; `UnreadableRecord` if a file of it is damaged or makes no sense."""
-    try:
-        result = read_json(folder / RESULT)
-        stored = read_json(folder / CONFIG) if (folder / CONFIG).exists() else {}
-        return _record(folder, result, stored.get("environment", {}), read_curve(folder))
-    except KeyError as error:
-        raise UnreadableRecord(f"{folder / RESULT}: it has no {error}, and is left out.") from error
-    except _UNREADABLE as error:
-        raise UnreadableRecord(f"{folder}: left out, {error}") from error
-
-
-def unpack_record(path: Path, line: dict[str, Any]) -> RunRecord:
-    """The run of a line of a packed file, with the place that it is named by."""
-    try:
-        result = {"configuration": line["configuration"], **_object(line["result"])}
-        return _record(path, result, line["environment"], [_object(one) for one in line["evaluations"]])
-    except _UNREADABLE as error:
-        raise UnreadableRecord(f"{path}: left out, {error!r}") from error
-
-
-def _record(path: Path, result: dict[str, Any], environment: Any, curve: list[dict[str, Any]]) -> RunRecord:
-    configuration = _object(result["configuration"])
-    return RunRecord(
-        path=path,
-        configuration=configuration,
-        environment=_object(environment),
-        test={name: float(value) for name, value in result["test"].items()},
-        reported=_object(result["reported"]),
-        final=_object(result["final"]),
-        steps=int(result["steps"]),
-        seconds=float(result["seconds"]),
-        milliseconds_per_step=float(result["milliseconds_per_step"]),
-        at_once=int(result.get("at_once", 1)),
-        averaged={name: float(value) for name, value in result.get("averaged", {}).get("test", {}).items()},
-        curve=curve,
-        identity=identity(configuration),
-    )
-
-
-def read_curve(folder: Path) -> list[dict[str, Any]]:
-    """The evaluations that are there; a line that a crash has torn is left out."""
-    file = folder / EVALUATIONS
-    if not file.exists():
-        return []
-    curve = []
-    for line in file.read_text(encoding="utf-8", errors="replace").splitlines():
-        try:
-            record = json.loads(line)
-        except (ValueError, RecursionError):
-            continue
-        if isinstance(record, dict):
-            curve.append(record)
-    return curve
-
-
-def _object(found: Any) -> dict[str, Any]:
-    if not isinstance(found, dict):
-        raise ValueError(f"there is a {type(found).__name__} where an object belongs")
-    return found
-
-
 @dataclass(frozen=True)
 class UnfinishedRun:
     """A run that was begun: its folder, its configuration, and the step of its last evaluation (0 before it)."""
@@ -169,7 +111,12 @@ class Store:
         """
         self.notes = []
         found: dict[str, RunRecord] = {}
-        for record in self._all_records():
+        for path, line in self._lines():
+            try:
+                record = _record(path, line)
+            except RunError as error:
+                self.notes.append(str(error))
+                continue
             other = found.setdefault(record.identity, record)
             if other is record:
                 continue
@@ -178,42 +125,17 @@ class Store:
             self.notes.append(f"{left.path}: the same run as {counts.path}, which counts. This one is left out.")
         return sorted(found.values(), key=lambda record: record.path)
 
-    def _all_records(self) -> Iterator[RunRecord]:
-        """Of every folder with a result and every line of a packed file; what cannot be read is noted."""
-        for folder, files in self._walk():
-            try:
-                if RESULT in files:
-                    yield read_record(folder)
-            except UnreadableRecord as error:
-                self.notes.append(str(error))
-            for name in sorted(files):
-                if name.endswith(SUFFIX) and name != EVALUATIONS:
-                    yield from self._packed_records(folder / name)
-
-    def _packed_records(self, file: Path) -> Iterator[RunRecord]:
-        try:
-            for name, line in read_packed(file):
-                if isinstance(line, str):
-                    self.notes.append(line)
-                    continue
-                try:
-                    yield unpack_record(file / name, line)
-                except UnreadableRecord as error:
-                    self.notes.append(str(error))
-        except OSError as error:
-            self.notes.append(f"{file}: left out, {error.strerror or error}.")
-
     def unfinished(self) -> list[UnfinishedRun]:
         """The runs that were begun and have no result, in the order of their paths."""
         self.notes = []
         found = []
-        for folder, files in self._walk():
+        for folder, files in walk(self.path):
             if CONFIG not in files or RESULT in files:
                 continue
             try:
                 configuration = read_json(folder / CONFIG)["configuration"]
                 identity(configuration)
-                curve = read_curve(folder)
+                curve = _evaluations(folder)
             except _UNREADABLE as why:
                 self.notes.append(f"{folder}: left out, {why!r}")
                 continue
@@ -222,23 +144,199 @@ class Store:
             found.append(UnfinishedRun(folder, configuration, step if type(step) is int and abs(step) < 2**53 else 0))
         return found
 
-    def folder_of(self, configuration: dict[str, Any]) -> Path:
-        """Where a run with this (resolved) configuration goes, if no record of it is here under another name."""
-        return self.path / run_name(configuration)
+    def _lines(self) -> Iterator[tuple[Path, Record | RunError]]:
+        """Every folder with a result and every line of a packed file, or what is wrong with it."""
+        for folder, files in walk(self.path):
+            if RESULT in files:
+                try:
+                    yield folder, _line(folder.name, folder)
+                except RunError as error:
+                    yield folder, error
+            for name in sorted(files):
+                if name.endswith(SUFFIX) and name != EVALUATIONS:
+                    yield from _packed_lines(folder / name)
 
-    def _walk(self) -> Iterator[tuple[Path, list[str]]]:
-        """All folders with the names of their files, in order. Hidden folders are no part of the store."""
-        for parent, folders, files in os.walk(self.path):
-            folders[:] = sorted(folder for folder in folders if not folder.startswith("."))
-            yield Path(parent), files
+
+def walk(path: Path) -> Iterator[tuple[Path, list[str]]]:
+    """All folders with the names of their files, in order. Hidden folders are no part of a store."""
+    for parent, folders, files in os.walk(path):
+        folders[:] = sorted(folder for folder in folders if not folder.startswith("."))
+        yield Path(parent), files
 
 
-def compact(folder: Path) -> None:
-    """Remove checkpoints and weights of a finished run: what is left is a few kilobytes."""
-    configuration = read_json(folder / CONFIG)["configuration"]
-    config = configuration_class(configuration["task"]).from_dict(configuration)
-    with RunFolder(folder, config) as locked:
-        if locked.result is None:
-            return
-        for name in (CHECKPOINT, PREVIOUS, WEIGHTS, AVERAGE):
-            (folder / name).unlink(missing_ok=True)
+# Reading a run
+
+
+def read_record(folder: Path) -> RunRecord:
+    """The run of a folder that has a result; a `RunError` if a file of it is damaged or makes no sense."""
+    return _record(folder, _line(folder.name, folder))
+
+
+def _record(path: Path, line: Record | RunError) -> RunRecord:
+    try:
+        if isinstance(line, RunError):
+            raise line
+        result = {"configuration": line["configuration"], **_object(line["result"])}
+        configuration = _object(result["configuration"])
+        return RunRecord(
+            path=path,
+            configuration=configuration,
+            environment=_object(line["environment"]),
+            test={name: float(value) for name, value in result["test"].items()},
+            reported=_object(result["reported"]),
+            final=_object(result["final"]),
+            steps=int(result["steps"]),
+            seconds=float(result["seconds"]),
+            milliseconds_per_step=float(result["milliseconds_per_step"]),
+            at_once=int(result.get("at_once", 1)),
+            averaged={name: float(value) for name, value in result.get("averaged", {}).get("test", {}).items()},
+            curve=[_object(one) for one in line["evaluations"]],
+            identity=identity(configuration),
+        )
+    except KeyError as error:
+        raise RunError(f"{path}: left out, its result has no {error}.") from error
+    except _UNREADABLE as error:
+        raise RunError(f"{path}: left out, {error}") from error
+
+
+def _line(name: str, folder: Path) -> Record:
+    """The line of a finished run, without its checksum; a `RunError` where a file of it is damaged."""
+    result = read_json(folder / RESULT)
+    files = result.get("files")
+    evaluations = _evaluations(folder, files.get(EVALUATIONS) if isinstance(files, dict) else None)
+    # Without its other file a run has no environment.
+    stored = read_json(folder / CONFIG) if (folder / CONFIG).exists() else {}
+    configuration = stored.get("configuration", result.get("configuration"))
+    # As a rule the result repeats it.
+    if result.get("configuration") == configuration:
+        del result["configuration"]
+    environment = stored.get("environment", {})
+    return dict(zip(_PARTS, (name, configuration, environment, evaluations, result), strict=True))
+
+
+def _evaluations(folder: Path, wanted: str | None = None) -> list[Record]:
+    """The evaluations of a run, which are as they were when it ended; a line that a crash has torn is left out."""
+    path = folder / EVALUATIONS
+    if wanted is not None and file_checksum(path) != wanted:
+        raise RunError(
+            f"{path}: damaged, its checksum is not the one in {RESULT}. Restore it; or, while the checkpoint is there, "
+            f"delete {RESULT} and rerun the command, which writes both again."
+        )
+    try:
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []
+    except OSError as error:
+        raise RunError(f"{path}: could not be read ({error.strerror}).") from error
+    found = []
+    for line in lines:
+        try:
+            record = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(record, dict):
+            found.append(record)
+    return found
+
+
+def _object(found: Any) -> Record:
+    if not isinstance(found, dict):
+        raise ValueError(f"there is a {type(found).__name__} where an object belongs")
+    return found
+
+
+# Packed runs
+
+
+@dataclass
+class Packed:
+    """What `pack` did: the names of the runs that it added and of those that were there, and what it left out."""
+
+    added: list[str] = field(default_factory=list)
+    known: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+def pack(folders: Iterable[str | os.PathLike[str]], out: str | os.PathLike[str]) -> Packed:
+    """Add every finished run in or under `folders` to the file `out`, which is made where there is none.
+
+    A run's name in the file is its path below the folder that was given. Doing it again changes nothing. Refused, with
+    `out` as it was: a damaged run, a damaged line of `out`, and a run whose name `out` has with another content. The
+    folders stay; runs that are not finished are left out, and named in the notes.
+    """
+    target, folders = Path(out), list(map(Path, folders))
+    if target.suffix != SUFFIX or target.name == EVALUATIONS:
+        raise ArgumentError(f"--out {target}: the name of a file of packed runs ends in {SUFFIX}.")
+    packed = Packed()
+    runs = _finished_runs(folders, packed.notes)
+    if not runs:
+        raise ArgumentError(
+            f"No finished run lies in {', '.join(map(str, folders))}. A finished run is a folder with a {RESULT}."
+        )
+    known = {}
+    for _, line in _packed_lines(target) if target.exists() else ():
+        if isinstance(line, RunError):
+            raise RunError(f"{line} Restore the file, or pack into another one. Nothing was written.")
+        known[line["run"]] = checksum(line)
+    content = target.read_bytes() if target.exists() else b""
+    if content and not known:
+        raise ArgumentError(f"--out {target}: there is such a file, and it holds no packed runs. Choose another name.")
+    for name, folder in runs.items():
+        line = _line(name, folder)
+        sha256 = checksum(line)
+        if name not in known:
+            packed.added.append(name)
+            content += json.dumps({**line, _CHECKSUM: sha256}).encode() + b"\n"
+        elif known[name] == sha256:
+            packed.known.append(name)
+        else:
+            raise RunError(
+                f"{target} has a run {name} with another content than {folder}. Nothing was written: pack one of the "
+                "two into another file."
+            )
+    if packed.added:
+        check_writable(target.parent)
+        write_atomically(target, content)
+    return packed
+
+
+def _finished_runs(folders: list[Path], notes: list[str]) -> dict[str, Path]:
+    """The finished runs in or under some folders by their names, which are different."""
+    found: dict[str, Path] = {}
+    for given in folders:
+        if not given.is_dir():
+            raise ArgumentError(f"{given}: there is no such folder.")
+        for folder, files in walk(given):
+            if RESULT in files:
+                name = given.resolve().name if folder == given else folder.relative_to(given).as_posix()
+                if name in found:
+                    raise ArgumentError(f"{found[name]} and {folder} would both be called {name}. Pack one of them.")
+                found[name] = folder
+            elif CONFIG in files:
+                notes.append(f"{folder}: not finished, and left out.")
+    return found
+
+
+def _packed_lines(path: Path) -> Iterator[tuple[Path, Record | RunError]]:
+    """Each run of a packed file without its checksum, or what is wrong with its line.
+
+    A file whose first line is whole, and is no packed run, holds something else: it has none.
+    """
+    try:
+        lines = path.read_bytes().splitlines()
+    except OSError as error:
+        yield path, RunError(f"{path}: left out, {error.strerror or error}.")
+        return
+    for number, text in enumerate(lines, start=1):
+        place = f"{path}, line {number}"
+        try:
+            line = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            yield path, RunError(f"{place}: left out, no JSON ({error}).")
+            continue
+        if not isinstance(line, dict) or any(part not in line for part in _PARTS):
+            if number == 1:
+                return
+            yield path, RunError(f"{place}: left out, no packed run.")
+        elif line.pop(_CHECKSUM, None) != checksum(line):
+            yield path, RunError(f"{place}: left out, damaged or edited by hand: its checksum does not match.")
+        else:
+            yield path / str(line["run"]), line

@@ -7,12 +7,11 @@
     result.json             written last: a folder that has it is finished
     error.txt               the traceback of an unexpected error, until the run is finished
 
-A checkpoint holds the evaluations up to its step, and it is on the disk before their last line is. So the lines on the
-disk never know more than the checkpoint, and after a crash they are written again from it.
+A checkpoint holds the evaluations up to its step, and it is on the disk before they are. So the lines on the disk never
+know more than the checkpoint, and after a crash they are written again from it.
 """
 
 import contextlib
-import hashlib
 import io
 import json
 import os
@@ -21,18 +20,18 @@ from dataclasses import MISSING, fields
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 import torch
 
-from ..config import RunConfig
+from ..config import RunConfig, configuration_class
 from ..data import take_lock
 from ..machine import device_kind, environment
 from ..settings import option
 from .atomic_io import (
     BadCheckpoint,
+    Record,
     RunError,
-    append_line,
     checksummed_json,
     file_checksum,
     read_checkpoint,
@@ -42,8 +41,6 @@ from .atomic_io import (
     write_checkpoint,
     write_error,
 )
-
-Record = dict[str, Any]
 
 CONFIG, EVALUATIONS, RESULT = "config.json", "evaluations.jsonl", "result.json"
 WEIGHTS, AVERAGE = "weights.pt", "weights.average.pt"
@@ -107,15 +104,12 @@ class RunFolder:
         if not (self.path / RESULT).exists():
             return None
         result = read_json(self.path / RESULT)
-        checksums = result.get("files", {})
-        if EVALUATIONS in checksums and file_checksum(self.path / EVALUATIONS) != checksums[EVALUATIONS]:
-            self._restore_evaluations(checksums[EVALUATIONS])
-        # Weights may have been removed to save space; only wrong ones are worth a note.
-        for name in (WEIGHTS, AVERAGE):
-            if name in checksums and file_checksum(self.path / name) not in (checksums[name], None):
+        for name, checksum in result.get("files", {}).items():
+            # Weights may have been removed to save space; only wrong ones are worth a note.
+            if file_checksum(self.path / name) not in (checksum, None):
                 self.notes.append(
-                    f"{self.path / name}: damaged, its checksum is not the one in {RESULT}. Do not use these weights; "
-                    "the figures are not affected."
+                    f"{self.path / name}: damaged, its checksum is not the one in {RESULT}. Do not use it; the result "
+                    "is not affected."
                 )
         return result
 
@@ -130,10 +124,7 @@ class RunFolder:
                 )
             return None
         self.evaluations = [json.loads(line) for line in state["evaluations"]]
-        lines = _lines(state)
-        target = self.path / EVALUATIONS
-        if lines != (target.read_bytes() if target.exists() else b""):
-            write_atomically(target, lines)
+        self._write_evaluations()
         return state
 
     def _newest_checkpoint(self) -> Record | None:
@@ -156,18 +147,6 @@ class RunFolder:
             )
         return None
 
-    def _restore_evaluations(self, wanted: str) -> None:
-        """Write the evaluations of a finished run again from its checkpoint."""
-        state = self._newest_checkpoint()
-        lines = b"" if state is None else _lines(state)
-        if hashlib.sha256(lines).hexdigest() != wanted:
-            raise RunError(
-                f"{self.path / EVALUATIONS}: damaged, its checksum is not the one in {RESULT}, and there is no "
-                "checkpoint to restore it from. Restore it, or use another folder."
-            )
-        write_atomically(self.path / EVALUATIONS, lines)
-        self.notes.append(f"{self.path / EVALUATIONS}: was damaged, and is restored from the checkpoint.")
-
     # Writing
 
     def save(self, state: Record, evaluation: Record | None = None) -> None:
@@ -185,8 +164,12 @@ class RunFolder:
             raise write_error(newest, error) from error
         sync_folder(self.path)
         if evaluation:
-            append_line(self.path / EVALUATIONS, json.dumps(evaluation).encode())
             self.evaluations = evaluations
+            self._write_evaluations()
+
+    def _write_evaluations(self) -> None:
+        lines = "".join(json.dumps(record) + "\n" for record in self.evaluations)
+        write_atomically(self.path / EVALUATIONS, lines.encode())
 
     def save_weights(self, weights: dict[str, torch.Tensor], name: str = WEIGHTS) -> None:
         """Write a network's `state_dict`, to be read with `torch.load(..., weights_only=True)`."""
@@ -263,6 +246,15 @@ class RunFolder:
         return True
 
 
+def compact(folder: Path) -> None:
+    """Remove checkpoints and weights of a finished run: what is left is a few kilobytes."""
+    configuration = read_json(folder / CONFIG)["configuration"]
+    with RunFolder(folder, configuration_class(configuration["task"]).from_dict(configuration)) as locked:
+        if locked.result is not None:
+            for name in (CHECKPOINT, PREVIOUS, WEIGHTS, AVERAGE):
+                (folder / name).unlink(missing_ok=True)
+
+
 def is_in_use(path: Path) -> bool:
     """Whether another process is at work in a run folder right now."""
     if not (path / _LOCK).exists():
@@ -288,7 +280,3 @@ def _take_lock(folder: Path) -> int:
         os.truncate(lock, 0)
         os.write(lock, str(os.getpid()).encode())
     return lock
-
-
-def _lines(state: Record) -> bytes:
-    return "".join(line + "\n" for line in state["evaluations"]).encode()

@@ -16,7 +16,7 @@ from newton_losses_bench.config import SortingConfig
 from newton_losses_bench.data import MNIST, Terrain, terrain
 from newton_losses_bench.data import digits as mnist_module
 from newton_losses_bench.data.files import DataError
-from newton_losses_bench.store import RunError, read_json
+from newton_losses_bench.store import RunError, read_json, read_record
 from newton_losses_bench.train import Progress, run
 
 CONFIG = SortingConfig(
@@ -93,26 +93,21 @@ def test_a_result_of_before_the_sums_is_still_read(copy: Path, finished: tuple[P
     assert run(CONFIG, str(copy)) == old
 
 
-@pytest.mark.parametrize("is_finished", [True, False])
-def test_damaged_evaluations_are_restored(copy: Path, is_finished: bool) -> None:
+def test_damaged_evaluations_are_never_used_and_written_again(
+    copy: Path, finished: tuple[Path, dict[str, Any]]
+) -> None:
     content = (copy / "evaluations.jsonl").read_bytes()
-    for damage in damages(content):
-        if not is_finished:
-            (copy / "result.json").unlink(missing_ok=True)
+    for damage in damages(content)[::5]:
         (copy / "evaluations.jsonl").write_bytes(damage)
+        with pytest.raises(RunError, match=r"evaluations\.jsonl: damaged.*delete result\.json"):
+            read_record(copy)
         notes = Notes()
-        run(CONFIG, str(copy), progress=notes)
-        assert (copy / "evaluations.jsonl").read_bytes() == content
-        assert not is_finished or "restored from the checkpoint" in notes.texts[0]
-
-
-def test_damaged_evaluations_without_a_checkpoint_are_refused(copy: Path) -> None:
-    (copy / "evaluations.jsonl").write_bytes(b"{}\n")
-    (copy / "checkpoint.pt").unlink()
-    (copy / "checkpoint.previous.pt").unlink()
-    with pytest.raises(RunError, match=r"evaluations\.jsonl: damaged"):
+        assert run(CONFIG, str(copy), progress=notes) == finished[1]
+        assert "Do not use it" in notes.texts[0]
+        (copy / "result.json").unlink()
         run(CONFIG, str(copy))
-    assert (copy / "evaluations.jsonl").read_bytes() == b"{}\n"
+        assert (copy / "evaluations.jsonl").read_bytes() == content
+        shutil.copy(finished[0] / "result.json", copy)
 
 
 def test_damaged_weights_are_reported(copy: Path, finished: tuple[Path, dict[str, Any]]) -> None:
@@ -121,7 +116,7 @@ def test_damaged_weights_are_reported(copy: Path, finished: tuple[Path, dict[str
         (copy / "weights.pt").write_bytes(damage)
         notes = Notes()
         assert run(CONFIG, str(copy), progress=notes) == finished[1]
-        assert "Do not use these weights" in notes.texts[0]
+        assert "Do not use it" in notes.texts[0]
 
 
 def test_a_damaged_checkpoint_is_never_resumed_from(copy: Path, finished: tuple[Path, dict[str, Any]]) -> None:
