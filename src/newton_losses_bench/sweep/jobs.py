@@ -14,7 +14,6 @@ from typing import Any, Self
 from newton_losses.errors import NewtonLossesError
 
 from ..config import ConvexConfig, RunConfig, SortingConfig, configuration_class, run_name
-from ..convex_experiment import run_convex
 from ..machine import device_kind
 from ..settings import option
 from ..store import AVERAGE, CHECKPOINT, CONFIG, RESULT, WEIGHTS, Record, RunError, compact, read_json
@@ -77,9 +76,6 @@ def _program(name: str) -> Callable[[dict[str, Any], str, Progress], object]:
 
 def _train(job: Job, progress: Progress) -> None:
     config = configuration_class(job.configuration["task"]).from_dict(job.configuration).resolved()
-    if isinstance(config, ConvexConfig):
-        run_convex(config, job.folder, progress=progress)
-        return
     config, start_over = _as_begun(config, Path(job.folder))
     run(config, job.folder, progress=progress, overwrite=start_over)
 

@@ -1,8 +1,7 @@
-"""The two tasks, each with everything that belongs to it: data, network, loss, evaluation."""
+"""The tasks, each with everything that belongs to it: data, network, loss, evaluation."""
 
-from newton_losses.errors import ArgumentError
-
-from ..config import PathsConfig, RunConfig, SortingConfig
+from ..config import ConvexConfig, PathsConfig, RunConfig, SortingConfig
+from .convex import ConvexTask
 from .paths import PathsTask as PathsTask
 from .paths import load_maps as load_maps
 from .sorting import SortingTask as SortingTask
@@ -19,4 +18,5 @@ def make_task(config: RunConfig) -> Task:
         return SortingTask(config)
     if isinstance(config, PathsConfig):
         return PathsTask(config)
-    raise ArgumentError(f"There is no task for a {type(config).__name__}.")
+    assert isinstance(config, ConvexConfig)
+    return ConvexTask(config)
