@@ -31,24 +31,6 @@ class _Precise(nn.Module):
         return features.to(next(self.parameters()).dtype)
 
 
-def convolution_by_product(images: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """A padded convolution of one input channel, `(N, 1, H, W)` → `(N, C, H, W)`, as a matrix product.
-
-    With one channel the layouts of torch and cuDNN cannot be told apart, and the copies that this leads to
-    cost as much as the convolution. A product writes the channels last, as the next layer wants them. There is one
-    product per picture, because that spreads the gradient of the weight over the whole device.
-    """
-    size = weight.shape[-1]
-    height, width = images.shape[-2:]
-    padded = functional.pad(images[:, 0], (size // 2,) * 4)
-    windows = padded.unfold(1, size, 1).unfold(2, size, 1).reshape(len(images), height * width, size * size)
-    # 32 columns instead of 25: rows of 64 bytes, which the matrix units read as they are.
-    spare = -windows.shape[-1] % 32
-    kernel = functional.pad(weight.flatten(1), (0, spare)).mT.expand(len(images), -1, -1)
-    out = torch.bmm(functional.pad(windows, (0, spare)), kernel) + bias
-    return out.reshape(len(images), height, width, -1).permute(0, 3, 1, 2)
-
-
 class DigitCNN(_Precise):
     """Scores for pictures of numbers: `(B, n, 1, height, width)` → `(B, n)`, with any leading dimensions.
 
@@ -80,19 +62,6 @@ class DigitCNN(_Precise):
         )
         self.head = nn.Sequential(nn.Linear(64 * (height // 4) * (width // 4), 64), nn.ReLU(), nn.Linear(64, 1))
 
-    def _features(self, convolutions: nn.Module, images: Tensor) -> Tensor:
-        if images.dtype == torch.uint8:
-            images = images.to(torch.float32) / 255
-        if not (images.is_cuda and self.precision == "bf16"):
-            return super()._features(convolutions, images)
-        first, *others = self.convolutions
-        assert isinstance(first, nn.Conv2d) and first.bias is not None  # noqa: PT018
-        with torch.autocast("cuda", dtype=torch.bfloat16):
-            features: Tensor = convolution_by_product(images.bfloat16(), first.weight, first.bias)
-            for layer in others:
-                features = layer(features)
-        return features.to(first.weight.dtype)
-
     def _scores_by_kernels(self, images: Tensor) -> Tensor:
         first, second = (layer for layer in self.convolutions if isinstance(layer, nn.Conv2d))
         wide, *rest = self.head
@@ -116,7 +85,8 @@ class DigitCNN(_Precise):
             if in_bytes and has_digit_kernels(self.image_size, len(pictures)):
                 scores = self._scores_by_kernels(pictures)
             else:
-                scores = self.head(self._features(self.convolutions, pictures))
+                pixels = pictures.to(torch.float32) / 255 if images.dtype == torch.uint8 else pictures
+                scores = self.head(self._features(self.convolutions, pixels))
         return scores.reshape(images.shape[:-3])
 
 

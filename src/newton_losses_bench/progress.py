@@ -6,6 +6,8 @@ rich and tensorboard are imported when they are needed: not everybody has them, 
 import json
 import sys
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -21,42 +23,16 @@ Record = dict[str, Any]
 
 
 class Together(Progress):
-    """Several listeners as one."""
+    """Several listeners as one: each hears every event."""
 
     def __init__(self, *listeners: Progress) -> None:
-        self.listeners = listeners
+        for event in (name for name in vars(Progress) if not name.startswith("_")):
+            setattr(self, event, partial(_tell, [getattr(one, event) for one in listeners]))
 
-    def preparing(self, config: RunConfig) -> None:
-        for listener in self.listeners:
-            listener.preparing(config)
 
-    def started(self, config: RunConfig, step: int, total: int, evaluations: list[Record]) -> None:
-        for listener in self.listeners:
-            listener.started(config, step, total, evaluations)
-
-    def advanced(self, step: int, loss: float | None) -> None:
-        for listener in self.listeners:
-            listener.advanced(step, loss)
-
-    def evaluating(self, step: int) -> None:
-        for listener in self.listeners:
-            listener.evaluating(step)
-
-    def evaluated(self, record: Record) -> None:
-        for listener in self.listeners:
-            listener.evaluated(record)
-
-    def note(self, text: str) -> None:
-        for listener in self.listeners:
-            listener.note(text)
-
-    def finished(self, result: Record, *, again: bool = False) -> None:
-        for listener in self.listeners:
-            listener.finished(result, again=again)
-
-    def close(self) -> None:
-        for listener in self.listeners:
-            listener.close()
+def _tell(methods: list[Callable[..., None]], *arguments: Any, **options: Any) -> None:
+    for method in methods:
+        method(*arguments, **options)
 
 
 class JsonLines(Progress):
@@ -119,56 +95,48 @@ class PlainLines(Progress):
         self._say(outcome(result, again))
 
 
-class LiveBar(Progress):
+class LiveBar(PlainLines):
     """A bar with the steps, their rate, the time left, the loss and the last accuracies, in 80 columns."""
 
     def __init__(self, console: "Console | None" = None) -> None:
         from rich.console import Console
         from rich.progress import TaskID
 
+        super().__init__()
         self._console = console or Console()
         self._bar: RichProgress | None = None
         self._task = TaskID(0)
-        self._pace = Pace()
-        self._total = 0
 
-    def preparing(self, config: RunConfig) -> None:
-        if patience := delay(config):
-            self._console.print(patience, style="dim", markup=False, highlight=False)
+    def _say(self, text: str) -> None:
+        self._console.print(text, markup=False, highlight=False)
 
     def started(self, config: RunConfig, step: int, total: int, evaluations: list[Record]) -> None:
-        self._total = total
-        self._pace.start(step)
-        again = f", resuming after step {step}" if step else ""
-        self._console.print(f"[bold]{describe(config)}[/], on {config.device}{again}", highlight=False)
+        super().started(config, step, total, evaluations)
         self._bar = _new_bar(self._console)
         last = _short(evaluations[-1]) if evaluations else ""
         self._task = self._bar.add_task("", total=total, completed=step, pace="", loss="", figures=last)
         self._bar.start()
 
     def advanced(self, step: int, loss: float | None) -> None:
-        if self._bar is not None:
-            self._bar.update(self._task, completed=step, pace=self._reach(step), loss=f"loss {number(loss)}")
+        self._update(step, pace=self._reach(step), loss=f"loss {number(loss)}")
 
     def evaluating(self, step: int) -> None:
-        if self._bar is not None:
-            self._bar.update(self._task, completed=step, pace="evaluating", refresh=True)
+        self._update(step, pace="evaluating", refresh=True)
 
     def evaluated(self, record: Record) -> None:
+        self._update(record["step"], pace=self._reach(record["step"]), figures=_short(record))
+
+    def _update(self, step: int, **fields: Any) -> None:
         if self._bar is not None:
-            step = record["step"]
-            self._bar.update(self._task, completed=step, pace=self._reach(step), figures=_short(record))
+            self._bar.update(self._task, completed=step, **fields)
 
     def _reach(self, step: int) -> str:
         self._pace.reach(step)
         return f"{self._pace.rate():.1f}/s, {duration(self._pace.left(self._total))} left"
 
-    def note(self, text: str) -> None:
-        self._console.print(text, style="yellow", markup=False, highlight=False)
-
     def finished(self, result: Record, *, again: bool = False) -> None:
         self.close()
-        self._console.print(outcome(result, again), markup=False, highlight=False)
+        super().finished(result, again=again)
 
     def close(self) -> None:
         if self._bar is not None:

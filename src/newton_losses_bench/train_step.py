@@ -169,7 +169,7 @@ def _adam(parameters: list[nn.Parameter], config: RunConfig) -> torch.optim.Adam
     optimizer: torch.optim.Adam
     if config.graph:
         # In a captured graph a number would be frozen; a tensor can change between replays.
-        optimizer = make_adam(parameters, torch.tensor(config.learning_rate, device=config.device), captured=True)
+        optimizer = make_adam(parameters, torch.tensor(config.learning_rate, device=config.device))
     else:
         optimizer = torch.optim.Adam(parameters, lr=config.learning_rate, fused=True)
     for parameter in parameters:

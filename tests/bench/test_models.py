@@ -3,11 +3,10 @@
 import pytest
 import torch
 from torch import nn
-from torch._dynamo.testing import CompileCounterWithBackend
 from torch.nn import functional
 
 from newton_losses.errors import ArgumentError, ShapeError
-from newton_losses_bench.models import DigitCNN, MapCNN, convolution_by_product
+from newton_losses_bench.models import DigitCNN, MapCNN
 
 
 def count(module):
@@ -190,56 +189,3 @@ def test_errors_teach():
         DigitCNN()(torch.zeros(2, 5, 1, 8, 32))
     with pytest.raises(ShapeError, match=r"\(B, 3, height, width\)"):
         MapCNN()(torch.zeros(2, 96, 96, 3))
-
-
-@pytest.mark.parametrize("shape", [(3, 1, 8, 12), (2, 1, 28, 112)])
-def test_a_convolution_as_a_product_is_the_convolution(shape):
-    generator = torch.Generator().manual_seed(0)
-    images = torch.rand(shape, generator=generator, dtype=torch.float64)
-    layer = torch.nn.Conv2d(1, 32, 5, padding=2).double()
-    expected = layer(images)
-    found = convolution_by_product(images, layer.weight, layer.bias)
-    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
-    assert found.is_contiguous(memory_format=torch.channels_last)
-    weights = torch.rand(expected.shape, generator=generator, dtype=torch.float64)
-    for one, other in zip(
-        torch.autograd.grad((found * weights).sum(), layer.parameters()),
-        torch.autograd.grad((expected * weights).sum(), layer.parameters()),
-        strict=True,
-    ):
-        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-10)
-
-
-def relative_errors(precise, scores, model, images, weights):
-    """Of the scores and of each gradient, against those of the float32 network `precise`."""
-    outs = [scores, precise(images)]
-    gradients = [
-        torch.autograd.grad((out * weights).sum(), network.parameters())
-        for out, network in zip(outs, (model, precise), strict=True)
-    ]
-    pairs = [tuple(out.detach() for out in outs), *zip(*gradients, strict=True)]
-    return [float(torch.linalg.vector_norm(a - b) / torch.linalg.vector_norm(b)) for a, b in pairs]
-
-
-@pytest.mark.gpu
-def test_the_fast_network_errs_no_more_than_plain_bf16():
-    torch.manual_seed(0)
-    model, precise = DigitCNN(precision="bf16").cuda(), DigitCNN().cuda()
-    precise.load_state_dict(model.state_dict())
-    images, weights = torch.rand(10, 5, 1, 28, 112, device="cuda"), torch.randn(10, 5, device="cuda")
-    fast = relative_errors(precise, model(images), model, images, weights)
-    # the same network with the library's convolution in the first layer
-    features = super(DigitCNN, model)._features(model.convolutions, images.flatten(0, -4))
-    plain = relative_errors(precise, model.head(features).reshape(10, 5), model, images, weights)
-    for one, other in zip(fast, plain, strict=True):
-        assert one <= 2 * other + 1e-3
-
-
-def test_networks_of_several_runs_share_what_was_compiled():
-    compiled = CompileCounterWithBackend("aot_eager")
-    for seed in range(3):
-        torch.manual_seed(seed)
-        network = torch.compile(MapCNN(3, "bf16"), backend=compiled, dynamic=False)
-        for batch in (4, 3):
-            network(torch.zeros(batch, 3, 24, 24)).sum().backward()
-    assert compiled.frame_count == 2

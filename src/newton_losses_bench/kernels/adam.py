@@ -15,12 +15,11 @@ from .digit_layers import has_triton
 LARGE = 2**18
 
 
-def make_adam(parameters: list[nn.Parameter], rate: Tensor | float, captured: bool) -> torch.optim.Adam:
-    """torch's fused Adam, or `WideAdam` where that is faster. A rate in a tensor can change between replays."""
+def make_adam(parameters: list[nn.Parameter], rate: Tensor) -> torch.optim.Adam:
+    """An Adam for captured steps: torch's fused one, or `WideAdam` where that is faster."""
     largest = max((parameter.numel() for parameter in parameters), default=0)
-    if captured and largest >= LARGE and has_triton():
-        return WideAdam(parameters, lr=rate, fused=True, capturable=True)
-    return torch.optim.Adam(parameters, lr=rate, fused=True, capturable=captured)
+    kind = WideAdam if largest >= LARGE and has_triton() else torch.optim.Adam
+    return kind(parameters, lr=rate, fused=True, capturable=True)
 
 
 class WideAdam(torch.optim.Adam):
