@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from .._random import seeded
+from .._targets import cast, changed, picked
 from ..curvature import (
     Curvature,
     CurvatureKind,
@@ -37,7 +38,6 @@ from ..curvature import (
     resolve_reduction,
 )
 from ..errors import ArgumentError
-from ._targets import cast, changed, picked
 
 # Called before each call of the loss: what is being measured, and how often the loss was called before.
 Progress = Callable[[str, int], None]
