@@ -39,6 +39,7 @@ from .curvature import (
     resolve_reduction,
     share_curvature,
     solve_step,
+    warn_of_wrong_second,
 )
 
 Value = Literal["loss", "quadratic"]
@@ -91,8 +92,9 @@ class NewtonLoss(nn.Module):
             an estimate from 16 products, and "absolute" holds within 50 dimensions around each gradient.
         value: "loss", or "quadratic" for the value ½‖z* − y‖² itself.
         check: on the first call, make sure that the loss depends on the outputs and does not mix the
-            samples of the batch; on the first that can tell, of two samples with different outputs at least, and that
-            is neither compiled nor inside of a transform.
+            samples of the batch, and warn if its second derivatives differ from finite differences of its gradient; on
+            the first that can tell, of two samples with different outputs at least, and that is neither compiled nor
+            inside of a transform.
         process_group: whose samples make up the batch: "default" for all ranks, a
             `torch.distributed.ProcessGroup` for its ranks, `None` for this process alone.
         exchangeable: whether the outputs of a sample are a set, such as the scores of a list, whose order has no
@@ -191,6 +193,8 @@ class NewtonLoss(nn.Module):
             self.check = False
         elif not self._was_checked or len(y) > 1:
             self.check = not check_loss(loss, y, *targets, reduction=self.options["reduction"])
+            if not self._was_checked and self.options["curvature"] == "hessian":
+                warn_of_wrong_second(loss, y, targets, self.options["reduction"])
             self._was_checked = True
 
     def extra_repr(self) -> str:

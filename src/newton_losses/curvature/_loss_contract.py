@@ -6,7 +6,7 @@ themselves are in `_derivatives.py`.
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import wraps
+from functools import partial, wraps
 from typing import Any, ParamSpec, TypeVar
 
 import torch
@@ -27,6 +27,8 @@ Total = Callable[[Tensor], tuple[Tensor, Tensor]]
 
 def name_of(loss: object) -> str:
     """How an error message calls a loss."""
+    if isinstance(loss, partial):
+        return name_of(loss.func)
     return getattr(loss, "__name__", type(loss).__name__)
 
 

@@ -5,7 +5,6 @@ tie or a part that is detached on purpose also makes a gradient differ from fini
 """
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -13,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from .._differences import MOVES, TOLERANCE, excess, least
 from ..curvature import Curvature, Expandable, custom_operators, finite
 from ..errors import DerivativeError
 from ._probe import Probe, curvature_of, is_reduced, mean_finite
@@ -20,10 +20,6 @@ from ._probe import Probe, curvature_of, is_reduced, mean_finite
 State = Literal["right", "wrong", "detached", "missing", "expensive", "unchecked"]
 
 DIRECTIONS = 3
-# Moves in units of each output's scale, tried until all agree. A true derivative agrees at one of them at least:
-# large ones lose to the third derivative, small ones to rounding. A wrong one agrees at none.
-MOVES = (1e-5, 1e-4, 1e-6, 1e-3, 1e-2)
-TOLERANCE = 1e-3
 # Slopes smaller than this share of the batch's root mean square are measured against that: where a gradient has all
 # but vanished, as that of a cross-entropy, finite differences see nothing but rounding.
 VANISHED = 1e-3
@@ -153,7 +149,7 @@ def _slope_errors(probe: Probe) -> Tensor:
     floor = (VANISHED * finite_slopes.square().mean().sqrt()).maximum(NEGLIGIBLE * typical)
     return torch.stack(
         [
-            _least(_slope_error(probe, direction, slope, move, floor) for move in MOVES)
+            least(_slope_error(probe, direction, slope, move, floor) for move in MOVES)
             for direction, slope in zip(along, slopes, strict=True)
         ]
     )
@@ -165,7 +161,7 @@ def _slope_error(probe: Probe, direction: Tensor, slope: Tensor, move: float, fl
     observed = (up - down) / (2 * move)
     if is_reduced(up):  # only the mean is known
         observed, slope, rounding = observed[:1], slope.mean(0, keepdim=True), rounding[:1]
-    return _excess((observed - slope).abs(), rounding, torch.maximum(observed.abs(), slope.abs()).maximum(floor))
+    return excess((observed - slope).abs(), rounding, torch.maximum(observed.abs(), slope.abs()).maximum(floor))
 
 
 def _inspect(probe: Probe) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -262,7 +258,7 @@ def _bend_errors(probe: Probe, curvature: Curvature) -> float:
     errors = []
     for direction in _directions(probe, per_sample=False):
         predicted = curvature.product(direction)[0] * probe.scale
-        errors.append(_least(_bend_error(probe, direction, predicted, move) for move in MOVES))
+        errors.append(least(_bend_error(probe, direction, predicted, move) for move in MOVES))
     return mean_finite(torch.stack(errors).amax().reshape(1))
 
 
@@ -274,7 +270,7 @@ def _bend_error(probe: Probe, direction: Tensor, predicted: Tensor, move: float)
     up, down = above.gradient * probe.scale, below.gradient * probe.scale
     observed = (up - down)[kept].mean(0) / (2 * move)
     rounding = 8 * torch.finfo(up.dtype).eps * up[kept].norm(dim=1).mean() / move
-    return _excess((observed - predicted).norm(), rounding, observed.norm().maximum(predicted.norm()))
+    return excess((observed - predicted).norm(), rounding, observed.norm().maximum(predicted.norm()))
 
 
 def why_missing(error: Exception) -> str:
@@ -287,21 +283,6 @@ def judged(error: float) -> State:
     if math.isnan(error):
         return "unchecked"
     return "wrong" if error > TOLERANCE else "right"
-
-
-def _least(errors: Iterator[Tensor]) -> Tensor:
-    """The least error over the moves, entry by entry; no further move is tried once all are small."""
-    least = next(errors)
-    for error in errors:
-        if bool((least <= TOLERANCE / 10).all()):
-            break
-        least = torch.fmin(least, error)
-    return least
-
-
-def _excess(difference: Tensor, rounding: Tensor, scale: Tensor) -> Tensor:
-    """The difference beyond rounding, relative to the size of what is compared."""
-    return (difference - rounding).clamp(min=0) / scale.clamp(min=torch.finfo(scale.dtype).tiny)
 
 
 def _directions(probe: Probe, *, per_sample: bool) -> Tensor:

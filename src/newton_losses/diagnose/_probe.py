@@ -17,6 +17,7 @@ import numpy
 import torch
 from torch import Tensor, nn
 
+from .._differences import beside, unit_of
 from .._random import seeded
 from .._targets import cast, changed, picked
 from ..curvature import (
@@ -85,17 +86,8 @@ class Probe:
 
     @cached_property
     def scale(self) -> Tensor:
-        """The unit `(m,)` of moves: each output's standard deviation over the batch.
-
-        An output that is the same in all samples has that of all outputs together, or 1 if all outputs are equal.
-        """
-        flat = self.flat.double()
-        flat = torch.where(torch.isfinite(flat), flat, torch.nan)
-        together = flat[torch.isfinite(flat)]
-        common = float(together.std(correction=0)) if len(together) else 0.0
-        own = (flat - flat.nanmean(0)).square().nanmean(0).sqrt()
-        usable = torch.isfinite(own) & (own > 1e-12 * flat.abs().nan_to_num().amax(0)) & (own > 0)
-        return torch.where(usable, own, common if common > 0 else 1.0).to(self.y)
+        """The unit `(m,)` of moves."""
+        return unit_of(self.flat)
 
     def values(self, flat: Tensor) -> Tensor:
         """ℓᵢ `(N,)`. Those of a reduced loss are its mean, as one number without storage of its own."""
@@ -145,8 +137,7 @@ class Probe:
 
     def beside(self, seed: int) -> "Probe":
         """The same at outputs a thousandth of their scale away: what was at a kink or a tie is not any more."""
-        drawn = torch.randn(self.flat.shape, generator=torch.Generator().manual_seed(seed)).to(self.y)
-        return replace(self, y=(self.flat + 1e-3 * self.scale * drawn).reshape(self.y.shape))
+        return replace(self, y=beside(self.flat, self.scale, seed).reshape(self.y.shape))
 
     def _picked(self, chosen: Tensor) -> "Probe":
         targets = tuple(picked(target, chosen, self.count) for target in self.targets)

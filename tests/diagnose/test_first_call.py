@@ -1,0 +1,122 @@
+"""The first call of a Newton loss warns of second derivatives that are wrong, and of no others."""
+
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from known_losses import (
+    Known,
+    absolute,
+    catalogue,
+    cut_second,
+    detached_weights,
+    draw,
+    hinge,
+    honest_waves,
+    wrong_second,
+)
+from torch import Tensor, nn
+
+from newton_losses import NewtonLoss
+from newton_losses.sorting import SortingLoss
+
+OFF = r"second derivatives of the loss \w+ are about \d+ % off, for \d+ % of the samples"
+
+
+def first_call(loss: Any, y: Tensor, *targets: Any, **options: Any) -> list[str]:
+    """What the first call of a Newton loss warns of."""
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        NewtonLoss(loss, **options)(y.detach().requires_grad_(), *targets).backward()
+    assert all(one.filename == __file__ for one in told)
+    return [str(one.message) for one in told]
+
+
+@pytest.mark.parametrize(("loss", "operator"), [(wrong_second, "_HalfBentSine"), (cut_second, "_CutSine")])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_custom_operator_is_named_and_the_fisher_offered(loss: Any, operator: str, dtype: torch.dtype) -> None:
+    y, target = draw(32, 6, seed=0).to(dtype), draw(32, 6, seed=1).to(dtype)
+    (told,) = first_call(loss, y, target)
+    assert operator in told
+    assert "curvature='fisher'" in told
+    newton = NewtonLoss(loss)
+    with pytest.warns(UserWarning, match=OFF):
+        newton(y.requires_grad_(), target)
+    newton(y, target)  # which says it once
+    assert first_call(loss, y, target, curvature="fisher") == []
+    assert first_call(loss, y, target, check=False) == []
+
+
+def soft_minimum_with_a_fixed_solution(y: Tensor, target: Tensor) -> Tensor:
+    """min over p of p·(y − t)² + KL(p): the gradient is right with p detached, the second derivative is not."""
+    cost = (y - target).square()
+    share = torch.softmax(-cost, 1).detach()
+    return (share * cost + share * share.log()).sum(1)
+
+
+def test_a_detached_solution_is_found_without_a_custom_operator() -> None:
+    (told,) = first_call(soft_minimum_with_a_fixed_solution, draw(32, 6, seed=0), draw(32, 6, seed=1))
+    assert "a part that is detached" in told
+
+
+def test_a_loss_that_does_not_take_float64_is_compared_in_float32() -> None:
+    mixing = draw(6, 6, seed=2)
+
+    def loss(y: Tensor, target: Tensor) -> Tensor:
+        return wrong_second(y @ mixing, target)
+
+    def honest(y: Tensor, target: Tensor) -> Tensor:
+        return honest_waves(y @ mixing, target)
+
+    y, target = draw(32, 6, seed=0), draw(32, 6, seed=1)
+    assert "_HalfBentSine" in first_call(loss, y, target)[0]
+    assert first_call(honest, y, target) == []
+
+
+HONEST = [one for one in catalogue() if one.name not in (
+    "distance", "mixed batch", "no gradient", "wrong gradient", "cut second", "wrong second", "half cut second",
+    "no second", "one draw", "few samples", "many samples", "saturated entropy", "reference softsort",
+)]  # fmt: skip
+
+
+@pytest.mark.parametrize("known", HONEST, ids=lambda known: known.name)
+def test_honest_losses_are_not_suspected(known: Known) -> None:
+    hidden = known.loss.forward if isinstance(known.loss, nn.Module) else known.loss  # without its own expansion
+    assert first_call(hidden, known.y, *known.targets) == []
+    assert (
+        first_call(hidden, known.y.double(), *(t.double() if t.is_floating_point() else t for t in known.targets)) == []
+    )
+
+
+@pytest.mark.parametrize("loss", [absolute, hinge, detached_weights])
+def test_kinks_and_ties_are_not_suspected(loss: Any) -> None:
+    y = torch.relu(draw(64, 6, seed=0))  # half of all outputs are equal
+    assert first_call(loss, y, torch.zeros(64, 6)) == []
+    assert first_call(SortingLoss("softsort", temperature=0.1).forward, y, draw(64, 6, seed=1)) == []
+
+
+def test_noise_of_any_kind_is_not_suspected() -> None:
+    own = torch.Generator().manual_seed(0)
+    y, target = draw(32, 6, seed=0), draw(32, 6, seed=1)
+    assert first_call(lambda y, t: ((y - t + torch.rand_like(y)) ** 4).sum(1), y, target) == []
+    assert first_call(lambda y, t: ((y - t + torch.rand(y.shape, generator=own)) ** 4).sum(1), y, target) == []
+    assert first_call(nn.Sequential(nn.Dropout(0.5), nn.Flatten(0)), draw(32, 1, seed=0)) == []
+
+
+def test_a_loss_on_probabilities_that_refuses_others_is_not_suspected() -> None:
+    y, target = torch.sigmoid(draw(32, 6, seed=0)), (draw(32, 6, seed=1) > 0).float()
+    y[0, 0] = 1.0
+
+    def entropy(y: Tensor, target: Tensor) -> Tensor:
+        return nn.functional.binary_cross_entropy(y, target, reduction="none").sum(1)
+
+    assert first_call(entropy, y, target) == []
+
+
+def test_rectified_networks_as_losses_are_not_suspected() -> None:
+    torch.manual_seed(0)
+    critic = nn.Sequential(nn.Linear(6, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 1), nn.Flatten(0))
+    assert first_call(critic, draw(32, 6, seed=0)) == []
+    assert first_call(nn.HuberLoss(), draw(32, 6, seed=0), draw(32, 6, seed=1)) == []
+    assert first_call(nn.MSELoss(), 1e4 + draw(32, 6, seed=0), 1e4 + draw(32, 6, seed=1)) == []
