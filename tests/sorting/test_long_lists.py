@@ -12,7 +12,7 @@ from newton_losses.sorting import (
     SortingLoss,
     SortingNetwork,
     SpearmanLoss,
-    _laplace,
+    _exponential_sums,
     _row_chunks,
     soft_rank,
     soft_sort,
@@ -30,7 +30,7 @@ def laplace(x):
 @pytest.mark.parametrize("temperature", [0.01, 30.0])
 def test_ranks_and_thresholds_against_all_pairs(n, temperature, monkeypatch):
     # Longer recurrences are computed in blocks, and recurrences over blocks again.
-    monkeypatch.setattr(_laplace, "SHORT", 5)
+    monkeypatch.setattr(_exponential_sums, "SHORT", 5)
     generator = torch.Generator().manual_seed(n)
     scores = torch.randn(2, n, generator=generator, dtype=torch.float64)
     scores[1, n // 2 :] = 0.25

@@ -67,7 +67,7 @@ def as_lists(scores: Tensor, mask: Tensor | None, where: str, dim: int = -1) -> 
     moved = as_working(sorted_last(scores, dim, where), where)
     if mask is None:
         return Lists(moved, None)
-    mask = mask.movedim(dim, -1)
+    mask = items_last(mask, dim)
     return Lists(filled(moved, mask), mask, offsets)
 
 
@@ -134,7 +134,7 @@ def as_they_came(result: Tensor, lists: Lists, dim: int = -1) -> Tensor:
     if lists.mask is not None:
         result = torch.where(lists.mask, result, 0.0)
     if lists.offsets is None:
-        return result.movedim(-1, dim)
+        return result if dim in (-1, result.ndim - 1) else result.movedim(-1, dim)
     return torch.nested.nested_tensor_from_jagged(result[lists.mask], lists.offsets)
 
 
@@ -151,10 +151,15 @@ def sorted_last(scores: Tensor, dim: int, where: str) -> Tensor:
         raise ShapeError(f"{where}: scores have no dimension to sort, shape (). Pass at least shape (n,).")
     if not -scores.ndim <= dim < scores.ndim:
         raise ShapeError(f"{where}: dim={dim} does not exist in scores of shape {tuple(scores.shape)}.")
-    scores = scores.movedim(dim, -1)
+    scores = items_last(scores, dim)
     if scores.shape[-1] == 0:
         raise ShapeError(f"{where}: there are no items to sort in scores of shape {tuple(scores.shape)}.")
     return scores
+
+
+def items_last(tensor: Tensor, dim: int) -> Tensor:
+    """`dim` moved to the end. Where it is there already nothing is recorded: that would cost a short list time."""
+    return tensor if dim in (-1, tensor.ndim - 1) else tensor.movedim(dim, -1)
 
 
 def check_same_shape(scores: Tensor, values: Tensor, where: str, name: str = "values") -> None:
