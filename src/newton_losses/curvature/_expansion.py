@@ -14,6 +14,7 @@ from ..errors import ArgumentError, ShapeError
 from ._derivatives import Derivatives, SecondProduct, first_order, is_finite, mean_hessian, second_products
 from ._forms import Curvature, Dense, Exchangeable, LowRank, OwnParts, Products, as_curvature, widened
 from ._lists import (
+    brought_sums,
     check_outputs_mask,
     exchangeable_curvature,
     exchangeable_fisher,
@@ -245,7 +246,9 @@ def expand_lists(
             return own if not exchangeable or curvature is None else _averaged(own, curvature, flat_mask)
         total = make_total(loss, y.shape, targets, reduction)  # type: ignore[arg-type]
         by_products = _too_large(flat) if matrix_free is None else matrix_free
-        return Expansion(*list_derivatives(total, flat, loss, curvature, flat_mask, exchangeable, by_products))
+        is_averaged = exchangeable and curvature == "hessian"
+        sums = brought_sums(loss, flat.reshape(y.shape), targets) if is_averaged else None
+        return Expansion(*list_derivatives(total, flat, loss, curvature, flat_mask, exchangeable, by_products, sums))
 
 
 def _averaged(own: Expansion, kind: CurvatureKind, mask: Tensor | None) -> Expansion:

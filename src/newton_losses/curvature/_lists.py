@@ -3,7 +3,8 @@
 What the two forms stand for is in `_forms.py`. Here they are made from the derivatives of a batch.
 """
 
-from typing import Literal
+from functools import partial
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -64,6 +65,19 @@ def masked_fisher(gradient: Tensor, mask: Tensor, kept: Tensor) -> Masked:
     return masked_mean(wide.mT @ wide, mask, kept)
 
 
+def brought_sums(loss: object, y: Tensor, targets: tuple[Any, ...]) -> tuple[Tensor, Tensor] | None:
+    """tr Hᵢ and 1ᵀHᵢ1, both `(N,)`, of a loss that knows them in closed form.
+
+    Such a loss has a method `hessian_sums(y, *targets, mask=mask)`, which returns both, or `None` where it does not.
+    """
+    known, named = (loss.func, loss.keywords) if isinstance(loss, partial) else (loss, {})
+    if y.ndim != 2 or not hasattr(known, "hessian_sums"):
+        return None
+    with torch.no_grad():
+        sums: tuple[Tensor, Tensor] | None = known.hessian_sums(y, *targets, **named)
+    return sums
+
+
 def list_derivatives(
     total: Total,
     flat: Tensor,
@@ -72,10 +86,12 @@ def list_derivatives(
     mask: Tensor | None,
     exchangeable: bool,
     matrix_free: bool,
+    sums: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor, Exchangeable | Masked | None]:
     """Values `(N,)`, gradients and a curvature of lists, at flat outputs `(N, m)`.
 
-    Outputs that do not exist are constants to the loss: no derivative of any order leaks from them.
+    Outputs that do not exist are constants to the loss: no derivative of any order leaks from them. With the `sums`
+    that an exchangeable curvature is made of, first derivatives are enough.
     """
     if mask is not None:
         all_outputs, exists = total, mask
@@ -83,6 +99,10 @@ def list_derivatives(
         def total(outputs: Tensor) -> "tuple[Tensor, Tensor]":  # in quotes for the compiler
             return all_outputs(torch.where(exists, outputs, flat))
 
+    if sums is not None:
+        found = first_order(total, flat)
+        kept = is_finite(found) & torch.isfinite(sums[0]) & torch.isfinite(sums[1])
+        return found.value, found.gradient, exchangeable_curvature(*sums, kept, flat.shape[1], mask)
     if kind != "hessian":
         found = first_order(total, flat)
         return found.value, found.gradient, None if kind is None else list_fisher(found, mask, exchangeable)
