@@ -15,7 +15,8 @@ from torch.nn.functional import softplus
 from .._arguments import one_of, positive_number
 from ..curvature import full_precision
 from ..errors import ArgumentError, ShapeError
-from ._laplace import LaplaceSort
+from ._laplace import LaplaceSort, SortedLists
+from ._laplace_curvature import HessianSums, graded_trace, has_closed_form
 from ._lists import check_count, metric_lists, paired_lists, rank_span
 from ._registry import AlgorithmName, choose
 from ._relaxation import Relaxation, places
@@ -74,6 +75,38 @@ class NDCGLoss(nn.Module):
             has_order = ideal > 0
             # Chosen before the division, so that nothing on the way back is 0/0.
             return torch.where(has_order, 1 - found / torch.where(has_order, ideal, 1.0), 0.0)
+
+    def hessian_sums(self, scores: Tensor, relevance: Tensor, mask: Tensor | None = None) -> HessianSums | None:
+        """tr ∇²ℓᵢ and 1ᵀ∇²ℓᵢ1 of each list, `(...)` both, in O(n log n) time for `LaplaceSort`; else `None`."""
+        if not has_closed_form(self.relaxation):
+            return None
+        lists, relevance = paired_lists(scores, relevance, mask, "NDCGLoss", "relevance")
+        n, mask = lists.scores.shape[-1], lists.mask
+        with torch.no_grad(), full_precision(lists.scores):
+            points = SortedLists(-lists.scores, mask, self.relaxation.temperature)
+            gains = scaled_gains(relevance, self.gains, mask, points.wide.dtype, "NDCGLoss").gather(-1, points.order)
+            k = n if self.k is None else self.k
+            ideal = ideal_gain(gains, self.discounts, k).unsqueeze(-1)
+            worth = torch.where(ideal > 0, gains / torch.where(ideal > 0, ideal, 1.0), 0.0)
+            ranks = torch.where(points.exists > 0, points.ranks(), 0.0)
+            trace = graded_trace(points, worth, self._discount_derivatives(ranks), k)
+        return trace, torch.zeros_like(trace)
+
+    def _discount_derivatives(self, ranks: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The discount at each rank, and its two derivatives."""
+        with torch.enable_grad():
+            leaf = ranks.detach().requires_grad_()
+            found = [discount_at(leaf, self.discounts, ranks.shape[-1])]
+            for _ in range(2):
+                is_constant = not found[-1].requires_grad
+                slopes = (
+                    None
+                    if is_constant
+                    else torch.autograd.grad(found[-1].sum(), leaf, create_graph=True, allow_unused=True)[0]
+                )
+                found.append(torch.zeros_like(ranks) if slopes is None else slopes)
+        value, slope, bend = (one.detach() for one in found)
+        return value, slope, bend
 
     def _item_discounts(self, scores: Tensor, k: int, mask: Tensor | None) -> Tensor:
         n = scores.shape[-1]

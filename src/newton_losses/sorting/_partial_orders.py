@@ -8,7 +8,8 @@ from torch import Tensor, nn
 
 from ..curvature import full_precision
 from ..errors import ArgumentError, ShapeError
-from ._laplace import LaplaceSort
+from ._laplace import LaplaceSort, SortedLists
+from ._laplace_curvature import HessianSums, has_closed_form, span_trace
 from ._lists import Lists, check_mask, paired_lists, rank_span
 from ._log_space import FAR
 from ._registry import AlgorithmName, choose
@@ -60,6 +61,20 @@ class PartialOrderLoss(nn.Module):
         if lists.mask is None:
             return costs.mean(-1)
         return torch.where(lists.mask, costs, 0.0).sum(-1) / lists.mask.sum(-1).clamp(min=1)
+
+    def hessian_sums(
+        self, scores: Tensor, lowest: Tensor, highest: Tensor, mask: Tensor | None = None
+    ) -> HessianSums | None:
+        """tr ∇²ℓᵢ and 1ᵀ∇²ℓᵢ1 of each list, `(...)` both, in O(n log n) time for `LaplaceSort`; else `None`."""
+        if not has_closed_form(self.relaxation):
+            return None
+        lists, lowest = paired_lists(scores, lowest, mask, "PartialOrderLoss", "lowest ranks")
+        _, highest = paired_lists(scores, highest, mask, "PartialOrderLoss", "highest ranks")
+        ordered = -lists.scores if self.descending else lists.scores
+        with torch.no_grad(), full_precision(ordered):
+            points = SortedLists(ordered, lists.mask, self.relaxation.temperature)
+            trace = span_trace(points, lowest, highest) / points.count.clamp(min=1)
+        return trace, torch.zeros_like(trace)
 
     def _log_mass(self, lists: Lists, lowest: Tensor, highest: Tensor) -> Tensor:
         if isinstance(self.relaxation, LaplaceSort):

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from .._arguments import positive_number, real_tensor, whole_number
 from ..curvature import full_precision
 from ..errors import ArgumentError, ShapeError
-from ._laplace import LaplaceSort
+from ._laplace import LaplaceSort, SortedLists
+from ._laplace_curvature import HessianSums, RankDerivatives, has_closed_form, label_trace
 from ._lists import as_lists, check_count, paired_lists, rank_span
 from ._registry import AlgorithmName, choose
 from ._relaxation import Relaxation
@@ -63,6 +64,26 @@ class TopKLoss(nn.Module):
         self.relaxation = choose(algorithm, temperature, steepness, "TopKLoss")
 
     def forward(self, scores: Tensor, labels: Tensor, mask: Tensor | None = None) -> Tensor:
+        scores, labels, mask = self._prepare(scores, labels, mask)
+        with full_precision(scores):
+            # −log of a sum that rounds to above 1 would be just below 0.
+            loss = -self._log_mass(scores, labels.unsqueeze(-1), mask).clamp(max=0) + 0.0
+        # A label that does not exist, as in an empty list, is no reason to learn anything.
+        return loss if mask is None else torch.where(mask.gather(-1, labels.unsqueeze(-1)).squeeze(-1), loss, 0.0)
+
+    def hessian_sums(self, scores: Tensor, labels: Tensor, mask: Tensor | None = None) -> HessianSums | None:
+        """tr ∇²ℓᵢ and 1ᵀ∇²ℓᵢ1 of each list, `(...)` both, in O(n log n) time for `LaplaceSort`; else `None`."""
+        if not has_closed_form(self.relaxation):
+            return None
+        scores, labels, mask = self._prepare(scores, labels, mask)
+        label = labels.unsqueeze(-1)
+        with torch.no_grad(), full_precision(scores):
+            trace = label_trace(SortedLists(-scores, mask, self.relaxation.temperature), self.weights, label)
+        if mask is not None:
+            trace = torch.where(mask.gather(-1, label).squeeze(-1), trace, 0.0)
+        return trace, torch.zeros_like(trace)
+
+    def _prepare(self, scores: Tensor, labels: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
         lists = as_lists(scores, mask, "TopKLoss")
         scores, mask = lists.scores, lists.mask
         if real_tensor(labels, "labels", "TopKLoss").shape != scores.shape[:-1]:
@@ -74,11 +95,7 @@ class TopKLoss(nn.Module):
         _check_labels(labels, scores.shape[-1])
         if self.preselect is not None and self.preselect < scores.shape[-1]:
             scores, labels, mask = _preselected(scores, labels, mask, self.preselect)
-        with full_precision(scores):
-            # −log of a sum that rounds to above 1 would be just below 0.
-            loss = -self._log_mass(scores, labels.unsqueeze(-1), mask).clamp(max=0) + 0.0
-        # A label that does not exist, as in an empty list, is no reason to learn anything.
-        return loss if mask is None else torch.where(mask.gather(-1, labels.unsqueeze(-1)).squeeze(-1), loss, 0.0)
+        return scores, labels, mask
 
     def _log_mass(self, scores: Tensor, label: Tensor, mask: Tensor | None) -> Tensor:
         if isinstance(self.relaxation, LaplaceSort):
@@ -159,3 +176,16 @@ class SpearmanLoss(nn.Module):
                 return error.sum(-1) * (6 / max(n * (n * n - 1), 1))
             size = lists.mask.sum(-1).to(error.dtype)
             return torch.where(lists.mask, error, 0.0).sum(-1) * 6 / (size * (size * size - 1)).clamp(min=1)
+
+    def hessian_sums(self, scores: Tensor, values: Tensor, mask: Tensor | None = None) -> HessianSums | None:
+        """tr ∇²ℓᵢ and 1ᵀ∇²ℓᵢ1 of each list, `(...)` both, in O(n log n) time for `LaplaceSort`; else `None`."""
+        if not has_closed_form(self.relaxation):
+            return None
+        lists, values = paired_lists(scores, values, mask, "SpearmanLoss")
+        first, count = rank_span(values, lists.mask)
+        with torch.no_grad(), full_precision(lists.scores):
+            points = SortedLists(lists.scores, lists.mask, self.relaxation.temperature)
+            factor = 12 / (points.count * (points.count.square() - 1)).clamp(min=1).unsqueeze(-1)
+            error = points.ranks() - (first + (count - 1) / 2).gather(-1, points.order)
+            trace = RankDerivatives(points).trace(factor * error, factor)
+        return trace, torch.zeros_like(trace)

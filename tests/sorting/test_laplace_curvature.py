@@ -1,0 +1,139 @@
+"""The curvature of losses of `LaplaceSort` in closed form, against Hessians by automatic differentiation."""
+
+import pytest
+import torch
+
+from newton_losses import NewtonLoss
+from newton_losses.curvature import expand
+from newton_losses.sorting import (
+    LaplaceSort,
+    NDCGLoss,
+    PartialOrderLoss,
+    SpearmanLoss,
+    TopKLoss,
+    _exponential_sums,
+    soft_rank,
+    survival_ranks,
+    tied_ranks,
+)
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+
+
+def first(count):
+    return torch.zeros(count, dtype=torch.int64)
+
+
+LOSSES = {
+    "spearman": lambda r, n, v, m: (SpearmanLoss(r), (v,)),
+    "ndcg": lambda r, n, v, m: (NDCGLoss(r), (v,)),
+    "ndcg@2": lambda r, n, v, m: (NDCGLoss(r, k=min(2, n)), (v,)),
+    "ndcg, table": lambda r, n, v, m: (NDCGLoss(r, discounts=torch.linspace(1, 0.1, n).double()), (v,)),
+    "ndcg, constant": lambda r, n, v, m: (NDCGLoss(r, k=1, discounts=torch.ones_like), (v,)),
+    "top 1": lambda r, n, v, m: (TopKLoss(1, r), (first(len(v)),)),
+    "top 1 and 3": lambda r, n, v, m: (TopKLoss({1: 0.5, min(3, n): 0.5}, r), (first(len(v)),)),
+    "preselected": lambda r, n, v, m: (TopKLoss(1, r, preselect=2), (first(len(v)),)),
+    "ties": lambda r, n, v, m: (PartialOrderLoss(r), tied_ranks(v, mask=m)),
+    "survival": lambda r, n, v, m: (PartialOrderLoss(r, descending=True), survival_ranks(v.double(), v > 1, mask=m)),
+}
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_traces_are_those_of_the_hessian(name):
+    generator = torch.Generator().manual_seed(len(name))
+    for trial in range(12):
+        n, temperature = 1 + trial % 8, 10 ** (trial % 3 - 1.5)
+        scores = torch.randn(2, n, generator=generator, dtype=torch.float64) * 10 ** (trial % 4 - 2)
+        values = torch.randint(0, 4, (2, n), generator=generator)
+        mask = torch.rand(2, n, generator=generator) < 0.8 if trial % 2 else None
+        loss, targets = LOSSES[name](LaplaceSort(temperature), n, values, mask)
+        trace, total = loss.hessian_sums(scores, *targets, mask)
+        for row in range(2):
+
+            def of_row(x, row=row, loss=loss, scores=scores, targets=targets, mask=mask):
+                return loss(torch.cat([scores[:row], x[None], scores[row + 1 :]]), *targets, mask)[row]
+
+            hessian = torch.autograd.functional.hessian(of_row, scores[row])
+            # Terms of the size of 1/τ² cancel where the order is right.
+            close = {"rtol": 1e-9, "atol": 1e-12 / temperature**2}
+            torch.testing.assert_close(trace[row], hessian.trace(), **close)
+            torch.testing.assert_close(total[row], hessian.sum(), **close)
+
+
+def test_far_from_each_other_and_from_zero_nothing_is_lost():
+    """Between items that are far apart every density underflows; only ratios of them may be computed."""
+    scores = torch.tensor([[1e6, -1e6, 3.0, 1e6 + 0.2, 1e6 + 0.25]], dtype=torch.float64)
+    values = torch.tensor([[0, 1, 2, 3, 3]])
+    for name, make in LOSSES.items():
+        loss, targets = make(LaplaceSort(0.1), 5, values, None)
+        hessian = torch.autograd.functional.hessian(lambda x, loss=loss, t=targets: loss(x, *t).sum(), scores)
+        trace = loss.hessian_sums(scores, *targets)[0]
+        torch.testing.assert_close(trace[0], hessian[0, :, 0].trace(), rtol=1e-6, atol=1e-9, msg=name)
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_a_newton_loss_uses_them(name):
+    generator = torch.Generator().manual_seed(1)
+    scores = torch.randn(6, 5, generator=generator, dtype=torch.float64)
+    values = torch.randint(0, 4, (6, 5), generator=generator)
+    mask = torch.rand(6, 5, generator=generator) < 0.8
+    loss, targets = LOSSES[name](LaplaceSort(0.5), 5, values, mask)
+    options = {"mask": mask, "exchangeable": True}
+    found = expand(lambda y, *t: loss(y, *t, mask), scores, *targets, **options)
+    closed = NewtonLoss(loss, check=False)
+    with torch.no_grad():
+        assert loss.hessian_sums(scores, *targets, mask) is not None
+    leaf, other = scores.clone().requires_grad_(), scores.clone().requires_grad_()
+    closed(leaf, *targets, mask=mask).backward()
+    plain = NewtonLoss(lambda y, *t: loss(y, *t, mask), exchangeable=True)
+    plain(other, *targets, mask=mask).backward()
+    torch.testing.assert_close(leaf.grad, other.grad, rtol=1e-9, atol=1e-12)
+    assert found.curvature.among.isfinite()
+
+
+def test_at_ties_stored_order_has_no_influence():
+    scores = torch.tensor([[0.3, 0.3, 0.1, 0.3, 0.1]], dtype=torch.float64)
+    values = torch.tensor([[0, 3, 1, 2, 2]])
+    permutation = torch.tensor([3, 4, 1, 0, 2])
+    for loss in (SpearmanLoss("laplace"), NDCGLoss("laplace"), NDCGLoss("laplace", k=2)):
+        here = expand(loss, scores, values, exchangeable=True).curvature
+        there = expand(loss, scores[:, permutation], values[:, permutation], exchangeable=True).curvature
+        torch.testing.assert_close(here.among, there.among)
+
+
+def test_narrow_and_wide_lists_are_computed_alike(monkeypatch):
+    generator = torch.Generator().manual_seed(2)
+    scores = torch.randn(3, 40, generator=generator, dtype=torch.float64)
+    mask = torch.rand(3, 40, generator=generator) < 0.7
+    results = []
+    for narrow in (1000.0, 0.0):
+        monkeypatch.setattr(_exponential_sums, "NARROW", narrow)
+        leaf = scores.clone().requires_grad_()
+        ranks = soft_rank(leaf, "laplace", mask=mask)
+        (quick,) = torch.autograd.grad(ranks.square().sum(), leaf, retain_graph=True)
+        (slow,) = torch.autograd.grad(ranks.square().sum(), leaf, create_graph=True)
+        (second,) = torch.autograd.grad(slow.pow(3).sum(), leaf)
+        torch.testing.assert_close(quick, slow.detach())
+        results.append((ranks.detach(), quick, second))
+    torch.testing.assert_close(*results, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_long_lists_are_sorted_as_whole_numbers(dtype, monkeypatch):
+    monkeypatch.setattr(_exponential_sums, "LONG_SORT", 1)
+    scores = torch.randn(2, 3, 50, generator=torch.Generator().manual_seed(3)).to(dtype)
+    scores[0, 0, :6] = torch.tensor([0.0, -0.0, torch.inf, -torch.inf, 1e-40, -1e30])
+    ordered = scores.gather(-1, _exponential_sums.ascending_order(scores))
+    assert torch.equal(ordered, scores.sort(-1).values)
+
+
+@pytest.mark.slow
+def test_a_newton_loss_of_a_hundred_thousand_items():
+    generator = torch.Generator().manual_seed(4)
+    scores = torch.randn(1, 100_000, generator=generator, requires_grad=True)
+    values = torch.randint(0, 5, (1, 100_000), generator=generator)
+    for loss in (SpearmanLoss("laplace"), NDCGLoss("laplace", k=100), PartialOrderLoss("laplace")):
+        targets = tied_ranks(values) if isinstance(loss, PartialOrderLoss) else (values,)
+        (gradient,) = torch.autograd.grad(NewtonLoss(loss)(scores, *targets), scores)
+        assert gradient.isfinite().all()
+        assert gradient.abs().max() > 0
