@@ -73,8 +73,8 @@ class Browser:
             self._process.wait()
         os.close(self._read)
 
-    def open(self, page: Path, *, width: int = 1200, height: int = 900, dark: bool = False) -> None:
-        """Load a file at a width, in a colour scheme; a width below 600 is a phone."""
+    def open(self, page: Path | str, *, width: int = 1200, height: int = 900, dark: bool = False) -> None:
+        """Load a file or an address at a width, in a colour scheme; a width below 600 is a phone."""
         self.complaints.clear()
         self.requests.clear()
         phone = width < 600
@@ -82,7 +82,7 @@ class Browser:
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.send("Emulation.setEmulatedMedia", features=[scheme])
         self._loaded = False
-        self.send("Page.navigate", url=page.resolve().as_uri())
+        self.send("Page.navigate", url=page if isinstance(page, str) else page.resolve().as_uri())
         self._wait(lambda: self._loaded)
 
     def evaluate(self, expression: str) -> Any:
