@@ -1,6 +1,6 @@
 """The documentation in a real browser: every page at two widths, its links, formulas, requests and length.
 
-The site is built without running the notebooks of the gallery; NEWTON_LOSSES_SITE names a folder that holds one already.
+The site is built without running the notebooks of the gallery; NEWTON_LOSSES_SITE names a folder with one that was built.
 """
 
 import functools
@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from urllib.parse import unquote, urldefrag
 
 import pytest
+
 from chromium import Browser, needs_chromium
 
 ROOT = Path(__file__).parents[1]
@@ -29,18 +30,20 @@ LOOK = """(() => {
   const shown = document.querySelector('.md-content');
   const words = document.createTreeWalker(shown, NodeFilter.SHOW_TEXT);
   const source = [];
+  const tex = /\\\\[a-zA-Z(\\[]|\\$\\$|\\$[^$ ]+\\$/;
   while (words.nextNode()) {
     const word = words.currentNode;
-    if (/\\\\[a-zA-Z(\\[]|\\$\\$|\\$[^$ ]+\\$/.test(word.data) && !word.parentElement.closest('code, pre, script, style'))
+    if (tex.test(word.data) && !word.parentElement.closest('code, pre, script, style'))
       source.push(word.data.trim());
   }
+  const images = [...shown.querySelectorAll("img")];
   const formulas = [...document.querySelectorAll('math')];
   const visible = (one) => one.closest('details:not([open])') === null;
   return {
     width: document.documentElement.scrollWidth,
     height: shown.querySelector('article').getBoundingClientRect().height,
     links: [...document.links].map((link) => link.href),
-    pictures: [...shown.querySelectorAll('img')].filter((one) => one.complete && !one.naturalWidth).map((one) => one.src),
+    pictures: images.filter((one) => one.complete && !one.naturalWidth).map((one) => one.src),
     ids: [...document.querySelectorAll('[id], a[name]')].map((one) => one.id || one.name),
     source: source,
     formulas: formulas.length,
