@@ -1,6 +1,6 @@
 """The documentation in a real browser: every page at two widths, its links, formulas, requests and length.
 
-The site is built without running the notebooks of the gallery; NEWTON_LOSSES_SITE names a folder with one that was built.
+The site is built without running the gallery; NEWTON_LOSSES_SITE names a folder with one that was built before.
 """
 
 import functools
