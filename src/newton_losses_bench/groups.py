@@ -5,7 +5,7 @@ Runs of different length or data are never mixed: a group holds the seeds of one
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from .cells import MINUTES, TIMED, Cell
@@ -97,15 +97,17 @@ class Group:
         values = self.values(metric, averaged=averaged)
         return summarise(values) if values else None
 
-    def ahead_of(self, other: "Group", metric: str) -> dict[int, float]:
+    def ahead_of(self, other: "Group", metric: str, *, averaged: bool = False) -> dict[int, float]:
         """By how much a figure exceeds that of another group, for each seed that both have."""
-        these, those = ({one.seed: one.test for one in group.records if metric in one.test} for group in (self, other))
-        return {seed: these[seed][metric] - those[seed][metric] for seed in these if seed in those}
-
-    def with_average(self, metric: str) -> "Group":
-        """This group with only those seeds that have a figure both as trained and for the averaged weights."""
-        both = (record for record in self.records if metric in record.test and metric in record.averaged)
-        return replace(self, records=tuple(both))
+        these, those = (
+            {
+                one.seed: figures[metric]
+                for one in group.records
+                if metric in (figures := one.averaged if averaged else one.test)
+            }
+            for group in (self, other)
+        )
+        return {seed: these[seed] - those[seed] for seed in these if seed in those}
 
 
 def group(cells: Iterable[Cell], records: Iterable[RunRecord]) -> list[Group]:

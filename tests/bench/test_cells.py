@@ -112,9 +112,6 @@ def test_averaged_figures_are_summarised_over_the_seeds_that_have_them():
     assert found.values("exact_match", averaged=True) == [90.0, 92.0]
     assert (found.summary("exact_match", averaged=True).mean, found.summary("exact_match").mean) == (91.0, 81.0)
     assert found.summary("element_wise", averaged=True) is None
-    both = found.with_average("exact_match")
-    assert ([one.seed for one in both.records], both.summary("exact_match").mean) == ([0, 1], 80.5)
-    assert found.with_average("element_wise").records == ()
 
 
 def test_a_run_with_averages_is_a_seed_like_the_others():

@@ -42,7 +42,7 @@ def test_commands_in_a_locale_of_ascii(tmp_path):
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("done: ") == 5
     assert "λ=10" in done.stdout
-    assert "λ" in (tmp_path / "site" / "report.md").read_text(encoding="utf-8")
+    assert "λ" in (tmp_path / "site" / "index.html").read_text(encoding="utf-8")
 
 
 def test_no_file_is_read_by_the_locale():

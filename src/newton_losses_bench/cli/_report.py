@@ -1,4 +1,4 @@
-"""`newton-losses report`: a page about what was measured."""
+"""`newton-losses report` and `pack`: a page about what was measured, and finished runs as one file."""
 
 import contextlib
 import gc
@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from ..report import write_evidence, write_report
+from ..store import pack as pack_runs
 from ._output import spoken_errors
 
 
@@ -33,20 +34,39 @@ def report(
     ),
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the page.")] = Path("report"),
     evidence: Annotated[
-        Path | None, typer.Option(help="Write the documentation's page of evidence to this file instead.")
+        Path | None, typer.Option(help="Write the documentation's page of evidence, as Markdown, to this file instead.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the paths as JSON instead of text.")] = False,
 ) -> None:
-    """Does it hold up? Compare what was measured with what the paper reports, on one HTML page and as Markdown.
+    """Does it hold up? Compare what was measured with what the paper reports, on one HTML page.
 
     The page needs no network and no other file. Missing runs are marked "not run".
     """
     tell = (lambda _: None) if as_json else _tell
     with spoken_errors(as_json), _without_garbage_collection():
-        paths = write_report(results, out, tell) if evidence is None else write_evidence(results, evidence, tell)
+        paths = write_evidence(results, evidence, tell) if evidence else [write_report(results, out, tell)]
     if as_json:
         typer.echo(json.dumps({"event": "finished", "page": str(paths[0]), "files": [str(path) for path in paths]}))
-    elif evidence is not None:
-        typer.echo(f"Wrote {paths[0]} and {len(paths) - 1} pictures.")
+    elif evidence:
+        typer.echo(f"Wrote {' and '.join(map(str, paths))}.")
     else:
-        typer.echo(f"Open {paths[0]} in a browser; {paths[1]} has the same as Markdown.")
+        typer.echo(f"Open {paths[0]} in a browser.")
+
+
+def pack(
+    folders: Annotated[list[Path], typer.Argument(help="Folders with run folders in them, at any depth.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="The file to write or to extend, as results/batch.jsonl.")],
+) -> None:
+    """Pack finished runs into one file, a line of JSON per run, which `report` and `reproduce` read like folders.
+
+    A line holds the configuration, the environment, all evaluations and the result, with a checksum; weights and
+    checkpoints are not packed. The folders stay: remove them once the file is where it should be. For example:
+
+        newton-losses pack results/table1 --out results/table1.jsonl
+    """
+    with spoken_errors():
+        found = pack_runs(folders, out)
+    for note in found.notes:
+        typer.echo(f"note: {note}", err=True)
+    known = f", {len(found.known)} were there already" if found.known else ""
+    typer.echo(f"{out}: {len(found.added)} runs added{known}.")

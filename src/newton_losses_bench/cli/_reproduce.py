@@ -156,18 +156,6 @@ for _table, (_text, _kind) in _TABLES.items():
     )
 
 
-@reproduce_app.command(cls=Command)
-def gradients(results: Results = Path("results")) -> None:
-    """Draw the gradients of the losses, as in the paper's appendix. Trains nothing."""
-    with spoken_errors():
-        from ..report import gradients as pictures  # drawing takes a while to import
-
-        out = results / "gradients"
-        out.mkdir(parents=True, exist_ok=True)
-        pictures.write(out)
-        typer.echo(f"in {out}")
-
-
 @reproduce_app.command("list", cls=Command)
 def list_cells(
     table: Table = None,

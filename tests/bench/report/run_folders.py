@@ -120,8 +120,7 @@ def results_and_page(tmp_path_factory) -> tuple[Path, Path]:
 
 def tables_of(results: Path) -> dict[str, Table]:
     """The tables of the report about a folder, by name."""
-    blocks = [block for section in compose(gather(results)).sections for block in section.blocks]
-    return {block.name: block for block in blocks if isinstance(block, Table)}
+    return {table.name: table for section in compose(gather(results)).sections for table in section.tables}
 
 
 def row_of(table: Table, *labels: str) -> tuple[Cell, ...]:

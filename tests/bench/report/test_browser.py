@@ -57,8 +57,8 @@ def test_links_resolve_and_open_their_section(browser, site):
     browser.open(site / "index.html")
     broken = "[...document.links].filter(one => !document.getElementById(one.hash.slice(1))).map(one => one.href)"
     assert browser.evaluate(broken) == []
-    browser.evaluate("document.querySelector('nav a[href=\"#damping\"]').click()")
-    ready = "new Promise(done => setTimeout(() => done(document.querySelector('#damping details').open), 50))"
+    browser.evaluate("document.querySelector('nav a[href=\"#controls\"]').click()")
+    ready = "new Promise(done => setTimeout(() => done(document.querySelector('#controls details').open), 50))"
     answer = browser.send("Runtime.evaluate", expression=ready, awaitPromise=True, returnByValue=True)
     assert answer["result"]["value"] is True
     # The navigation stays where it can be seen.
@@ -67,18 +67,18 @@ def test_links_resolve_and_open_their_section(browser, site):
 
 def test_click_on_a_head_sorts_by_its_numbers(browser, site):
     browser.open(site / "index.html")
-    table = "sorting-100000-exact_match"
+    table = "table1-figures"
     before = columns(browser, table)
     click(browser, table, 3)
     rising = columns(browser, table)
     figures = [float(row[3].split()[0]) for row in rising if row[3] != "not run"]
     assert figures == sorted(figures)
-    assert len(figures) == 12
-    assert [row[3] for row in rising[12:]] == ["not run"] * (len(before) - 12)
+    assert len(figures) == 20
+    assert [row[3] for row in rising[20:]] == ["not run"] * (len(before) - 20)
     assert sort_state(browser, table)[3] == "ascending"
     click(browser, table, 3)
     falling = columns(browser, table)
-    assert [float(row[3].split()[0]) for row in falling[:12]] == figures[::-1]
+    assert [float(row[3].split()[0]) for row in falling[:20]] == figures[::-1]
     assert falling[-1][3] == "not run"
     assert sort_state(browser, table)[3] == "descending"
     assert sorted(before) == sorted(falling)
@@ -132,7 +132,17 @@ def test_colours_follow_the_scheme_and_the_button(browser, site, dark, toggled):
     unfold(browser)
     paper = browser.evaluate("getComputedStyle(document.body).backgroundColor")
     assert (contrast(paper, "rgb(0, 0, 0)") < 2) == (dark is not toggled)
-    for selector in ("body", "small", "caption", "nav a", ".absent", ".improved", ".status", ".good", ".bad"):
+    for selector in (
+        "body",
+        "small",
+        "caption",
+        "nav a",
+        ".absent",
+        ".significant",
+        ".confirmed",
+        ".unconfirmed",
+        ".open",
+    ):
         ink = browser.evaluate(f"getComputedStyle(document.querySelector('{selector}')).color")
         assert contrast(ink, paper) >= 4.5, selector
     label = browser.evaluate("getComputedStyle(document.querySelector('.chart text')).fill")
@@ -154,14 +164,15 @@ def test_hostile_names_run_nothing(browser, tmp_path):
     config = cells("table1", only="softsort-n5-baseline")[0].make(seed=0, steps=10_000, device="cpu")
     name = "<img src=x onerror=alert(1)>"
     write_run(
-        tmp_path / name, config, {HOSTILE: 1.0}, changes={"algorithm": HOSTILE, "data": '"><svg onload=alert(1)>'}
+        tmp_path / name / "run",
+        config,
+        {HOSTILE: 1.0},
+        changes={"algorithm": HOSTILE, "data": '"><svg onload=alert(1)>'},
     )
     write_report(tmp_path, tmp_path / "report")
     browser.open(tmp_path / "report" / "index.html")
     assert browser.complaints == []
-    ((place, setting, *_),) = columns(browser, "others")
-    assert place == name
-    assert HOSTILE in setting
+    assert [row[0] for row in columns(browser, "folders")] == [name]
 
 
 def test_screenshots_are_not_blank(browser, site, tmp_path):

@@ -1,5 +1,6 @@
 """The rules that decide claims: they hold for the paper's own figures, and open questions stay open."""
 
+import json
 import math
 
 import pytest
@@ -7,26 +8,24 @@ from run_folders import write_cell, write_run
 
 from newton_losses_bench.cells import cells
 from newton_losses_bench.report import gather
-from newton_losses_bench.report.claims import (
+from newton_losses_bench.report.claims import Part, alike, better, better_by, compare, judge, reaches, significant
+from newton_losses_bench.report.collect import PaperFigures, every_cell
+from newton_losses_bench.report.paper_claims import (
+    AUTO_PATHS,
+    AUTO_SORTING,
     EIGHT,
     GOAL,
     GOAL_AVERAGED,
     PATHS_CLAIMS,
     QUESTIONS,
     SORTING_CLAIMS,
-    Part,
-    alike,
-    better,
-    judge,
-    reaches,
-    significant,
+    verdicts,
 )
-from newton_losses_bench.report.collect import SETTINGS_OF_GOAL, PaperFigures, Standing, standings
 from newton_losses_bench.statistics import Summary
 
 ABLATION_CLAIMS = SORTING_CLAIMS[-2:]
 TABLE_CLAIMS = (*SORTING_CLAIMS[:-2], *PATHS_CLAIMS)
-EVERY_CLAIM = (*SORTING_CLAIMS, *PATHS_CLAIMS, *QUESTIONS, GOAL, GOAL_AVERAGED)
+EVERY_CLAIM = (*SORTING_CLAIMS, *PATHS_CLAIMS, *QUESTIONS, AUTO_SORTING, AUTO_PATHS, GOAL, GOAL_AVERAGED)
 DOUBLED = next(claim for claim in SORTING_CLAIMS if "double" in claim.words)
 
 
@@ -99,21 +98,20 @@ def test_a_gain_is_in_one_direction_as_the_rule_says(gain, status):
 def test_parts():
     low, high, close = Summary(70.0, 1.0, 10), Summary(72.0, 1.0, 10), Summary(70.2, 1.0, 10)
     few = Summary(99.0, math.nan, 1)
-    assert better("x", high, low).holds
-    assert not better("x", high, low, by=2.0).holds
-    assert significant("x", high, low).holds
-    assert not significant("x", close, low).holds
-    assert alike("x", close, low).holds
-    assert not alike("x", low, high).holds
-    assert reaches("x", low, Summary(70.9, 1.0, 10)).holds
-    assert not reaches("x", low, Summary(71.1, 1.0, 10)).holds
-    assert better("x", few, low).words == "x (1 of 3 seeds)"
-    assert better("x", None, low).words == "x (not run)"
-    assert better("x", [low, high], close).holds
-    assert better("x", [high, few], low).holds  # it is ahead already
-    assert better("x", [low, few], high).holds is None
-    assert better("x", low, [high, None]).holds is False  # it is behind already
-    assert better("x", high, [low, few]).holds is None
+    assert not better_by(2.0)(high, low)
+    assert significant(high, low)
+    assert not significant(close, low)
+    assert alike(close, low)
+    assert not alike(low, high)
+    assert reaches(low, Summary(70.9, 1.0, 10))
+    assert not reaches(low, Summary(71.1, 1.0, 10))
+    assert compare("x", [few], [low], better).words == "x (1 of 3 seeds)"
+    assert compare("x", [None], [low], better).words == "x (not run)"
+    assert compare("x", [low, high], [close], better).holds
+    assert compare("x", [high, few], [low], better).holds  # it is ahead already
+    assert compare("x", [low, few], [high], better).holds is None
+    assert compare("x", [low], [high, None], better).holds is False  # it is behind already
+    assert compare("x", [high], [low, few], better).holds is None
 
 
 @pytest.mark.parametrize(
@@ -147,47 +145,99 @@ def test_ablation_needs_all_thirteen_values(tmp_path):
     assert [claim.verdict([fewer]).judgements[0].status for claim in ABLATION_CLAIMS] == ["open"] * 2
 
 
+class Ours(PaperFigures):
+    """The same figures in log space for every column of table 1, by method."""
+
+    def __init__(self, **figures):
+        super().__init__()
+        object.__setattr__(self, "ours", {name.replace("_", "-"): figure for name, figure in figures.items()})
+
+    def figure(self, column, method, numerics="reference", metric=None, averaged=False):
+        return Summary(*self.ours[method][:1], 1.0, self.ours[method][1]) if method in self.ours else None
+
+
+FIVE = ("baseline", "hessian", "fisher", "hessian_auto", "fisher_auto")
+
+
 @pytest.mark.parametrize(
-    ("figures", "state", "best"),
+    ("figures", "holds"),
     [
-        ({}, "not run", None),
-        ({"baseline": (99.0, 2)}, "open", "baseline"),
-        ({"baseline": (99.0, 2), "hessian": (83.9, 3)}, "open", "hessian"),
-        ({"baseline": (50.0, 3), "fisher-auto": (83.93, 3)}, "reached", "fisher-auto"),
-        (dict.fromkeys(SETTINGS_OF_GOAL, (83.92, 3)), "not reached", "baseline"),
-        (dict.fromkeys(SETTINGS_OF_GOAL, (83.92, 3)) | {"hessian-auto": (90.0, 2)}, "open", "baseline"),
+        ({}, None),
+        ({"baseline": (99.0, 2)}, None),
+        ({"baseline": (99.0, 2), "hessian": (83.9, 3)}, None),
+        ({"baseline": (50.0, 3), "fisher_auto": (83.93, 3)}, True),
+        (dict.fromkeys(FIVE, (83.92, 3)), False),
+        (dict.fromkeys(FIVE, (83.92, 3)) | {"hessian_auto": (90.0, 2)}, None),
     ],
 )
-def test_a_column_reaches_the_goal_by_one_setting_and_misses_it_by_all(figures, state, best):
-    ours = {
-        name: Summary(figures[name][0], 1.0, figures[name][1]) if name in figures else None for name in SETTINGS_OF_GOAL
-    }
-    one = Standing("neuralsort-n5", "fisher", Summary(83.93, 0.62, 10), ours)
-    assert one.state == state
-    assert math.isnan(one.p) if best is None else 0 <= one.p <= 0.5  # of the one that is ahead
-    assert (one.best[0] if one.best else None) == best
+def test_a_column_reaches_the_goal_by_one_setting_and_misses_it_by_all(figures, holds):
+    first = GOAL.parts(Ours(**figures))[0]
+    assert first.words.startswith("NeuralSort n=5")
+    assert first.holds is holds  # the paper's best is 83.93
 
 
 def test_averaged_weights_stand_apart_from_the_goal(tmp_path):
     """Where the runs reach the paper as trained and not with averaged weights, and the other way round."""
     for column, trained, averaged in (("neuralsort-n5", 90.0, 70.0), ("softsort-n5", 70.0, 90.0)):
-        (cell,) = cells("table1", only=f"{column}-baseline-stable")
+        cell = every_cell()[f"{column}-baseline-stable"]
         write_cell(tmp_path, cell, {"exact_match": trained}, averaged={"exact_match": averaged}, steps=100_000)
+    for seed in range(4):  # enough seeds as trained, two of them with averaged weights
+        config = every_cell()["logistic-n5-fisher-stable"].make(seed=seed, steps=100_000, device="cpu")
+        averaged = {"exact_match": 90.0} if seed < 2 else None
+        write_run(tmp_path / str(seed), config, {"exact_match": 90.0}, averaged=averaged)
     runs = gather(tmp_path).full
-    assert [one.state for one in standings(runs)][:3] == ["reached", "open", "not run"]
-    assert [one.state for one in standings(runs, averaged=True)][:3] == ["open", "reached", "not run"]
-    assert [part.holds for part in GOAL.parts(runs)][:3] == [True, None, None]
-    assert [part.holds for part in GOAL_AVERAGED.parts(runs)][:3] == [None, True, None]
+    assert [part.holds for part in GOAL.parts(runs)][:4] == [True, None, True, None]
+    assert [part.holds for part in GOAL_AVERAGED.parts(runs)][:4] == [None, True, None, None]
     assert PaperFigures().figure("softsort-n5", "fisher", averaged=True) is None
     assert "The paper does not average weights" in GOAL_AVERAGED.rule
 
 
-def test_averaged_weights_count_from_as_many_seeds(tmp_path):
-    (cell,) = cells("table1", only="softsort-n5-fisher-stable")
-    for seed in range(4):
-        config = cell.make(seed=seed, steps=100_000, device="cpu")
-        averaged = {"exact_match": 90.0} if seed < 2 else None
-        write_run(tmp_path / str(seed), config, {"exact_match": 90.0}, averaged=averaged)
-    runs = gather(tmp_path).full
-    found = [standings(runs, averaged=averaged)[1] for averaged in (False, True)]
-    assert [(one.best[1].count, one.state) for one in found] == [(4, "reached"), (2, "open")]
+def test_auto_is_compared_with_the_better_of_the_two_others(tmp_path):
+    for method, value in (("fisher-auto", 50.0), ("baseline", 60.0), ("fisher", 40.0)):
+        write_cell(tmp_path, every_cell()[f"cauchy-n10-{method}-stable"], {"exact_match": value}, steps=10_000)
+    parts = {part.words: part.holds for part in AUTO_SORTING.parts(gather(tmp_path).short)}
+    assert len(parts) == 16
+    (words,) = (words for words, holds in parts.items() if holds is False)
+    name, _, level = words.partition(" against ")
+    assert name.startswith("Cauchy network n=10, Fisher, auto ")
+    assert float(level) == pytest.approx(60, abs=0.5)
+
+
+def others(found, start):
+    """The judgements of the one verdict that starts with these words."""
+    (verdict,) = (one for several in verdicts(found).values() for one in several if one.words.startswith(start))
+    return [(one.setting, one.status, one.count) for one in verdict.judgements]
+
+
+def test_times_are_compared_on_one_device_alone(tmp_path):
+    def timed(key, milliseconds, seed=0, device="Made-up GPU"):
+        config = every_cell()[f"{key}-timed"].make(seed=seed, device="cpu")
+        folder = write_run(tmp_path / f"{key}-{seed}-{device}", config, {"exact_match": 1.0}, milliseconds=milliseconds)
+        stored = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps({**stored, "environment": {"gpu": device}}))
+
+    timed("softsort-n5-baseline", 2.0, device="a slow one")
+    timed("softsort-n5-fisher", 1.0)
+    start = "A step with the Fisher"
+    assert others(gather(tmp_path), start) == [("timed runs", "open", "not run")]
+    timed("softsort-n5-baseline", 1.0)
+    assert others(gather(tmp_path), start)[0][2].startswith("1 of ")
+    timed("logistic-n5-baseline", 1.0)
+    timed("logistic-n5-fisher", 2.0)
+    assert others(gather(tmp_path), start)[0][1] == "not confirmed"
+    timed("logistic-n5-fisher", math.nan, seed=1)  # no time
+    timed("logistic-n5-baseline", 0.0, seed=1)
+    assert others(gather(tmp_path), start)[0][1] == "not confirmed"
+
+
+def test_losses_of_convex_layers_are_compared_seed_by_seed(tmp_path):
+    for seed, losses in enumerate([(0.0, 0.5), (1.0, 0.5), (1.0, 0.5), (1.0, 0.5), (1.0, 0.5)]):
+        for cell, loss in zip(cells("cvxpy"), losses, strict=True):
+            write_run(tmp_path / f"{cell.key}-{seed}", cell.make(seed=seed), {"loss": loss})
+            if seed < 2:
+                config = cell.make(seed=seed, batch_size=60, algorithm="relu-exact")
+                write_run(tmp_path / f"{cell.key}-{seed}-exact", config, {"loss": loss})
+    assert others(gather(tmp_path), "With convex layers") == [
+        ("cvxpylayers, 300 samples", "not confirmed", "4 of 5"),
+        ("known solution, 60 samples", "not confirmed", "1 of 5, 3 open"),
+    ]

@@ -1,5 +1,7 @@
 """The demonstration's page in a real browser: hostile names, no complaint, no sideways scrolling, light and dark."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from chromium import Browser, needs_chromium
@@ -10,22 +12,24 @@ HOSTILE = "<script>alert(1)</script>"
 pytestmark = needs_chromium
 
 
-@pytest.fixture
-def browser(tmp_path):
-    found = Browser(tmp_path / "profile")
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    found = Browser(tmp_path_factory.mktemp("profile"))
     yield found
     found.close()
 
 
-@pytest.fixture
-def demo_page(tmp_path, monkeypatch):
+@pytest.fixture(scope="module")
+def demo_page(tmp_path_factory):
     """With hostile titles, and random scores in the place of trained networks."""
-    arms = tuple(type(arm)(arm.name, f"{HOSTILE}{arm.title}", arm.color, arm.settings) for arm in ARMS)
-    monkeypatch.setattr(page, "ARMS", arms)
-    monkeypatch.setattr(page, "_scores", lambda job, images: torch.rand(images.shape[:2]))
+    out = tmp_path_factory.mktemp("demo")
+    arms = tuple(replace(arm, title=f"{HOSTILE}{arm.title}") for arm in ARMS)
     records = [{"step": k, "test": {"exact_match": 10.0 * k, "element_wise": 20.0 * k}} for k in (1, 2)]
     evaluations = {arm.name: [records, records] for arm in arms}
-    return write_page(tmp_path, DemoConfig(), demo_jobs(tmp_path, DemoConfig(), 1), evaluations)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(page, "ARMS", arms)
+        patch.setattr(page, "_scores", lambda job, images: torch.rand(images.shape[:2]))
+        return write_page(out, DemoConfig(), demo_jobs(out, DemoConfig(), 1), evaluations)
 
 
 def test_it_escapes_names_and_opens(browser, demo_page):

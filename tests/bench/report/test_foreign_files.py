@@ -9,18 +9,15 @@ from run_folders import write_run
 
 from newton_losses_bench.cells import cells
 from newton_losses_bench.report import compose, gather, write_report
-from newton_losses_bench.report.extras import convex_table, read_extras
-from newton_losses_bench.report.figures import averaged_curves, sorting_curves
+from newton_losses_bench.report.figures import learning_curves
 
 NONSENSE = (
     *(None, True, "x", "\ud800", [], [1, [2]], {}, {"a": {}}),
     *(0, -1, 1e308, 10**400, math.inf, -math.inf, math.nan),
 )
-TIMED = "torch 2.11.0, Made-up GPU\n{}sorting n=5  softsort fisher 1.10 ms/step\n"
-PLAIN = "sorting n=5  softsort none 1.00 ms/step\n"
 
 
-def folder_of_a_run(results: Path, number: int, key: str = "softsort-n5-fisher-stable") -> Path:
+def folder_of_a_run(results: Path, number: int, key: str = "softsort-n5-fisher") -> Path:
     figures = {"exact_match": 80.0, "element_wise": 90.0}
     config = cells("table1", only=key)[0].make(seed=number, steps=100_000, device="cpu")
     return write_run(results / str(number), config, figures, averaged=figures)
@@ -79,22 +76,21 @@ def test_settings_with_nonsense_anywhere(tmp_path):
     write_report(tmp_path, tmp_path / "report")
 
 
-@pytest.mark.parametrize("place", [("step",), ("test",), ("test", "exact_match"), ("averaged",), ("averaged", "test")])
+@pytest.mark.parametrize("place", [("step",), ("test",), ("test", "exact_match")])
 def test_a_curve_of_nonsense_leaves_that_of_the_others(tmp_path, place):
     folder_of_a_run(tmp_path, 0)
     for number, value in enumerate(NONSENSE, 1):
         change(folder_of_a_run(tmp_path, number) / "evaluations.jsonl", place, value)
-    (figure,) = averaged_curves(gather(tmp_path).full)
-    bad = "averaged" if place[0] == "averaged" else "as trained"
-    sound = 2 if place == ("test", "exact_match") else 1  # 0 is an accuracy
-    assert (f"{bad} (1 seed)" in [label for label, *_ in figure.legend]) == (sound == 1)
+    (figure,) = learning_curves(gather(tmp_path).full)
+    label = "Fisher" if place == ("test", "exact_match") else "Fisher (1 seed)"  # 0 is an accuracy
+    assert [name for name, *_ in figure.legend] == [label]
     assert not any(word in figure.svg for word in ("nan", "inf"))
 
 
 def test_curves_of_nonsense_alone_are_no_figure(tmp_path):
     for number, value in enumerate(NONSENSE):
-        change(folder_of_a_run(tmp_path, number, "softsort-n5-fisher") / "evaluations.jsonl", ("step",), value)
-    assert sorting_curves(gather(tmp_path).full) == []
+        change(folder_of_a_run(tmp_path, number) / "evaluations.jsonl", ("step",), value)
+    assert learning_curves(gather(tmp_path).full) == []
 
 
 def test_accuracies_beyond_their_range_are_named_and_left_out(tmp_path):
@@ -104,33 +100,6 @@ def test_accuracies_beyond_their_range_are_named_and_left_out(tmp_path):
     found = gather(tmp_path)
     assert [record.seed for record in found.index.records] == [2]
     assert sorted(note.split(":")[0] for note in found.notes) == ["0", "1", "3", "4"]
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        "sorting n=5  softsort none 1.2.3 ms/step\n",
-        "sorting n=5  softsort none 0.00 ms/step\n",
-        "sorting n=5  softsort none " + "9" * 400 + " ms/step\n",
-        "sorting n=5  bubblesort none 1.00 ms/step\n",
-        "paths  softsort none 1.00 ms/step\n",
-    ],
-    ids=["no number", "nought", "too long", "unknown", "of the other task"],
-)
-def test_timings_of_nonsense_are_named_and_leave_the_others(tmp_path, line):
-    (tmp_path / "step_a.txt").write_text(TIMED.format(line))
-    (tmp_path / "step_b.txt").write_text(TIMED.format(PLAIN))
-    found = read_extras(gather(tmp_path))
-    assert [one.ratio("softsort-n5", "fisher") for one in found.timings] == [None, pytest.approx(1.1)]
-    assert [note.split(":")[0] for note in found.notes] == ["step_a.txt"]
-
-
-def test_one_file_may_hold_several_outputs(tmp_path):
-    outputs = (f"==> {name}.txt <==\n{TIMED.format(PLAIN)}\n" for name in ("step_before", "step_after"))
-    (tmp_path / "step_times.txt").write_text("\n".join(["Two states.", *outputs]))
-    found = read_extras(gather(tmp_path)).timings
-    assert [one.source.partition(",")[0] for one in found] == ["step_before", "step_after"]
-    assert [one.ratio("softsort-n5", "fisher") for one in found] == [pytest.approx(1.1)] * 2
 
 
 def test_a_run_without_a_time_is_no_timing(tmp_path):
@@ -143,26 +112,11 @@ def test_a_run_without_a_time_is_no_timing(tmp_path):
 
 
 def test_folders_with_the_names_of_files(tmp_path):
-    for name in ("step_a.txt", "run/result.json", "b/config.json", "c/evaluations.jsonl"):
+    for name in ("run/result.json", "b/config.json", "c/evaluations.jsonl"):
         (tmp_path / name).mkdir(parents=True)
     good = folder_of_a_run(tmp_path, 0)
     (good / "evaluations.jsonl").unlink()
     (good / "evaluations.jsonl").mkdir()
     found = gather(tmp_path)
-    notes = [*found.notes, *read_extras(found).notes]
-    assert {note.split(":")[0] for note in notes} == {"step_a.txt", "0"}
+    assert {note.split(":")[0] for note in found.notes} == {"0"}
     compose(found)
-
-
-def test_a_loss_of_nought_is_shown(tmp_path):
-    for seed, losses in enumerate([(0.0, 0.5), (1.0, 0.5)]):
-        for cell, loss in zip(cells("cvxpy"), losses, strict=True):
-            write_run(tmp_path / f"{cell.key}-{seed}", cell.make(seed=seed, batch_size=60), {"loss": loss})
-    (found,) = read_extras(gather(tmp_path)).convex
-    assert [cell.text for cell in convex_table([found]).rows[-1]] == [
-        "cvxpylayers, 60 samples",
-        "1 of 2",
-        "0.500",
-        "0.500",
-    ]
-    assert found.command == "newton-losses reproduce cvxpy --batch-size 60 --seeds 2"
