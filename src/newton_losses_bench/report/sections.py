@@ -98,10 +98,11 @@ def _controls(found: Evidence) -> Section:
     text = (
         "How much of a Newton loss’s gain is only the size of the step? “Clipped”: the gradient’s norm at 1. "
         "“Normalised only”: the Fisher with λ a thousand times its default, so that no curvature is left. “Sample”: "
-        "each with its own part of the Fisher, a soft clip. p is of the lead of whichever is ahead (paired t-test, one-sided): Fisher against normalised only, then normalised only "
-        "against plain; where the latter was not run, the Newton loss with most seeds against plain. Three seeds tell "
-        "large effects alone; of twenty tests at .05 one is positive by chance. Averaged weights are a mean over a "
-        "run’s steps, on average a tenth of the run old; any run can be averaged, the plain loss as well."
+        "each with its own part of the Fisher, a soft clip. p is of the lead of whichever is ahead (paired t-test, "
+        "one-sided): Fisher against normalised only, then normalised only against plain; where the latter was not run, "
+        "the Newton loss with most seeds against plain. Three seeds tell large effects alone; of twenty tests at .05 "
+        "one is positive by chance. Averaged weights are a mean over a run’s steps, on average a tenth of the run old; "
+        "any run can be averaged, the plain loss as well."
     )
     answer = f"Of the losses: {'; '.join(answers)}." if answers else "Not run."
     return Section("controls", "Size or curvature?", answer, text, _there(*shown.values()))
