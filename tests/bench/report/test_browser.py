@@ -3,9 +3,9 @@
 import re
 
 import pytest
-from chromium import Browser, needs_chromium
 from run_folders import results_and_page, write_run
 
+from chromium import Browser, needs_chromium
 from newton_losses_bench.cells import cells
 from newton_losses_bench.report import write_report
 

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from chromium import Browser, needs_chromium
 
+from chromium import Browser, needs_chromium
 from newton_losses_bench.demo import ARMS, DemoConfig, demo_jobs, page, write_page
 
 HOSTILE = "<script>alert(1)</script>"
