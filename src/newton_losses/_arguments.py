@@ -5,9 +5,11 @@ a tensor on a device back to the host, but for a setting that comes in one inste
 library knows how nested tensors, in jagged layout, are stored.
 """
 
+import inspect
 import math
 import operator
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import torch
@@ -77,6 +79,53 @@ def one_of(thing: Any, choices: Iterable[str], name: str, where: str) -> Any:
         listed = ", ".join(map(repr, choices))
         raise ArgumentError(f"{where}: {name}={thing!r} is not known. Choose one of {listed}.")
     return thing
+
+
+def positional_targets(
+    loss: Any, y: Any, targets: tuple[Any, ...], named: dict[str, Any], where: str
+) -> tuple[Any, tuple[Any, ...]]:
+    """The loss and its targets by position, where some came by name: `loss(y, target=t)` as `loss(y, t)`.
+
+    >>> positional_targets(lambda y, labels, weight=1.0: y, None, (), {"weight": 2.0, "labels": 3}, "here")[1]
+    (3, 2.0)
+    """
+    if hasattr(loss, "expand"):
+        called: Callable[..., Any] = loss.expand
+        if any(one.kind is inspect.Parameter.VAR_KEYWORD for one in inspect.signature(called).parameters.values()):
+            return _WithNamed(loss, named), targets
+    elif torch.compiler.is_compiling():
+        return partial(loss, **named), targets
+    else:
+        called = loss.forward if isinstance(loss, torch.nn.Module) else loss
+    try:
+        signature = inspect.signature(called)
+    except (TypeError, ValueError):  # a builtin does not say
+        return partial(loss, **named), targets
+    listed = list(signature.parameters.values())
+    if hasattr(loss, "expand"):  # what it takes by name only are its options
+        listed = [one for one in listed if one.kind is not inspect.Parameter.KEYWORD_ONLY]
+    try:
+        bound = signature.replace(parameters=listed).bind(y, *targets, **named)
+    except TypeError as error:
+        names, came = ", ".join(one.name for one in listed[1:]), ", ".join(named)
+        raise ArgumentError(f"{where}: {error}. The loss has the targets ({names}); by name came {came}.") from None
+    if hasattr(loss, "expand"):
+        bound.apply_defaults()
+    return partial(loss, **bound.kwargs) if bound.kwargs else loss, bound.args[1:]
+
+
+class _WithNamed:
+    """A loss that brings its own expansion, and takes some targets by name."""
+
+    def __init__(self, loss: Any, named: dict[str, Any]) -> None:
+        self._loss, self._named = loss, named
+        self.__name__ = getattr(loss, "__name__", type(loss).__name__)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loss, name)
+
+    def expand(self, y: Tensor, *targets: Any, **options: Any) -> Any:
+        return self._loss.expand(y, *targets, **self._named, **options)
 
 
 # Nested tensors

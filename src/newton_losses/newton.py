@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from ._arguments import padded_outputs
+from ._arguments import padded_outputs, positional_targets
 from ._skipped import OnNonfinite, SkipWatch, skip_counter
 from ._tracing import is_captured, sees_operators
 from .curvature import (
@@ -33,13 +33,14 @@ from .curvature import (
     expand_loss,
     goes_by_products,
     loss_values,
+    name_of,
     plain_damping,
     resolve_damping,
     resolve_group,
     resolve_reduction,
     share_curvature,
     solve_step,
-    warn_of_wrong_second,
+    warn_of_the_loss,
 )
 
 Value = Literal["loss", "quadratic"]
@@ -60,8 +61,8 @@ class NewtonOptions(TypedDict, total=False):
 class NewtonLoss(nn.Module):
     """A loss with the value of `loss` and the gradient of its Newton loss.
 
-    Calling it as `newton(y, *targets)` returns a scalar. Its *value* is the original loss: the mean over
-    the samples, or their sum where `loss` is reduced by a sum, so that logs and schedules keep their
+    Calling it as `newton(y, *targets)`, or with targets by name, returns a scalar. Its *value* is the original loss:
+    the mean over the samples, or their sum where `loss` is reduced by a sum, so that logs and schedules keep their
     meaning. Its *gradient* is that of ½‖z* − y‖², reduced in the same way:
 
         ∂/∂yᵢ = (C/λ + I)⁻¹ ∇ℓᵢ / (ρN),   C = (1/N) Σ ∇²ℓᵢ  ("hessian")  or  (1/N) Σ ∇ℓᵢ∇ℓᵢᵀ  ("fisher")
@@ -87,7 +88,7 @@ class NewtonLoss(nn.Module):
             "absolute" takes their absolute value, "clip" sets them to zero. By itself "absolute" with "auto", else
             "raw".
         reduction: how a scalar `loss` was reduced, "mean" or "sum"; by default the loss's own
-            attribute `reduction`, else "mean".
+            attribute `reduction`, else "mean" is assumed, and the first call warns if that shows to be wrong.
         matrix_free: solve with Hessian products instead of a stored Hessian; by default where it is large. λ is then
             an estimate from 16 products, and "absolute" holds within 50 dimensions around each gradient.
         value: "loss", or "quadratic" for the value ½‖z* − y‖² itself.
@@ -168,10 +169,13 @@ class NewtonLoss(nn.Module):
         self._watch = SkipWatch("NewtonLoss", on_nonfinite)
         self.register_buffer("skipped", torch.zeros((), dtype=torch.int64), persistent=False)
 
-    def forward(self, y: Tensor, *targets: Any, mask: Tensor | None = None) -> Tensor:
+    def forward(self, y: Tensor, *targets: Any, mask: Tensor | None = None, **named: Any) -> Tensor:
+        loss = self.loss
+        if named:
+            loss, targets = positional_targets(loss, y, targets, named, "NewtonLoss")
         if isinstance(y, Tensor) and y.is_nested:
             y, targets, mask = padded_outputs(y, targets, mask, "NewtonLoss")
-        loss, targets, mask = with_mask(self.loss, y, targets, mask)
+        loss, targets, mask = with_mask(loss, y, targets, mask)
         if value_only(self.value):
             return plain_value(loss, y, targets, self.options["reduction"], mask)
         is_checked = self.check and _may_wait(y)
@@ -193,12 +197,14 @@ class NewtonLoss(nn.Module):
             self.check = False
         elif not self._was_checked or len(y) > 1:
             self.check = not check_loss(loss, y, *targets, reduction=self.options["reduction"])
-            if not self._was_checked and self.options["curvature"] == "hessian":
-                warn_of_wrong_second(loss, y, targets, self.options["reduction"])
+            if not self._was_checked:
+                warn_of_the_loss(loss, y, targets, self.options["reduction"], self.options["curvature"])
             self._was_checked = True
 
     def extra_repr(self) -> str:
-        return f"curvature={self.options['curvature']!r}, damping={self.options['damping']!r}"
+        # A module is shown by torch, below.
+        name = "" if isinstance(self.loss, nn.Module) else f"{name_of(self.loss)}, "
+        return f"{name}curvature={self.options['curvature']!r}, damping={self.options['damping']!r}"
 
 
 class _Found(NamedTuple):

@@ -54,7 +54,7 @@ from ._options import plain_damping as plain_damping
 from ._options import resolve_group as resolve_group
 from ._options import resolve_reduction as resolve_reduction
 from ._sample import sample_step as sample_step
-from ._second_check import warn_of_wrong_second as warn_of_wrong_second
+from ._second_check import warn_of_the_loss as warn_of_the_loss
 from ._separability import check_loss as check_loss
 from ._solve import damped_solve as damped_solve
 from ._step import Step as Step

@@ -12,7 +12,7 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 from torch import Tensor
 
-from ..errors import ArgumentError, ShapeError
+from ..errors import ArgumentError, NewtonLossesError, ShapeError
 from ._options import Reduction
 
 Loss = Callable[..., Tensor]
@@ -101,7 +101,15 @@ def make_total(loss: Loss, shape: torch.Size, targets: tuple[Any, ...], reductio
 
     # In quotes: the compiler of torch 2.6 evaluates the annotation and does not know what to make of it.
     def total(flat: Tensor) -> "tuple[Tensor, Tensor]":
-        out = loss(flat if flat.shape == shape else flat.reshape(shape), *targets)
+        outputs = flat if flat.shape == shape else flat.reshape(shape)
+        if torch.compiler.is_compiling():
+            out = loss(outputs, *targets)
+        else:
+            try:
+                out = loss(outputs, *targets)
+            except Exception as error:
+                _add_shapes(error, loss, outputs, targets)
+                raise
         _check_values(out, shape, reduction, loss)
         if out.dim() == 1:
             return out.sum(), out
@@ -110,6 +118,22 @@ def make_total(loss: Loss, shape: torch.Size, targets: tuple[Any, ...], reductio
         return out * count, out.expand(count)
 
     return total
+
+
+def _add_shapes(error: Exception, loss: Loss, outputs: Tensor, targets: tuple[Any, ...]) -> None:
+    """Say with what the loss was called, beside the words of torch, which knows no outputs and targets."""
+    if not isinstance(error, NewtonLossesError) and not getattr(error, "__notes__", None):
+        given = ", ".join(map(_described, targets)) or "no targets"
+        error.add_note(
+            f"The loss {name_of(loss)} raised this when it was called with outputs {_described(outputs)} and {given}. "
+            "Do the targets have the shape and dtype that it expects?"
+        )
+
+
+def _described(thing: Any) -> str:
+    if not isinstance(thing, Tensor):
+        return f"a {type(thing).__name__}"
+    return f"{tuple(thing.shape)} of {str(thing.dtype).removeprefix('torch.')}"
 
 
 def _check_values(out: object, shape: torch.Size, reduction: Reduction | None, loss: Loss) -> None:

@@ -18,6 +18,7 @@ from ._derivative_errors import custom_operators, names_of
 from ._derivatives import second_products
 from ._loss_contract import Loss, Total, flatten_outputs, full_precision, make_total, name_of, outside_inference_mode
 from ._options import Reduction, resolve_reduction
+from ._separability import is_sum
 
 # A second derivative is wrong if it is off by this much, for this share of the samples. Those that are known to be
 # wrong in public packages are off by 24 to 77 % for all of them.
@@ -60,22 +61,28 @@ def wrong_second_derivative(
     return None
 
 
-def warn_of_wrong_second(loss: Loss, y: Tensor, targets: tuple[Any, ...], reduction: Reduction | None) -> None:
-    """In the first call of a Newton loss that takes the Hessian."""
-    found = wrong_second_derivative(loss, y, *targets, reduction=reduction)
-    if found is None:
-        return
-    blamed = (
-        f"the backward pass of {' and '.join(found.operators)}"
-        if found.operators
-        else "a part that is detached, or rounding"
-    )
-    warnings.warn(
-        f"NewtonLoss: the second derivatives of the loss {name_of(loss)} are about {100 * found.error:.0f} % off, for "
-        f"{100 * found.share:.0f} % of the samples: they are not those of its gradient. The likely reason is {blamed}. "
-        "curvature='fisher' needs first derivatives only.",
-        stacklevel=6,  # this, two methods of the module and two of torch's own: then the line that called it
-    )
+def warn_of_the_loss(
+    loss: Loss, y: Tensor, targets: tuple[Any, ...], reduction: Reduction | None, curvature: str
+) -> None:
+    """In the first call of a Newton loss: second derivatives that are wrong, and a sum that is taken for a mean."""
+    found = wrong_second_derivative(loss, y, *targets, reduction=reduction) if curvature == "hessian" else None
+    # Behind this are two methods of the module and two of torch's own: then the line that called it.
+    if found is not None:
+        blamed = "a part that is detached, or rounding"
+        if found.operators:
+            blamed = f"the backward pass of {' and '.join(found.operators)}"
+        warnings.warn(
+            f"NewtonLoss: the second derivatives of the loss {name_of(loss)} are about {100 * found.error:.0f} % off, "
+            f"for {100 * found.share:.0f} % of the samples: they are not those of its gradient. The likely reason is "
+            f"{blamed}. curvature='fisher' needs first derivatives only.",
+            stacklevel=6,
+        )
+    if reduction is None and is_sum(loss, y, *targets):
+        warnings.warn(
+            f"NewtonLoss: the loss {name_of(loss)} returns a scalar that doubles when every sample is given twice. It "
+            "is a sum over the batch, and is taken for a mean: pass reduction='sum'. (reduction='mean' keeps it.)",
+            stacklevel=6,
+        )
 
 
 def _doubled(flat: Tensor) -> Tensor | None:

@@ -1,11 +1,13 @@
 """Does a loss keep the contract? These checks read results back to the host: made once, not per step."""
 
+import math
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from .._random import seeded
+from .._targets import picked
 from ..errors import SeparabilityError
 from ._derivative_errors import no_dependence
 from ._forms import signs
@@ -55,6 +57,29 @@ def check_loss(loss: Loss, y: Tensor, *targets: Any, reduction: Reduction | None
                 "make them one sample: outputs of shape (1, N)."
             )
     return could_tell
+
+
+@outside_inference_mode
+def is_sum(loss: Loss, y: Tensor, *targets: Any) -> bool:
+    """Whether `loss` returns a scalar that is a sum over the batch, as far as giving every sample twice can tell.
+
+    >>> is_sum(lambda y, target: (y - target).square().sum(), torch.ones(3, 2), torch.zeros(3, 2))
+    True
+    """
+    flat = flatten_outputs(y)
+    if flat.numel() == 0:
+        return False
+    twice = torch.arange(2 * len(y), device=y.device) % len(y)
+    try:
+        with torch.no_grad(), full_precision(flat), seeded(0, flat.device):
+            outputs = flat.reshape(y.shape)
+            once = loss(outputs, *targets)
+            if once.dim() != 0 or not 0 < abs(float(once)) < math.inf:
+                return False
+            double = loss(outputs[twice], *(picked(target, twice, len(y)) for target in targets))
+    except Exception:  # the loss is the caller's, and may know the size of its batch
+        return False
+    return double.dim() == 0 and abs(float(double) / float(once) - 2) < 1e-3
 
 
 def _parts(flat: Tensor) -> list[Tensor]:

@@ -1,0 +1,115 @@
+"""Targets by position and by name, wrong ones, and what a scalar loss is taken for."""
+
+import re
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from newton_losses import ArgumentError, Expansion, NewtonLoss
+from newton_losses.sorting import SortingLoss
+
+Y = torch.randn(8, 3, generator=torch.Generator().manual_seed(0))
+TARGET = torch.randn(8, 3, generator=torch.Generator().manual_seed(1))
+LABELS = torch.arange(8) % 3
+
+
+def weighted(y: Tensor, target: Tensor, weight: Tensor | float = 1.0, *, power: int = 2) -> Tensor:
+    return (weight * (y - target).abs().pow(power)).sum(1)
+
+
+class Own:
+    """Brings its own expansion."""
+
+    def expand(self, y: Tensor, target: Tensor, *, curvature: str | None) -> Expansion:
+        return Expansion((y - target).square().sum(1), 2 * (y - target), 2 * torch.eye(y.shape[1]))
+
+
+def gradient(newton: nn.Module, *targets: Any, **named: Any) -> Tensor:
+    y = Y.clone().requires_grad_()
+    newton(y, *targets, **named).backward()
+    return y.grad
+
+
+@pytest.mark.parametrize("kind", ["hessian", "fisher"])
+def test_targets_by_name_are_those_by_position(kind: str) -> None:
+    for loss, name, target in [
+        (nn.CrossEntropyLoss(), "target", LABELS),
+        (weighted, "target", TARGET),
+        (SortingLoss("softsort"), "values", TARGET),
+    ]:
+        newton = NewtonLoss(loss, kind)
+        assert torch.equal(gradient(newton, **{name: target}), gradient(newton, target)), name
+        with torch.no_grad():
+            assert torch.equal(newton(Y, **{name: target}), newton(Y, target))
+    newton, weight = NewtonLoss(weighted, kind), torch.rand(8, 1)
+    wanted = gradient(NewtonLoss(lambda y: weighted(y, TARGET, weight, power=4), kind))
+    assert torch.equal(gradient(newton, TARGET, weight=weight, power=4), wanted)
+    assert torch.equal(gradient(newton, weight=weight, target=TARGET, power=4), wanted)
+
+
+def test_targets_by_name_compile() -> None:
+    torch._dynamo.reset()
+    newton = NewtonLoss(weighted, "fisher", check=False)
+    compiled = torch.compile(newton, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(gradient(compiled, target=TARGET), gradient(newton, TARGET))
+
+
+def test_a_name_that_the_loss_does_not_have_is_refused_with_those_it_has() -> None:
+    with pytest.raises(ArgumentError, match=r"the targets \(target, weight, power\); by name came targets"):
+        NewtonLoss(weighted)(Y, targets=TARGET)
+    with pytest.raises(ArgumentError, match="missing a required argument: 'target'"):
+        NewtonLoss(weighted)(Y, weight=2.0)
+    with pytest.raises(ArgumentError, match=r"the targets \(target\); by name came targets"):
+        NewtonLoss(Own())(Y, targets=TARGET)
+    assert torch.equal(gradient(NewtonLoss(Own()), target=TARGET), gradient(NewtonLoss(Own()), TARGET))
+
+
+@pytest.mark.parametrize(
+    ("loss", "target", "words"),
+    [
+        (nn.CrossEntropyLoss(), LABELS.float(), r"CrossEntropyLoss .* \(8, 3\) of float32 and \(8,\) of float32"),
+        (nn.CrossEntropyLoss(), LABELS[:5], r"\(5,\) of int64"),
+        (nn.CrossEntropyLoss(), LABELS + 7, r"\(8,\) of int64"),
+        (weighted, TARGET[:, :2], r"weighted .* \(8, 2\) of float32"),
+        (weighted, "text", "a str"),
+        (nn.CrossEntropyLoss(), None, "a NoneType"),
+    ],
+    ids=repr,
+)
+def test_wrong_targets_are_named_beside_the_words_of_torch(loss: Any, target: Any, words: str) -> None:
+    for kind in ("hessian", "fisher"):
+        with pytest.raises((RuntimeError, ValueError, TypeError, IndexError)) as raised:
+            NewtonLoss(loss, kind)(Y.clone().requires_grad_(), target)
+        (note,) = raised.value.__notes__
+        assert re.search(words, note), note
+        assert "shape and dtype" in note
+
+
+def test_the_loss_is_named_where_a_newton_loss_is_shown() -> None:
+    assert repr(NewtonLoss(weighted, damping=2.0)) == "NewtonLoss(weighted, curvature='hessian', damping=2.0)"
+    assert "(loss): MSELoss()" in repr(NewtonLoss(nn.MSELoss()))
+
+
+@pytest.mark.parametrize("kind", ["hessian", "fisher"])
+def test_a_sum_that_is_taken_for_a_mean_is_said(kind: str) -> None:
+    def total(y: Tensor, target: Tensor) -> Tensor:
+        return (y - target).pow(4).sum()
+
+    with pytest.warns(UserWarning, match="total returns a scalar that doubles .* reduction='sum'") as told:
+        NewtonLoss(total, kind)(Y, TARGET)
+    assert told[0].filename == __file__
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for reduction in ("sum", "mean"):
+            NewtonLoss(total, kind, reduction=reduction)(Y, TARGET)
+        NewtonLoss(lambda y, t: total(y, t) / len(y), kind)(Y, TARGET)
+        NewtonLoss(lambda y, t: (y - t).pow(4).mean(), kind)(Y, TARGET)
+        NewtonLoss(lambda y, t: (y - t).pow(4).sum(1), kind)(Y, TARGET)
+        NewtonLoss(lambda y, t: total(y, TARGET) / 8, kind)(Y, TARGET)  # knows the size of its batch
+        NewtonLoss(nn.functional.cross_entropy, kind)(Y, LABELS)
+        NewtonLoss(nn.MSELoss(reduction="sum"), kind)(Y, TARGET)
+        newton = NewtonLoss(nn.functional.mse_loss, kind)
+        newton(Y, TARGET)
