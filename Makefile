@@ -24,11 +24,10 @@ test: lint
 	$(BIN)/python -m pytest -n 2
 
 test-slow: $(VENV)/.installed
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[test,ray,docs,release]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[test,ray,release]'
 	$(BIN)/python -m pytest -m slow
 
 docs: $(VENV)/.installed
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[docs]'
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 dist: $(VENV)/.installed

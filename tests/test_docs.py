@@ -3,9 +3,11 @@
 import ast
 import importlib
 import re
-from inspect import getsource
+from dataclasses import is_dataclass
+from inspect import getdoc, getsource, isclass, isfunction, signature
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -127,6 +129,34 @@ def test_the_reference_has_every_public_name(module: str) -> None:
     assert not missing, (
         f"the reference lacks {missing} of {module}: add `::: {module}.NAME` to a page of docs/reference"
     )
+
+
+@pytest.mark.parametrize("room", ["", *(room for room in ROOMS if room not in ("curvature", "errors"))])
+def test_every_parameter_has_a_row_in_its_table(room: str) -> None:
+    with_table = pytest.importorskip("parameters").with_table
+    things: dict[str, Any] = {}
+    for name, value in public_names(importlib.import_module(f"newton_losses.{room}".rstrip("."))).items():
+        # Not types, errors, and results whose fields are listed.
+        is_result = is_dataclass(value) or hasattr(value, "_fields") or hasattr(value, "__required_keys__")
+        if isfunction(value) or (isclass(value) and not issubclass(value, Exception) and not is_result):
+            things[name] = value
+        if isclass(value) and issubclass(value, torch.nn.Module) and value.forward is not torch.nn.Module.forward:
+            things[f"{name}.forward"] = value.forward
+    for owner, thing in things.items():
+        names = [name for name in signature(thing).parameters if name not in ("self", "args", "kwargs")]
+        _, missing = with_table(getdoc(thing) or "", names, owner)
+        assert not missing, f"{owner} does not explain {missing}: add it to its docstring or docs/parameters.toml"
+
+
+def test_formulas_can_be_drawn() -> None:
+    mathml = pytest.importorskip("formulas").mathml
+    found = 0
+    for page in PAGES:
+        text = re.sub(r"^```.*?^```$|`[^`\n]*`", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+        for block, inline in re.findall(r"\$\$(.+?)\$\$|\$([^$\n]+)\$", text, re.DOTALL):
+            assert "<math" in mathml(block or inline, block=bool(block))
+            found += 1
+    assert found > 50
 
 
 def test_the_list_of_names_leads_to_each_of_them() -> None:
