@@ -17,7 +17,7 @@ from ..curvature import full_precision
 from ..errors import ArgumentError, ShapeError
 from ._laplace import LaplaceSort, SortedLists
 from ._laplace_curvature import HessianSums, graded_trace, has_closed_form
-from ._lists import check_count, metric_lists, paired_lists, rank_span
+from ._lists import as_lists, check_count, metric_lists, paired_lists, rank_span
 from ._registry import AlgorithmName, choose
 from ._relaxation import Relaxation, places
 
@@ -143,14 +143,17 @@ class ListNetLoss(nn.Module):
 
     def forward(self, scores: Tensor, relevance: Tensor, mask: Tensor | None = None) -> Tensor:
         lists, relevance = paired_lists(scores, relevance, mask, "ListNetLoss", "relevance")
-        scores, grades = lists.scores, relevance.to(lists.scores.dtype) / self.temperature
-        if lists.mask is None:
-            return -(grades.softmax(-1) * scores.log_softmax(-1)).sum(-1)
-        # Far below all others, and finite: −∞ would make NaN of an empty list.
-        low = torch.finfo(scores.dtype).min / 4
-        weights = torch.where(lists.mask, grades, low).softmax(-1)
-        logs = torch.where(lists.mask, scores, low).log_softmax(-1)
-        return -torch.where(lists.mask, weights * logs, 0.0).sum(-1)
+        grades = _only_existing(relevance.to(lists.scores.dtype) / self.temperature, lists.mask)
+        terms = grades.softmax(-1) * _only_existing(lists.scores, lists.mask).log_softmax(-1)
+        return -(terms if lists.mask is None else torch.where(lists.mask, terms, 0.0)).sum(-1)
+
+    def hessian_sums(self, scores: Tensor, relevance: Tensor, mask: Tensor | None = None) -> HessianSums:
+        """tr ∇²ℓᵢ and 1ᵀ∇²ℓᵢ1 of each list, `(...)` both: ∇²ℓ = diag(p) − ppᵀ with p = softmax(s)."""
+        lists = as_lists(scores, mask, "ListNetLoss")
+        chances = _only_existing(lists.scores, lists.mask).softmax(-1)
+        terms = chances * (1 - chances)
+        trace = (terms if lists.mask is None else torch.where(lists.mask, terms, 0.0)).sum(-1)
+        return trace, torch.zeros_like(trace)
 
 
 class PairwiseLogisticLoss(nn.Module):
@@ -166,13 +169,27 @@ class PairwiseLogisticLoss(nn.Module):
     takes_mask = True
 
     def forward(self, scores: Tensor, relevance: Tensor, mask: Tensor | None = None) -> Tensor:
+        return self._mean_over_pairs(scores, relevance, mask, lambda apart: softplus(-apart))
+
+    def hessian_sums(self, scores: Tensor, relevance: Tensor, mask: Tensor | None = None) -> HessianSums:
+        """tr ∇²ℓᵢ and 1ᵀ∇²ℓᵢ1 of each list, `(...)` both: two diagonal entries σ'(s_i − s_j) per pair."""
+        trace = self._mean_over_pairs(scores, relevance, mask, lambda apart: 2 * apart.sigmoid() * (-apart).sigmoid())
+        return trace, torch.zeros_like(trace)
+
+    def _mean_over_pairs(
+        self, scores: Tensor, relevance: Tensor, mask: Tensor | None, cost: Callable[[Tensor], Tensor]
+    ) -> Tensor:
         lists, relevance = paired_lists(scores, relevance, mask, "PairwiseLogisticLoss", "relevance")
         is_pair = relevance.unsqueeze(-1) > relevance.unsqueeze(-2)
         if lists.mask is not None:
             is_pair = is_pair & lists.mask.unsqueeze(-1) & lists.mask.unsqueeze(-2)
-        apart = lists.scores.unsqueeze(-1) - lists.scores.unsqueeze(-2)
-        costs = torch.where(is_pair, softplus(-apart), 0.0)
+        costs = torch.where(is_pair, cost(lists.scores.unsqueeze(-1) - lists.scores.unsqueeze(-2)), 0.0)
         return costs.sum((-2, -1)) / is_pair.sum((-2, -1)).clamp(min=1)
+
+
+def _only_existing(scores: Tensor, mask: Tensor | None) -> Tensor:
+    """Scores that are far below all others where no item is, and finite: −∞ would make NaN of an empty list."""
+    return scores if mask is None else torch.where(mask, scores, torch.finfo(scores.dtype).min / 4)
 
 
 def ndcg(

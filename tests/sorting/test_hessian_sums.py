@@ -1,4 +1,4 @@
-"""The curvature of losses of `LaplaceSort` in closed form, against Hessians by automatic differentiation."""
+"""The curvature of losses of lists in closed form, against Hessians by automatic differentiation."""
 
 import pytest
 import torch
@@ -7,7 +7,9 @@ from newton_losses import NewtonLoss
 from newton_losses.curvature import expand
 from newton_losses.sorting import (
     LaplaceSort,
+    ListNetLoss,
     NDCGLoss,
+    PairwiseLogisticLoss,
     PartialOrderLoss,
     SpearmanLoss,
     TopKLoss,
@@ -33,6 +35,8 @@ LOSSES = {
     "top 1": lambda r, n, v, m: (TopKLoss(1, r), (first(len(v)),)),
     "top 1 and 3": lambda r, n, v, m: (TopKLoss({1: 0.5, min(3, n): 0.5}, r), (first(len(v)),)),
     "preselected": lambda r, n, v, m: (TopKLoss(1, r, preselect=2), (first(len(v)),)),
+    "listnet": lambda r, n, v, m: (ListNetLoss(), (v,)),
+    "pairs": lambda r, n, v, m: (PairwiseLogisticLoss(), (v,)),
     "ties": lambda r, n, v, m: (PartialOrderLoss(r), tied_ranks(v, mask=m)),
     "survival": lambda r, n, v, m: (PartialOrderLoss(r, descending=True), survival_ranks(v.double(), v > 1, mask=m)),
 }
