@@ -1,18 +1,21 @@
-"""Learning to rank lists of different lengths: scikit-learn's diabetes set, 442 patients, grouped by sex and age.
+"""Learning to rank lists of different lengths: MovieLens, 943 people who rated 20 to 737 movies each from 1 to 5.
 
-    pip install newton-losses scikit-learn lightgbm
+    pip install newton-losses lightgbm
+    pip install --no-deps recbole    # for its copy of the data, ml-100k
     python examples/graded_lists.py
 
-A list holds the patients of one sex and one range of five years; the grade of a patient is the fifth of the whole set
-that the progression of the disease is in, 0 to 4. Lists are padded, and a mask says which patients exist. The measure
-is NDCG@5 over the lists of held-out patients, on average over splits; LightGBM's ranker sees the same lists.
+A list holds the movies of one person, to be ranked for people whose ratings were never seen: by genre, year, and what
+others gave. Lists are padded, and a mask says which movies exist. The measure is NDCG@10 over the held-out people.
 """
 
 import argparse
+import importlib.util
+from functools import partial
+from pathlib import Path
 
 import numpy as np
 import torch
-from sklearn.datasets import load_diabetes
+from lightgbm import LGBMRanker
 from torch import Tensor, nn
 
 import newton_losses as nl
@@ -21,72 +24,75 @@ from newton_losses.sorting import ListNetLoss, NDCGLoss, ndcg, pad_lists
 Lists = tuple[Tensor, Tensor, Tensor]
 
 
+def read(ending: str) -> list[list[str]]:
+    package = importlib.util.find_spec("recbole")
+    if package is None or package.origin is None:
+        raise SystemExit("The ratings come with recbole, which is not installed: pip install --no-deps recbole")
+    path = Path(package.origin).parent / "dataset_example" / "ml-100k" / f"ml-100k.{ending}"
+    return [line.split("\t") for line in path.read_text().splitlines()[1:]]
+
+
 def load(seed: int) -> tuple[Lists, Lists]:
-    """Features `(N, n, d)`, grades and mask of the training lists, and of those of held-out patients."""
-    features, progression = load_diabetes(return_X_y=True)
-    grades = np.searchsorted(np.quantile(progression, [0.2, 0.4, 0.6, 0.8]), progression)
-    age = load_diabetes(scaled=False).data[:, 0]
-    group = 100 * (features[:, 1] > 0) + age // 5
-    held_out = np.random.default_rng(seed).random(len(features)) < 0.3
-    return lists(20 * features, grades, group, ~held_out), lists(20 * features, grades, group, held_out)
+    """Features `(N, n, d)`, grades and mask of the training lists, and of those of held-out people."""
+    person, movie, grade = np.array([row[:3] for row in read("inter")], dtype=int).T - 1
+    movies = read("item")
+    genres = sorted({name for row in movies for name in row[3].split()})
+    about = np.array([[name in row[3].split() for name in genres] for row in movies], dtype=float)
+    decade = np.array([[int(row[2]) / 10 - 199 if row[2].isdigit() else 0.0] for row in movies])
+    held_out = np.random.default_rng(seed).random(person.max() + 1)[person] < 0.3
+    features = np.hstack([about[movie], decade[movie], what_others_gave(movie, grade, ~held_out)])
+
+    def lists(chosen: np.ndarray) -> Lists:
+        index, mask = pad_lists([torch.as_tensor(np.flatnonzero(person == one)) for one in np.unique(person[chosen])])
+        return torch.as_tensor(features).float()[index], torch.as_tensor(grade)[index], mask
+
+    return lists(~held_out), lists(held_out)
 
 
-def lists(features: np.ndarray, grades: np.ndarray, group: np.ndarray, chosen: np.ndarray) -> Lists:
-    members = [np.flatnonzero(chosen & (group == one)) for one in np.unique(group)]
-    index, mask = pad_lists([torch.as_tensor(member) for member in members if len(member) > 1])
-    return torch.as_tensor(features, dtype=torch.float32)[index], torch.as_tensor(grades)[index], mask
+def what_others_gave(movie: np.ndarray, grade: np.ndarray, known: np.ndarray) -> np.ndarray:
+    """The mean of the known grades of each rating's movie and their number, without that rating itself."""
+    count = np.bincount(movie[known], minlength=movie.max() + 1)[movie] - known
+    total = np.bincount(movie[known], grade[known], minlength=movie.max() + 1)[movie] - known * grade
+    return np.stack([(total + 5 * 2.5) / (count + 5) - 2.5, np.log1p(count) / 3 - 1], axis=1)
 
 
-def train(loss: nn.Module, seed: int, steps: int) -> float:
-    (features, grades, mask), (test, test_grades, test_mask) = load(seed)
+def train(loss: nn.Module, data: tuple[Lists, Lists], seed: int, steps: int) -> float:
+    (features, grades, mask), (test, test_grades, test_mask) = data
     torch.manual_seed(seed)
-    model = nn.Sequential(nn.Linear(features.shape[-1], 32), nn.ReLU(), nn.Linear(32, 1))
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, weight_decay=1e-4)
+    model = nn.Sequential(nn.Linear(features.shape[-1], 32), nn.ReLU(), nn.Linear(32, 1), nn.Flatten(1))
+    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
     for _ in range(steps):
+        batch = torch.randperm(len(features))[:64]
         optimizer.zero_grad()
-        loss(model(features).squeeze(-1), grades, mask=mask).mean().backward()
+        loss(model(features[batch]), grades[batch], mask=mask[batch]).mean().backward()
         optimizer.step()
-    with torch.no_grad():
-        return measure(model(test).squeeze(-1), test_grades, test_mask)
+    return float(ndcg(model(test).detach(), test_grades, 10, mask=test_mask).mean())
 
 
-def measure(scores: Tensor, grades: Tensor, mask: Tensor) -> float:
-    return float(ndcg(scores, grades, min(5, scores.shape[-1]), mask=mask).mean())
-
-
-def lightgbm_ranker(seed: int) -> float:
-    from lightgbm import LGBMRanker
-
-    (features, grades, mask), (test, test_grades, test_mask) = load(seed)
-    ranker = LGBMRanker(n_estimators=100, min_child_samples=5, random_state=seed, n_jobs=1, verbose=-1)
+def lightgbm_ranker(data: tuple[Lists, Lists], seed: int, steps: int) -> float:
+    (features, grades, mask), (test, test_grades, there) = data
+    ranker = LGBMRanker(n_estimators=min(100, steps), random_state=seed, n_jobs=1, verbose=-1)
     ranker.fit(features[mask].numpy(), grades[mask].numpy(), group=mask.sum(-1).tolist())
-    scores = torch.zeros(test_mask.shape)
-    scores[test_mask] = torch.as_tensor(ranker.predict(test[test_mask].numpy()), dtype=torch.float32)
-    return measure(scores, test_grades, test_mask)
+    scores = torch.zeros(there.shape, dtype=torch.float64)
+    scores[there] = torch.as_tensor(ranker.predict(test[there].numpy()))
+    return float(ndcg(scores, test_grades, 10, mask=there).mean())
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--seeds", type=int, default=5)
     arguments = parser.parse_args()
-    soft = NDCGLoss("softsort", temperature=0.1)
-    losses = {
-        "NDCG": soft,
-        "NDCG, Newton": nl.NewtonLoss(soft),
-        "NDCG, Fisher": nl.NewtonLoss(soft, "fisher"),
-        "ListNet": ListNetLoss(),
-        "ListNet, Newton": nl.NewtonLoss(ListNetLoss()),
-    }
-    print(f"NDCG@5 of held-out lists after {arguments.steps} steps, {arguments.seeds} splits")
-    found = {
-        name: [train(loss, seed, arguments.steps) for seed in range(arguments.seeds)] for name, loss in losses.items()
-    }
-    found["LightGBM"] = [lightgbm_ranker(seed) for seed in range(arguments.seeds)]
-    for name, values in found.items():
-        numbers = torch.tensor(values)
-        spread = numbers.std().item() if len(values) > 1 else 0.0
-        print(f"{name:16s} {numbers.mean():.3f} ± {spread:.3f}", flush=True)
+    kinds = {"": lambda loss: loss, ", Newton": nl.NewtonLoss, ", Fisher": partial(nl.NewtonLoss, curvature="fisher")}
+    splits = [load(seed) for seed in range(arguments.seeds)]
+    print(f"NDCG@10 of held-out people after {arguments.steps} steps, {arguments.seeds} splits")
+    methods = {"LightGBM": lightgbm_ranker}
+    for name, plain in (("NDCG", NDCGLoss("laplace")), ("ListNet", ListNetLoss())):
+        for kind, make in kinds.items():
+            methods[name + kind] = partial(train, make(plain))
+    for name, method in methods.items():
+        values = [method(data, seed, arguments.steps) for seed, data in enumerate(splits)]
+        print(f"{name:16s} {np.mean(values):.4f} ± {np.std(values, ddof=min(1, len(values) - 1)):.4f}", flush=True)
 
 
 if __name__ == "__main__":
