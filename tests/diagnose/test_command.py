@@ -4,12 +4,12 @@ import json
 
 import pytest
 
-typer = pytest.importorskip("typer")
+pytest.importorskip("typer")
 
-import torch  # noqa: E402
-from typer.testing import CliRunner  # noqa: E402
+import torch
+from typer.testing import CliRunner
 
-from newton_losses_bench.cli._diagnose import Progress, Report, diagnose  # noqa: E402
+from newton_losses_bench.cli.app import app
 
 FILE = """
 import torch
@@ -38,9 +38,7 @@ def fails_in_backward(y, target):
 def run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "my_losses.py").write_text(FILE)
-    app = typer.Typer()
-    app.command()(diagnose)
-    return lambda *arguments: CliRunner().invoke(app, list(arguments))
+    return lambda *arguments: CliRunner().invoke(app, ["diagnose", *arguments])
 
 
 def test_a_file_and_a_module(run, tmp_path) -> None:
@@ -81,7 +79,7 @@ def test_a_file_that_fails_is_run_again(run, tmp_path) -> None:
         (("nowhere:Squares", "-b", "my_losses.py:batch"), "No module named"),
         (("my_losses.py:Squares", "-b", "batch.pt"), "no such file"),
         (("my_losses.py:Squares", "-b", "my_losses.py:nothing"), "has to be a tuple"),
-        (("my_losses.py:Squares", "-b", "my_losses.py:batch", "--reduction", "men"), "mean, sum or none"),
+        (("my_losses.py:Squares", "-b", "my_losses.py:batch", "--reduction", "men"), "one of mean, sum, none"),
     ],
 )
 def test_mistakes_get_a_sentence(run, arguments: tuple[str, ...], words: str) -> None:
@@ -92,28 +90,14 @@ def test_mistakes_get_a_sentence(run, arguments: tuple[str, ...], words: str) ->
 
 @pytest.mark.parametrize(
     ("picture", "words"),
-    [("bad.xyz", "is not supported"), ("nowhere/bad.png", "no folder nowhere"), (".", "this is a folder")],
+    [("bad.xyz", "is not supported"), ("nowhere/bad.png", "No such file"), ("folder.png", "Is a directory")],
 )
-def test_a_picture_that_cannot_be_written_is_refused_before_the_work(
-    run, monkeypatch, picture: str, words: str
-) -> None:
-    monkeypatch.setattr(
-        "newton_losses_bench.cli._diagnose.make_report", lambda *_, **__: pytest.fail("the work was done")
-    )
+def test_a_picture_that_cannot_be_written_leaves_the_report(run, tmp_path, picture: str, words: str) -> None:
+    (tmp_path / "folder.png").mkdir()
     found = run("my_losses.py:Squares", "-b", "my_losses.py:batch", "--plot", picture)
     assert found.exit_code == 2
-    assert words in " ".join(found.output.split())
-
-
-def test_a_picture_that_fails_after_all_leaves_the_report(run, monkeypatch) -> None:
-    def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(Report, "plot", full)
-    found = run("my_losses.py:Squares", "-b", "my_losses.py:batch", "--plot", "picture.png")
-    assert found.exit_code == 2
     assert "One gradient step on the outputs solves it" in found.output
-    assert "No space left on device" in found.output
+    assert words in " ".join(found.output.split())
 
 
 @pytest.mark.parametrize(
@@ -132,7 +116,7 @@ def test_an_error_inside_the_loss_is_a_sentence(run, name: str, words: str) -> N
 
 
 def test_what_takes_long_shows_its_progress(run, monkeypatch) -> None:
-    monkeypatch.setattr(Progress, "PATIENCE", 0.0)
+    monkeypatch.setattr("newton_losses_bench.cli._diagnose.Progress.PATIENCE", 0.0)
     found = run("my_losses.py:Squares", "-b", "my_losses.py:batch")
     stages = [line for line in found.stderr.splitlines() if line.startswith("measuring: ")]
     assert any("first derivative" in line for line in stages)

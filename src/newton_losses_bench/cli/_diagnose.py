@@ -2,12 +2,10 @@
 
 import contextlib
 import functools
-import hashlib
 import importlib
 import importlib.util
 import inspect
 import json
-import os
 import sys
 import time
 import traceback
@@ -25,6 +23,7 @@ from newton_losses.diagnose import Report
 from newton_losses.diagnose import diagnose as make_report
 from newton_losses.errors import ArgumentError, NewtonLossesError
 
+from ..settings import check_choice
 from ._output import spoken_errors
 
 
@@ -51,15 +50,18 @@ def diagnose(
     """  # fmt: skip
     with spoken_errors(as_json):
         if plot is not None:
-            _check_picture(plot)
+            importlib.import_module("matplotlib")  # better missed now than after the work
         function = _named(loss, "loss")
         if isinstance(function, type):
             with _code_of_the_user(f"{loss}, a class, made without arguments"):
                 function = function()
         arguments = _arguments(batch)
+        if reduction is not None:
+            check_choice("reduction", reduction, ("mean", "sum", "none"))
+        kind: Any = reduction
         progress = Progress(quiet=as_json)
         try:
-            report = make_report(function, *arguments, reduction=_checked(reduction), progress=progress)
+            report = make_report(function, *arguments, reduction=kind, progress=progress)
         except NewtonLossesError:
             raise
         except Exception as error:
@@ -129,24 +131,6 @@ def _code_of_the_user(what: str) -> Iterator[None]:
         raise ArgumentError(f"{message}{place}.") from error
 
 
-def _check_picture(plot: Path) -> None:
-    """Refuse a path that no picture can be written to before the work is done."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise ArgumentError(f"--plot {plot} needs matplotlib: pip install matplotlib") from None
-    kinds = Figure().canvas.get_supported_filetypes()
-    ending = plot.suffix.lstrip(".").lower()
-    if ending and ending not in kinds:
-        raise ArgumentError(f"--plot {plot}: Format '{ending}' is not supported; there are {', '.join(sorted(kinds))}.")
-    if plot.is_dir():
-        raise ArgumentError(f"--plot {plot}: this is a folder; name a file in it.")
-    if not plot.absolute().parent.is_dir():
-        raise ArgumentError(f"--plot {plot}: could not be written (there is no folder {plot.parent}).")
-    if not os.access(plot if plot.exists() else plot.absolute().parent, os.W_OK):
-        raise ArgumentError(f"--plot {plot}: could not be written (Permission denied).")
-
-
 def _draw(report: Report, plot: Path) -> None:
     try:
         report.plot(plot)
@@ -154,12 +138,6 @@ def _draw(report: Report, plot: Path) -> None:
         raise ArgumentError(f"--plot {plot}: could not be written ({error.strerror or error}).") from error
     except ValueError as error:  # matplotlib goes by the name, and says which it knows
         raise ArgumentError(f"--plot {plot}: {error}.") from error
-
-
-def _checked(reduction: str | None) -> Any:
-    if reduction not in (None, "mean", "sum", "none"):
-        raise ArgumentError(f"--reduction {reduction}: it can be mean, sum or none.")
-    return reduction
 
 
 def _arguments(batch: str) -> tuple[Any, ...]:
@@ -194,38 +172,25 @@ def _named(text: str, what: str) -> Any:
     if "" not in sys.path and str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
     with _code_of_the_user(text):
-        module = _from_file(Path(place)) if place.endswith(".py") else _from_module(place, text)
+        module = _from_file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
     if not hasattr(module, name):
         raise ArgumentError(f"{what} {text}: {place} has no {name}.")
     return getattr(module, name)
-
-
-def _from_module(place: str, text: str) -> Any:
-    try:
-        return importlib.import_module(place)
-    except ModuleNotFoundError as error:
-        raise ArgumentError(f"{text}: {error}. Is it installed, or in this folder?") from None
 
 
 def _from_file(path: Path) -> Any:
     if not path.is_file():
         raise ArgumentError(f"There is no file {path}.")
     # One module for a loss and a batch of the same file, so that it runs once; files of one name have one each.
-    name = f"_diagnosed_{hashlib.sha256(os.fsencode(path.resolve())).hexdigest()[:16]}_{path.stem}"
-    if name in sys.modules:
-        return sys.modules[name]
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    try:
-        spec.loader.exec_module(module)
-    except BaseException as error:
-        sys.modules.pop(name, None)  # half of a module, as an import does it
-        if isinstance(error, SyntaxError):
-            raise ArgumentError(f"{path}: line {error.lineno} is not valid Python ({error.msg}).") from error
-        if isinstance(error, ModuleNotFoundError):
-            raise ArgumentError(f"{path}: {error}. Is it installed, or in this folder?") from error
-        raise
-    return module
+    name = str(path.resolve())
+    if name not in sys.modules:
+        spec = importlib.util.spec_from_file_location(name, path)
+        assert spec is not None
+        assert spec.loader is not None
+        sys.modules[name] = importlib.util.module_from_spec(spec)
+        try:
+            spec.loader.exec_module(sys.modules[name])
+        except BaseException:
+            del sys.modules[name]  # half of a module, as an import does it
+            raise
+    return sys.modules[name]
