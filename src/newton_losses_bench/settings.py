@@ -121,7 +121,7 @@ def check_choice(name: str, value: str, choices: Iterable[str], words: str | Non
 
 
 # What to call the values of a type.
-_KINDS = {
+NAMES_OF_TYPES = {
     int: "a whole number",
     float: "a number",
     bool: "true or false",
@@ -138,10 +138,10 @@ def check_type(name: str, value: Any, hint: Any) -> None:
     newton_losses.errors.ArgumentError: --batch-size x: expected a whole number.
     """
     kinds = get_args(hint) if isinstance(hint, UnionType) else (hint,)
-    words = [word for kind, word in _KINDS.items() if kind in kinds]
+    words = [word for kind, word in NAMES_OF_TYPES.items() if kind in kinds]
     if words and not any(_is_of_type(value, kind) for kind in kinds):
         # NumPy's whole numbers print like Python's: name their type.
-        is_plain = value is None or type(value) in (*_KINDS, tuple, list)
+        is_plain = value is None or type(value) in (*NAMES_OF_TYPES, tuple, list)
         shown = value if is_plain else f"{value} ({type(value).__name__})"
         raise ArgumentError(f"{option(name)} {shown}: expected {' or '.join(words)}.")
 

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from cli.running import command
-from newton_losses_bench.cli._demo import Race
 from newton_losses_bench.demo import (
     ARMS,
     TEN_LINES,
@@ -21,7 +20,7 @@ from newton_losses_bench.demo import (
     write_page,
 )
 from newton_losses_bench.store import Store
-from newton_losses_bench.sweep import Counters, Lines, LocalPool, execute, run_sweep
+from newton_losses_bench.sweep import Lines, LocalPool, execute, run_sweep
 from newton_losses_bench.train import Progress
 
 SHORT = DemoConfig(steps=4, eval_every=2, validation_sets=5, test_sets=10)
@@ -99,24 +98,6 @@ def test_a_failing_run_is_told_in_a_sentence(tmp_path, monkeypatch):
     assert code == 2
     assert "error: 5 runs failed. The first: " in text
     assert "Traceback" not in text
-
-
-def test_the_race_shows_accuracies_and_the_time_left(tmp_path, monkeypatch, capsys):
-    monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.setenv("FORCE_COLOR", "1")
-    jobs = demo_jobs(tmp_path, SHORT, 2)
-    race = Race(jobs)
-    counters = Counters(len(jobs), 0, race)
-    first = jobs["plain", 0]
-    counters.start(first)
-    counters.advance(first, 0.0)
-    counters.advance(first, 0.5, 12.3)
-    counters.finish(first, {"final": {"test": {"exact_match": 45.6}}, "test": {"exact_match": 45.6}})
-    race.close()
-    said = capsys.readouterr().out
-    assert all(arm.title in said for arm in ARMS)
-    assert "46 %" in said
-    assert " left" in said
 
 
 def test_arms_differ_in_their_loss_alone():

@@ -33,6 +33,7 @@ def command(*words):
         (("train", "sorting", "-a", "softsrot"), "--algorithm softsrot: did you mean softsort?"),
         (("train", "sorting", "-c", "fisher", "--damping", "0"), "--damping 0.0: expected a positive number"),
         (("train", "paths", "-a", "smoothed-algorithm", "-c", "hessian"), "There is no Hessian for smoothing of an"),
+        (("train", "sorting", "--steps", "many"), "--steps many: expected a whole number."),
         (("train", "sorting", "--device", "tpu"), "--device tpu: did you mean cpu? Expected one of auto, cpu, cuda."),
         ((*SWEEP, "--seeds", "0"), "--seeds 0: this is how many, at least 1. For the seed 0 give --seed."),
         (("data", "check", "mnits"), "data set mnits: did you mean mnist?"),
@@ -54,7 +55,6 @@ def test_a_mistake_is_answered(words, answer, tmp_path):
         (("train", "srting"), "Did you mean 'sorting'"),
         (("train", "sorting", "--algoritm", "x"), "--algorithm"),
         (("train", "sorting", "--at-once", "2"), "No such option: --at-once"),
-        (("train", "sorting", "--steps", "many"), "Invalid value for '--steps'"),
     ],
 )
 def test_a_misspelling_is_answered_with_what_there_is(words, answer):
@@ -147,8 +147,8 @@ def files(tmp_path):
 @pytest.mark.parametrize(
     ("words", "answer"),
     [
-        (("broken.py:loss", "-b", "good.pt"), "broken.py: line 1 is not valid Python (invalid syntax)."),
-        (("lost.py:loss", "-b", "good.pt"), "lost.py: No module named 'no_such_module_anywhere'. Is it"),
+        (("broken.py:loss", "-b", "good.pt"), "broken.py:loss: SyntaxError: invalid syntax (broken.py, line 1)."),
+        (("lost.py:loss", "-b", "good.pt"), "lost.py:loss: ModuleNotFoundError: No module named 'no_such"),
         (("early.py:loss", "-b", "good.pt"), "early.py:loss: ZeroDivisionError: division by zero (early.py, line 2)."),
         (("early:loss", "-b", "good.pt"), "early:loss: ZeroDivisionError: division by zero (early.py, line 2)."),
         (
@@ -171,8 +171,6 @@ def files(tmp_path):
         (("own.py:loss", "-b", "own.py:no_tensors"), "The outputs have to be a tensor"),
         (("own.py:loss", "-b", "bad.pt"), "--batch bad.pt: torch.load cannot read it"),
         (("own.py:loss", "-b", "own.py"), "--batch own.py: torch.load cannot read it"),
-        (("own.py:loss", "-b", "good.pt", "--plot", "no/where.png"), "--plot no/where.png: could not be written"),
-        (("own.py:loss", "-b", "good.pt", "--plot", "x.xyz"), "--plot x.xyz: Format 'xyz' is not supported"),
     ],
 )  # fmt: skip
 def test_a_diagnosis_that_cannot_begin(words, answer, files):

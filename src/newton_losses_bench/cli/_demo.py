@@ -5,7 +5,7 @@ import os
 import sys
 import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -26,11 +26,9 @@ from ..demo import (
 from ..describe import duration
 from ..settings import check_at_least
 from ..store import Store, check_writable
-from ..sweep import Counters, Job, Lines, LocalPool, run_sweep
+from ..sweep import Bars, Lines, LocalPool, run_sweep
 from ._options import option
 from ._output import emit, spoken_errors, typed_command
-
-Jobs = dict[tuple[str, int], Job]
 
 
 def demo(
@@ -61,7 +59,7 @@ def demo(
         if not as_json:
             _show_task(config, len(jobs), slots)
         start = time.monotonic()
-        result = run_sweep(jobs.values(), store, _listener(jobs, as_json), LocalPool(slots, store.path / ".logs"))
+        result = run_sweep(jobs.values(), store, _listener(as_json), LocalPool(slots, store.path / ".logs"))
         if result.failures:
             raise NewtonLossesError(f"{len(result.failures)} runs failed. The first: {result.failures[0].message}")
         if result.exit_code:
@@ -82,63 +80,10 @@ def _show_task(config: DemoConfig, runs: int, slots: int) -> None:
     typer.echo(f"The race: {len(ARMS)} losses train the same network, {runs} runs, {slots} at a time.")
 
 
-def _listener(jobs: Jobs, as_json: bool) -> Lines:
+def _listener(as_json: bool) -> Lines:
     if as_json:
         return Lines(open(os.devnull, "w", encoding="utf-8"))
-    return Race(jobs) if sys.stdout.isatty() else Lines()
-
-
-class Race(Lines):
-    """One bar per loss, with the test accuracy of every seed, and the time left below."""
-
-    def __init__(self, jobs: Jobs) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, Progress, TextColumn
-
-        super().__init__()
-        self._place = {job.name: key for key, job in jobs.items()}
-        # Some may be left from an earlier, interrupted demonstration.
-        self._done = {key: float(job.is_finished()) for key, job in jobs.items()}
-        self._accuracy: dict[tuple[str, int], float] = {}
-        self._bars = Progress(
-            TextColumn("{task.description}"), BarColumn(bar_width=20), TextColumn("{task.fields[note]}"),
-            console=Console(),
-        )  # fmt: skip
-        seeds = len(jobs) / len(ARMS)
-        self._rows = {arm.name: self._bars.add_task(arm.title, total=seeds, note="") for arm in ARMS}
-        self._all = self._bars.add_task("all", total=len(jobs), note="")
-
-    def note(self, text: str) -> None:
-        self._bars.console.print(text, markup=False, highlight=False)
-
-    def sweep_started(self, counters: Counters) -> None:
-        self._bars.start()
-
-    def job_started(self, job: Job, counters: Counters) -> None:
-        self._show(counters)
-
-    def job_advanced(self, job: Job, counters: Counters) -> None:
-        key = self._place[job.name]
-        self._done[key] = counters.running[job.name]
-        if job.name in counters.accuracy:
-            self._accuracy[key] = counters.accuracy[job.name]
-        self._show(counters)
-
-    def job_finished(self, job: Job, result: dict[str, Any], counters: Counters) -> None:
-        key = self._place[job.name]
-        self._done[key], self._accuracy[key] = 1.0, result["final"]["test"]["exact_match"]
-        self._show(counters)
-
-    def close(self) -> None:
-        self._bars.stop()
-
-    def _show(self, counters: Counters) -> None:
-        for name, row in self._rows.items():
-            done = sum(fraction for (arm, _), fraction in self._done.items() if arm == name)
-            latest = [f"{self._accuracy[key]:.0f}" for key in self._done if key[0] == name and key in self._accuracy]
-            self._bars.update(row, completed=done, note=f"{' '.join(latest)} %" if latest else "")
-        left = f"{duration(counters.seconds_left())} left"
-        self._bars.update(self._all, completed=sum(self._done.values()), note=left)
+    return Bars() if sys.stdout.isatty() else Lines()
 
 
 def _report(rows: list[Row], page: Path, seconds: float, as_json: bool) -> None:

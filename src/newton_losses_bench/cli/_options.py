@@ -16,7 +16,8 @@ import typer
 from newton_losses.errors import ArgumentError
 
 from ..config import RunConfig
-from ..settings import TOPICS, Setting, check_choice, settings
+from ..settings import NAMES_OF_TYPES, TOPICS, Setting, settings
+from ._output import spoken_errors
 from .app import Command
 
 ONE, SEVERAL, CHANGES = "one", "several", "changes"
@@ -87,24 +88,25 @@ def add_command(
     without: Sequence[str] = (),
     defaults: dict[str, Any] | None = None,
 ) -> None:
-    """Add a command that calls `act(options, settings)`.
+    """Add a command that calls `act(options, settings)`, with errors as sentences.
 
     Its options are the fields of the dataclass `own`, and one for each setting of `kind`, without those of `without`.
-    `first` names the ones that come first in `--help`.
+    `settings` are those that were given, as lists where an option takes several. `first` names the options that come
+    first in `--help`.
     """
     fields = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in inspect.signature(own).parameters.values()]
-    made = [
-        _parameter(one, mode, one.name in first, (defaults or {}).get(one.name, one.default))
-        for one in settings(kind)
-        if one.name not in without
-    ]
+    usual = defaults or {}
+    taken = {one.name: one for one in settings(kind) if one.name not in without}
+    made = [_parameter(one, mode, one.name in first, usual.get(one.name, one.default)) for one in taken.values()]
     # Within a panel the order is that of the parameters; Python's sort keeps it.
     order = {name: place for place, name in enumerate(first)}
     found = sorted([*fields, *made], key=lambda one: (_panel(one), order.get(one.name, len(order))))
 
     def command(**given: Any) -> None:
         options = own(**{one.name: given.pop(one.name) for one in fields})
-        act(options, given)
+        with spoken_errors(getattr(options, "as_json", False)):
+            values = {name: _read(taken[name], value, mode) for name, value in given.items() if value is not None}
+            act(options, {**usual, **values})
 
     command.__signature__ = inspect.Signature(found)  # type: ignore[attr-defined]
     command.__annotations__ = {one.name: one.annotation for one in found}
@@ -117,9 +119,9 @@ def _panel(parameter: inspect.Parameter) -> int:
 
 
 def _parameter(one: Setting, mode: str, is_first: bool, default: Any) -> inspect.Parameter:
-    kinds = _kinds(one)
+    """The option of a setting: a flag, or a text that `_read` understands. It is `None` where it is not given."""
     takes_several = mode == SEVERAL and one.experiment
-    is_flag = bool in kinds and not takes_several
+    is_flag = bool in _kinds(one) and not takes_several
     # A flag that is off by default needs no way to switch it off.
     names = [one.option + (one.option.replace("--", "/--no-", 1) if is_flag and default is True else "")]
     names += [f"-{one.short}"] if one.short else []
@@ -130,16 +132,14 @@ def _parameter(one: Setting, mode: str, is_first: bool, default: Any) -> inspect
         metavar="" if is_flag else _metavar(one) + (",…" if takes_several else ""),
         autocompletion=_completion(one.choices) if one.choices else None,
     )
-    annotation: Any = str if takes_several or len(kinds) > 1 else kinds[0]
-    if default is MISSING and mode != CHANGES:
-        return _keyword(one.name, Annotated[annotation, info], inspect.Parameter.empty)
-    if mode == ONE and default is not None:
-        return _keyword(one.name, Annotated[annotation, info], default)
-    return _keyword(one.name, Annotated[annotation | None, info], None)
-
-
-def _keyword(name: str, annotation: Any, default: Any) -> inspect.Parameter:
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=annotation, default=default)
+    required = default is MISSING and mode != CHANGES
+    annotation: Any = str if required else (bool if is_flag else str) | None
+    return inspect.Parameter(
+        one.name,
+        inspect.Parameter.KEYWORD_ONLY,
+        annotation=Annotated[annotation, info],
+        default=inspect.Parameter.empty if required else None,
+    )
 
 
 def _kinds(one: Setting) -> list[Any]:
@@ -170,34 +170,42 @@ def _completion(choices: tuple[str, ...]) -> Callable[[str], list[str]]:
     return complete
 
 
-def split_values(one: Setting, text: str) -> list[Any]:
-    """The comma-separated values of a setting, each of its type; "none" is no value where there can be none.
+def _read(one: Setting, given: Any, mode: str) -> Any:
+    """What was given for a setting: a list of values, separated by commas, where it takes several, else one."""
+    if isinstance(given, bool):
+        return given
+    if mode == SEVERAL and one.experiment:
+        return [read_value(one, part.strip()) for part in given.split(",")]
+    return read_value(one, given)
+
+
+def read_value(one: Setting, text: str) -> Any:
+    """A value of a setting's type; "none" is no value where there can be none.
 
     >>> from newton_losses_bench.config import SortingConfig
     >>> found = {one.name: one for one in settings(SortingConfig)}
-    >>> split_values(found["damping"], "0.1,auto"), split_values(found["augment"], "false,true")
-    ([0.1, 'auto'], [False, True])
+    >>> read_value(found["damping"], "0.1"), read_value(found["damping"], "auto"), read_value(found["augment"], "true")
+    (0.1, 'auto', True)
     """
-    return [_value(one, part.strip()) for part in text.split(",")]
-
-
-def _value(one: Setting, text: str) -> Any:
     kinds = _kinds(one)
     if text == "none" and str not in kinds:
         return None
-    try:
-        if bool in kinds:
-            return {"true": True, "false": False}[text.lower()]
-        for kind in (int, float):
-            if kind in kinds:
-                return kind(text)
-    except (ValueError, KeyError):
-        if str not in kinds:  # a damping may be a number or auto
-            wanted = "true or false" if bool in kinds else "a number"
-            raise ArgumentError(f"{one.option} {text}: expected {wanted}.") from None
-    if one.choices:
-        check_choice(one.name, text, one.choices)
+    for kind, read in _READERS.items():
+        if kind in kinds:
+            try:
+                return read(text)
+            except (KeyError, ValueError):
+                if str not in kinds:  # a damping may be a number or auto
+                    raise ArgumentError(f"{one.option} {text}: expected {NAMES_OF_TYPES[kind]}.") from None
     return text
+
+
+# How a text is read, by the first of a setting's types that is here.
+_READERS: dict[Any, Callable[[str], Any]] = {
+    bool: lambda text: {"true": True, "false": False}[text.lower()],
+    int: int,
+    float: float,
+}
 
 
 def chosen_seeds(seed: int | None, seeds: str | None, count: int = 1) -> list[int]:

@@ -90,19 +90,17 @@ class SortingTableOptions(TableOptions):
     controls: Controls = True
 
 
-def _reproduce(table: str, options: TableOptions, given: dict[str, Any]) -> None:
-    with spoken_errors():
-        if table == "runtimes" and options.jobs > 1:
-            raise ArgumentError("--jobs: runs that share a machine slow each other down; leave it out.")
-        found = _cells(table, options)
-        settings = {name: value for name, value in given.items() if value is not None}
-        runs = list(_runs(found, chosen_seeds(options.seed, options.seeds, _seeds(table)), settings))
-        if options.dry_run:
-            list_all(runs, options)
-            return
-        result = run_all(runs, options)
-        changed = tuple(cell.changed(settings) for cell in found)
-        typer.echo("\n" + comparison(group(changed, _records_like(options.results, runs)), changed))
+def _reproduce(table: str, options: TableOptions, settings: dict[str, Any]) -> None:
+    if table == "runtimes" and options.jobs > 1:
+        raise ArgumentError("--jobs: runs that share a machine slow each other down; leave it out.")
+    found = _cells(table, options)
+    runs = list(_runs(found, chosen_seeds(options.seed, options.seeds, _seeds(table)), settings))
+    if options.dry_run:
+        list_all(runs, options)
+        return
+    result = run_all(runs, options)
+    changed = tuple(cell.changed(settings) for cell in found)
+    typer.echo("\n" + comparison(group(changed, _records_like(options.results, runs)), changed))
     raise typer.Exit(result.exit_code)
 
 

@@ -22,12 +22,11 @@ from ..data import MNIST, Warcraft
 from ..describe import describe_setting, describe_value
 from ..machine import resolve_device
 from ..settings import option as option_of
-from ..settings import settings as settings_of
 from ..statistics import Summary, summarise_all
 from ..store import RunRecord, Store, check_writable
 from ..sweep import Bars, Job, Lines, LocalPool, Pool, SweepResult, run_sweep, split, train_command
-from ._options import SEVERAL, RunningOptions, add_command, chosen_seeds, split_values
-from ._output import refuse_torchrun, spoken_errors, typed_command
+from ._options import SEVERAL, RunningOptions, add_command, chosen_seeds
+from ._output import refuse_torchrun, typed_command
 from .app import new_group
 
 sweep_app = new_group("Train every combination of settings: options of `train` take several values, with commas.")
@@ -43,27 +42,20 @@ _OF_CURVATURES = {"damping": _WITH_CURVATURE, "relative_damping": _WITH_CURVATUR
 
 
 def _sweep(kind: type[RunConfig], options: RunningOptions, given: dict[str, Any]) -> None:
-    with spoken_errors():
-        grid = {
-            one.name: split_values(one, value) if one.experiment else [value]
-            for one in settings_of(kind)
-            if (value := given.get(one.name)) is not None
-        }
-        points, notes = applicable(
-            [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
-        )
-        for note in notes:
-            typer.echo(note, err=True)
-        runs = []
-        for chosen in chosen_seeds(options.seed, options.seeds):
-            for point in points:
-                config = kind(**{**point, "seed": chosen, "device": "cpu"}).resolved()
-                runs.append((f"{_label(config, grid)}, seed {chosen}", config))
-        if options.dry_run:
-            list_all(runs, options)
-            return
-        result = run_all(runs, options)
-        typer.echo("\n" + _table(options.results, [config for _, config in runs], grid))
+    grid = {name: value if isinstance(value, list) else [value] for name, value in given.items()}
+    points, notes = applicable([dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())])
+    for note in notes:
+        typer.echo(note, err=True)
+    runs = []
+    for chosen in chosen_seeds(options.seed, options.seeds):
+        for point in points:
+            config = kind(**{**point, "seed": chosen, "device": "cpu"}).resolved()
+            runs.append((f"{_label(config, grid)}, seed {chosen}", config))
+    if options.dry_run:
+        list_all(runs, options)
+        return
+    result = run_all(runs, options)
+    typer.echo("\n" + _table(options.results, [config for _, config in runs], grid))
     raise typer.Exit(result.exit_code)
 
 

@@ -48,13 +48,12 @@ class TrainOptions:
 
 def _train(kind: type[RunConfig], options: TrainOptions, settings: dict[str, Any]) -> None:
     as_json = options.as_json
-    with spoken_errors(as_json):
-        refuse_torchrun()
-        base = kind(**settings, seed=0).resolved()
-        # Resolved one by one: a seed is a setting too, and may be wrong.
-        configs = [replace(base, seed=one).resolved() for one in chosen_seeds(options.seed, options.seeds)]
-        folders = [_folder(config, options.out, several=options.seeds is not None) for config in configs]
-        results = []
+    refuse_torchrun()
+    base = kind(**settings, seed=0).resolved()
+    # Resolved one by one: a seed is a setting too, and may be wrong.
+    configs = [replace(base, seed=one).resolved() for one in chosen_seeds(options.seed, options.seeds)]
+    folders = [_folder(config, options.out, several=options.seeds is not None) for config in configs]
+    results = []
     with stop_requests(answers=False) as stop:
         for config, folder in zip(configs, folders, strict=True):
             with spoken_errors(as_json, config.seed):
