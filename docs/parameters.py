@@ -53,7 +53,7 @@ def with_table(text: str, names: Sequence[str], owner: str) -> tuple[str, list[s
     # Above the example, or at the end.
     place = re.search(r"^>>> ", text, re.MULTILINE)
     before, after = (text[: place.start()], text[place.start() :]) if place else (text, "")
-    return f"{before.rstrip()}\n\nArgs:\n{rows}\n{after}".rstrip(), missing
+    return f"{before.rstrip()}\n\nArgs:\n{rows}\n{after}".strip(), missing
 
 
 def _new(name: str, listed: dict[str, str], known: dict[str, str]) -> bool:
@@ -72,7 +72,7 @@ class ParameterTables(griffe.Extension):
                 continue
             if isinstance(member, griffe.Class | griffe.Function):
                 if member.docstring is None and member.name == "forward":
-                    member.docstring = griffe.Docstring("", parent=member)
+                    member.docstring = griffe.Docstring("", parent=member, parser="google")
                 # Fields of a result are explained where they are listed.
                 plain = isinstance(member, griffe.Function) or not {"dataclass", "NamedTuple"} & member.labels
                 names = [one.name.lstrip("*") for one in member.parameters if one.name not in ("self", "cls")]
