@@ -47,7 +47,7 @@ def test_the_page_needs_nothing_else(page):
     assert "{{" not in text
     assert "{%" not in text
     assert not re.search(r'(?:src|href)="(?!data:)', text)
-    assert "prefers-color-scheme: dark" in text
+    assert "color-scheme: light dark" in text
 
 
 def test_the_page_shows_the_task_then_the_race_then_every_loss_then_code_and_what_next(page):
@@ -57,7 +57,8 @@ def test_the_page_shows_the_task_then_the_race_then_every_loss_then_code_and_wha
         "The task", "The race", "What the networks do", "The lines that did it", "What it shows, and what it does not",
         "Where to go next",
     ]  # fmt: skip
-    assert text.count("data:image/png;base64,") == 2 + len(ARMS)
+    assert text.count("data:image/png;base64,") == 5 * (2 + 6 * len(ARMS))  # the task, and six sets for each loss
+    assert text.count("<svg") == 1
     assert all(text.count(arm.title) >= 2 for arm in ARMS)  # in the table and below its digits
     assert "nl.NewtonLoss(loss, &#34;fisher&#34;, damping=100)" in text
 

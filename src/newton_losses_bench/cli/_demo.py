@@ -5,6 +5,7 @@ import os
 import sys
 import time
 from pathlib import Path
+from statistics import fmean
 from typing import Annotated
 
 import typer
@@ -33,7 +34,7 @@ from ._output import emit, spoken_errors, typed_command
 
 def demo(
     out: Annotated[
-        Path, option("Folder for runs, pictures and the page. Default: demo.", "--out", "-o", metavar="FOLDER")
+        Path, option("Folder for runs and the page. Default: demo.", "--out", "-o", metavar="FOLDER")
     ] = Path("demo"),
     seeds: Annotated[int, option("Networks per loss: 3 means seeds 0, 1, 2. Default: 3.", metavar="INT")] = 3,
     steps: Annotated[
@@ -98,7 +99,7 @@ def _report(rows: list[Row], page: Path, seconds: float, as_json: bool) -> None:
     for name in ("loss", "sets in order", "numbers in place"):
         table.add_column(name, justify="left" if name == "loss" else "right")
     for row in rows:
-        table.add_row(row.arm.title, f"{row.mean:.1f} ± {row.std:.1f} %", f"{row.mean_element_wise:.1f} %")
+        table.add_row(row.arm.title, f"{row.mean:.1f} ± {row.std:.1f} %", f"{fmean(row.element_wise):.1f} %")
     console = Console()
     console.print(table)
     console.print(verdict(rows), highlight=False)

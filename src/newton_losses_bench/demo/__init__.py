@@ -16,5 +16,4 @@ from .task import DemoConfig as DemoConfig
 from .task import RawPixelNetwork as RawPixelNetwork
 from .task import demo_jobs as demo_jobs
 from .task import glyphs as glyphs
-from .task import make_demo_task as make_demo_task
 from .task import sample_sets as sample_sets

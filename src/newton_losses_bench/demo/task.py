@@ -7,7 +7,6 @@ they are from the first step on.
 """
 
 import functools
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
@@ -64,28 +63,28 @@ class DemoConfig(SortingConfig):
 
 @dataclass(frozen=True)
 class Arm:
-    """One of the losses compared: a short name, a title and a color for people, settings for the run."""
+    """One of the losses compared: a short name, a title and a tone of `report.figures`, settings for the run."""
 
     name: str
     title: str
-    color: str
+    tone: int
     settings: dict[str, Any]
 
 
 ARMS = (
-    Arm("plain", "usual loss", "#c0392b", {"numerics": "reference"}),
-    Arm("clipped", "usual loss, gradient clipping", "#e08e3c", {"numerics": "reference", "clip_norm": 1.0}),
+    Arm("plain", "usual loss", 2, {"numerics": "reference"}),
+    Arm("clipped", "usual loss, gradient clipping", 5, {"numerics": "reference", "clip_norm": 1.0}),
     Arm(
         "newton",
         "usual loss + Newton (Fisher)",
-        "#2e6fb7",
+        1,
         {"numerics": "reference", "curvature": "fisher", "damping": 100.0},
     ),
-    Arm("stable", "stable loss", "#3a9d5d", {"numerics": "stable"}),
+    Arm("stable", "stable loss", 3, {"numerics": "stable"}),
     Arm(
         "stable-newton",
         "stable loss + Newton (Fisher)",
-        "#7b4fa3",
+        4,
         {"numerics": "stable", "curvature": "fisher", "damping": 100.0},
     ),
 )
@@ -123,15 +122,13 @@ def glyphs() -> Splits[LabeledImages]:
     return Splits(*(draw(count) for count in _COUNTS))
 
 
-def make_demo_task(config: DemoConfig) -> SortingTask:
-    """The task of a run of the demonstration."""
-    network: Callable[[tuple[int, int], str], nn.Module] = RawPixelNetwork
-    return SortingTask(config, glyphs(), network)
-
-
 def train_arm(configuration: dict[str, Any], folder: str, progress: Progress) -> None:
     """The program of the demonstration's jobs; see `sweep.Job`."""
-    run(DemoConfig.from_dict(configuration).resolved(), folder, progress=progress, make=make_demo_task)
+
+    def make(config: Any) -> SortingTask:
+        return SortingTask(config, glyphs(), RawPixelNetwork)
+
+    run(DemoConfig.from_dict(configuration).resolved(), folder, progress=progress, make=make)
 
 
 def demo_jobs(out: Path, config: DemoConfig, seeds: int) -> dict[tuple[str, int], Job]:

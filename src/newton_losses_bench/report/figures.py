@@ -40,9 +40,6 @@ def variables() -> str:
     return " ".join(f"--{name}: light-dark({light}, {dark});" for name, (light, dark) in COLOURS.items())
 
 
-WIDTH, HEIGHT = 3.7, 2.1  # inches of a panel
-
-
 @dataclass(frozen=True)
 class Line:
     """A line of a chart, with the bounds of its band; where they are equal there is none."""
@@ -53,10 +50,7 @@ class Line:
     y: FloatArray
     low: FloatArray
     high: FloatArray
-
-    @property
-    def dashed(self) -> bool:
-        return self.tone > 1
+    dashed: bool = False
 
 
 @dataclass(frozen=True)
@@ -70,7 +64,7 @@ class Figure:
 
 
 @cache
-def _axes(width: float = WIDTH, height: float = HEIGHT, left: float = 0.11) -> Any:
+def _axes(width: float, height: float, left: float = 0.11) -> Any:
     """Axes to draw on, made once: making them takes longer than drawing."""
     import matplotlib
     from matplotlib.figure import Figure as Drawing
@@ -122,9 +116,9 @@ def _svg(axes: Any, name: str, words: str) -> str:
     return f'<svg class="chart" role="img" aria-label="{label}" {view[0]}' + svg[svg.index(">") :].strip()
 
 
-def chart(name: str, title: str, lines: Sequence[Line]) -> Figure:
+def chart(name: str, title: str, lines: Sequence[Line], *, width: float = 3.7, height: float = 2.1) -> Figure:
     """Accuracies over steps, with bands. The range covers every band."""
-    axes = _axes()
+    axes = _axes(width, height)
     for line in lines:
         colour = COLOURS[f"tone-{line.tone}"][0]
         if (line.low < line.high).any():
@@ -214,7 +208,8 @@ def _curve(name: str, tone: int, records: Sequence[RunRecord], metric: str) -> L
     if len(curves) > 1:
         width = stdtrit(len(curves) - 1, 0.975) * values.std(0, ddof=1) / math.sqrt(len(curves))
     label = name if len(curves) > 1 else f"{name} (1 seed)"
-    return Line(label, tone, np.array(steps), means, (means - width).clip(0, 100), (means + width).clip(0, 100))
+    low, high = (means - width).clip(0, 100), (means + width).clip(0, 100)
+    return Line(label, tone, np.array(steps), means, low, high, dashed=tone > 1)
 
 
 def _points(record: RunRecord, metric: str) -> dict[float, float]:
@@ -234,4 +229,4 @@ def standalone(figure: Figure) -> str:
         f"<style>svg {{ color-scheme: light dark; {variables()} font-family: sans-serif; fill: var(--ink); }}</style>"
     )
     start, end = figure.svg.split(">", 1)
-    return f'{start} xmlns="http://www.w3.org/2000/svg" width="600">{style}{end}\n'
+    return f'{start} xmlns="http://www.w3.org/2000/svg" width="480">{style}{end}\n'

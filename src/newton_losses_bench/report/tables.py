@@ -53,8 +53,9 @@ class Table:
     labels: int = 1
 
     def is_word(self, column: int) -> bool:
-        """Whether a column is set to the left: it names the row, or has no number in it."""
-        return column < self.labels or all(row[column].value is None for row in self.rows)
+        """Whether a column is set to the left: it names the row, or has words in place of numbers."""
+        cells = [row[column] for row in self.rows]
+        return column < self.labels or any(cell.value is None and cell.kind != "absent" for cell in cells)
 
 
 def figure_cell(figure: Summary | None, kind: str = "") -> Cell:
