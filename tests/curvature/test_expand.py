@@ -1,5 +1,7 @@
 """`expand` against one-sample-at-a-time brute force, in every reduction, form and way of differentiating."""
 
+import threading
+
 import pytest
 import torch
 from torch import Tensor
@@ -274,3 +276,23 @@ def test_no_graph_is_left_behind() -> None:
     found = expand(lambda y: y.pow(3).sum(1), y)
     assert not any(t.requires_grad for t in (found.value, found.gradient, found.curvature.matrix))
     assert y.grad is None
+
+
+def test_two_threads_may_differentiate_at_the_same_time() -> None:
+    """Without a tape the Hessian is made in forward mode, whose levels all threads of a process share."""
+    case = Case(ripples, (16, 6))
+    y, target = case.draw()
+    step = torch.func.grad(lambda y: newton_loss(case.loss, y, target, damping=2.0))
+    wanted, found = step(y), []
+
+    def work() -> None:
+        for _ in range(15):
+            found.append(step(y))
+
+    threads = [threading.Thread(target=work) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 30
+    assert all(torch.equal(one, wanted) for one in found)

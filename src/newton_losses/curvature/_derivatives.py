@@ -8,6 +8,7 @@ for operators that have no second derivative there, `torch.func` takes its place
 
 import contextlib
 import math
+import threading
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
@@ -51,6 +52,9 @@ class MeanHessian(NamedTuple):
 # Directions (K, m), the same for all samples, to (K, N, m): ∇²ℓᵢ v for each direction v.
 SecondProduct = Callable[[Tensor], Tensor]
 
+# The levels of torch's forward mode belong to the process, not to a thread: two threads that differentiate at the same
+# time end each other's, which is an error at best and a crash at worst.
+_one_at_a_time = threading.RLock()
 _needs_forward: "WeakKeyDictionary[object, bool]" = WeakKeyDictionary()
 
 
@@ -165,7 +169,8 @@ def forward_products(total: Total, flat: Tensor, directions: Tensor) -> tuple[Te
         return value, gradient, product
 
     # A loss that draws random numbers has to draw the same ones in every direction.
-    value, gradient, product = torch.func.vmap(along, randomness="same")(directions)
+    with contextlib.nullcontext() if torch.compiler.is_compiling() else _one_at_a_time:
+        value, gradient, product = torch.func.vmap(along, randomness="same")(directions)
     # The first two are the same in every direction, and stored once. (Saying so by out_dims=None is
     # refused where the caller's own vmap is around this one.)
     return value[0], gradient[0], product
