@@ -25,9 +25,17 @@ SmallSolve = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 def solve_in_krylov_space(
-    curvature: Products, rows: Tensor, damping: Tensor, solve: SmallSolve, iterations: int, tolerance: float
-) -> Tensor:
+    curvature: Products,
+    rows: Tensor,
+    damping: Tensor,
+    solve: SmallSolve,
+    iterations: int,
+    tolerance: float,
+    limit: float = 0.1,
+) -> tuple[Tensor, Tensor]:
     """f(C) applied to each row of `rows`, `(K, m)`, where `solve(T, b, λ)` does so with small matrices T.
+
+    Also which rows `(K,)` are far from their solution: more than `limit` of them is left over.
 
     After j steps of Lanczos from a row b, V `(j, m)` has orthonormal rows that span b, bC, …, bCʲ⁻¹, and
     T = VCVᵀ is tridiagonal. Then b f(C) ≈ ‖b‖ e₁ᵀ f(T) V. With a positive f ≤ 1/λ, that is never longer than b/λ
@@ -38,12 +46,13 @@ def solve_in_krylov_space(
     steps = max(1, min(iterations, rows.shape[1]))
     together = max(1, BASIS_ELEMENTS // max(1, steps * rows.shape[1]))
     parts = zip(torch.split(rows, together), torch.split(damping, together), strict=True)
-    return torch.cat([_solve_part(curvature, part, own, solve, steps, tolerance) for part, own in parts])
+    found = [_solve_part(curvature, part, own, solve, steps, tolerance, limit) for part, own in parts]
+    return torch.cat([solved for solved, _ in found]), torch.cat([far for _, far in found])
 
 
 def _solve_part(
-    curvature: Products, rows: Tensor, damping: Tensor, solve: SmallSolve, steps: int, tolerance: float
-) -> Tensor:
+    curvature: Products, rows: Tensor, damping: Tensor, solve: SmallSolve, steps: int, tolerance: float, limit: float
+) -> tuple[Tensor, Tensor]:
     norm = torch.linalg.vector_norm(rows, dim=1, keepdim=True)
     basis = torch.where(norm > 0, rows / norm, 0.0)[:, None]
     diagonal: list[Tensor] = []
@@ -62,9 +71,11 @@ def _solve_part(
         last = len(diagonal) == steps or (looks and not any_of(going, curvature.group))
         if last or (looks and len(diagonal) % BETWEEN_LOOKS == 0):
             coordinates = _coordinates(diagonal, beside, norm, damping, solve)
-            far = coordinates[:, -1].abs() > tolerance * torch.linalg.vector_norm(coordinates, dim=1)
-            if last or not any_of(far & going[:, 0], curvature.group):
-                return _combined(coordinates[:, :, None].to(basis.dtype), basis)
+            remains, size = coordinates[:, -1].abs(), torch.linalg.vector_norm(coordinates, dim=1)
+            if last or not any_of((remains > tolerance * size) & going[:, 0], curvature.group):
+                # What is left of b in a linear system, and an estimate of it with other eigenvalues.
+                left = remains * length[:, 0] > limit * norm[:, 0]
+                return _combined(coordinates[:, :, None].to(basis.dtype), basis), left & going[:, 0]
         beside.append(torch.where(going, length, 0.0)[:, 0])
         basis = torch.cat([basis, torch.where(going, image / length, 0.0)[:, None]], dim=1)
 

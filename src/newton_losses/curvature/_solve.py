@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ._distributed import gather_numbers, gather_rows, own_rank
 from ._forms import Curvature, Dense, Exchangeable, LowRank, Masked, OwnParts, Products
-from ._iterative import solve_by_residuals, solve_in_krylov_space
+from ._iterative import any_of, may_look, solve_by_residuals, solve_in_krylov_space
 from ._lists import CELLS_AT_ONCE
 from ._options import Spectrum, check_spectrum
 from ._small_solve import Kind, is_small, solve_small
@@ -25,6 +25,11 @@ if TYPE_CHECKING:
 
 # The largest space in which eigenvalues are told apart where only products are known: its basis is stored.
 KRYLOV_STEPS = 50
+# A matrix of this size is made from its products where they do not lead to a solution; on CUDA, where one cannot see
+# that without waiting, where it takes fewer products than this many steps for every row.
+LARGEST_DIRECT, FEW_STEPS = 1024, 16
+# The part of a right side, or of its solution, that may be left over.
+UNSOLVED = 0.1
 
 
 def damped_solve(
@@ -196,14 +201,43 @@ def _solve_products(
     iterations: int,
     tolerance: float,
 ) -> Tensor:
+    """In Krylov spaces; with the matrix itself where that takes fewer products, or where they have not come far.
+
+    On a CPU one can see that. Elsewhere, and where the matrix would be large, a row b whose residual is above a tenth
+    of it has no solution: it becomes NaN, and the caller leaves it out.
+    """
+    is_alone = curvature.group is None
+    if rows.device.type == "cuda" and is_alone and curvature.size <= min(LARGEST_DIRECT, FEW_STEPS * len(rows)):
+        return _solve_directly(curvature, rows, damping, spectrum)
+    can_fall_back = may_look(rows) and curvature.size <= LARGEST_DIRECT
     if spectrum == "raw":
-        return solve_by_residuals(curvature, rows, damping, iterations, tolerance)
+        solved = solve_by_residuals(curvature, rows, damping, iterations, tolerance)
+        left = torch.linalg.vector_norm(rows - curvature.product(solved) - damping * solved, dim=1)
+        far = left > UNSOLVED * torch.linalg.vector_norm(rows, dim=1)
+        if can_fall_back and any_of(far, curvature.group):
+            return _solve_directly(curvature, rows, damping, spectrum)
+        return torch.where(far[:, None], torch.nan, solved)
 
     def solve(matrix: Tensor, right: Tensor, own: Tensor) -> Tensor:
         return _definite_part(matrix, spectrum, own, right)
 
     steps = min(iterations, KRYLOV_STEPS)
-    return solve_in_krylov_space(curvature, rows, _column(damping, rows), solve, steps, tolerance)
+    solved, far = solve_in_krylov_space(curvature, rows, _column(damping, rows), solve, steps, tolerance, UNSOLVED)
+    if can_fall_back and any_of(far, curvature.group):
+        return _solve_directly(curvature, rows, damping, spectrum)
+    return solved  # short of its end it has less of the curvature, and descends all the same
+
+
+def _solve_directly(curvature: Products, rows: Tensor, damping: Tensor | float, spectrum: Spectrum) -> Tensor:
+    """With the matrix that m products make."""
+    matrix = _symmetric(curvature.dense())
+    if not isinstance(damping, Tensor) or damping.numel() == 1:
+        number = damping.reshape(()) if isinstance(damping, Tensor) else damping
+        return damped_solve(Dense(matrix), rows, number, spectrum)
+    values, vectors = torch.linalg.eigh(matrix.to(_solve_dtype(rows)))  # a λ for each row
+    if spectrum != "raw":
+        values = values.abs() if spectrum == "absolute" else values.clamp(min=0)
+    return (((rows.to(values.dtype) @ vectors) / (values + damping.to(values.dtype))) @ vectors.mT).to(rows.dtype)
 
 
 # What is below this part of the matrix's norm may end with a sign between −1 and 1: an error of |C| as small.
