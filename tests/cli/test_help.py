@@ -111,6 +111,8 @@ def test_a_letter_means_the_same_in_all_commands():
         ("newton-losses re", ["reproduce", "report"]),
         ("newton-losses train so", ["sorting"]),
         ("newton-losses reproduce tab", ["table1", "table2", "table3"]),
+        ("newton-losses reproduce list tab", ["table1", "table2", "table3"]),
+        ("newton-losses data fetch m", ["mnist"]),
         ("newton-losses train sorting --curv", ["--curvature"]),
         ("newton-losses train sorting --algorithm s", ["softsort"]),
         ("newton-losses sweep sorting --curvature none,f", ["none,fisher"]),

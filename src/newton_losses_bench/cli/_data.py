@@ -25,7 +25,9 @@ _ABOUT = {
     "warcraft": "12,000 maps with shortest paths; to be downloaded by hand (873 MB)",
 }
 
-Name = Annotated[str, typer.Argument(help=f"One of {', '.join(_ABOUT)}.")]
+Name = Annotated[
+    str, typer.Argument(help=f"One of {', '.join(_ABOUT)}.", autocompletion=lambda: list(_ABOUT), metavar="NAME")
+]
 Root = Annotated[
     str | None,
     option(
@@ -78,7 +80,7 @@ def check(name: Name, root: Root = None, size: Size = 12) -> None:
 
 @data_app.command(cls=Command)
 def make(
-    name: Annotated[str, typer.Argument(help="terrain")],
+    name: Annotated[str, typer.Argument(help="terrain", autocompletion=lambda: ["terrain"], metavar="NAME")],
     root: Root = None,
     size: Size = 12,
     train: Annotated[int, option("Training maps. Default: 10000.", "--train", metavar="INT")] = 10_000,

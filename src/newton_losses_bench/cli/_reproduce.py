@@ -74,7 +74,12 @@ Controls = Annotated[
         "Also run the controls: gradient clipping, and division by the gradients' energy.", "--controls/--no-controls"
     ),
 ]
-Table = Annotated[str | None, typer.Argument(help=f"One of {', '.join(TABLES)}. Default: all.", metavar="[TABLE]")]
+Table = Annotated[
+    str | None,
+    typer.Argument(
+        help=f"One of {', '.join(TABLES)}. Default: all.", metavar="[TABLE]", autocompletion=lambda: list(TABLES)
+    ),
+]
 
 
 @dataclass(frozen=True)
