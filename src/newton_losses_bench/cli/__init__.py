@@ -24,6 +24,8 @@ def main() -> None:
         from .app import app
     try:
         app(prog_name="newton-losses")
+    except KeyboardInterrupt:  # one more Ctrl-C, after the last word was said
+        sys.exit(130)
     finally:
         # One more Ctrl-C, while Python shuts down, ends the process instead of printing a traceback.
         if signal.getsignal(signal.SIGINT) is signal.default_int_handler:

@@ -4,7 +4,7 @@ Generated maps in the same format are in `terrain.py`.
 """
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -178,17 +178,16 @@ class MapFiles:
     def __len__(self) -> int:
         return len(self.weights)
 
-    def path_maps(self) -> PathMaps:
-        """The whole split as tensors in memory."""
-        return PathMaps.from_arrays(self.maps, self.weights, self.paths)
+    def path_maps(self, count: int | None = None) -> PathMaps:
+        """The first `count` maps, or all, as tensors in memory."""
+        return PathMaps.from_arrays(self.maps[:count], self.weights[:count], self.paths[:count])
 
 
-def normalized_splits(train: MapFiles, val: MapFiles, test: MapFiles) -> Splits[PathMaps]:
-    """All three splits as tensors, normalised by the mean and standard deviation of the training maps."""
-    train_maps = train.path_maps().with_statistics()
-    mean, std = train_maps.mean, train_maps.std
-    others = (files.path_maps().with_statistics(mean, std) for files in (val, test))
-    return Splits(train_maps, *others)
+def normalized_splits(parts: Iterable[PathMaps]) -> Splits[PathMaps]:
+    """All three splits, normalised by the mean and standard deviation of the training maps."""
+    train, *others = parts
+    train = train.with_statistics()
+    return Splits(train, *(part.with_statistics(train.mean, train.std) for part in others))
 
 
 def _open(path: Path, dtype: npt.DTypeLike, advice: str) -> NDArray[Any]:
@@ -219,7 +218,7 @@ class Warcraft(MapFiles):
     @staticmethod
     def splits(root: str | os.PathLike[str] | None = None, check: bool = True) -> Splits[PathMaps]:
         """All three splits as tensors, normalised by the mean and standard deviation of the training maps."""
-        return normalized_splits(*(Warcraft(root, split, check) for split in Splits._fields))
+        return normalized_splits(Warcraft(root, split, check).path_maps() for split in Splits._fields)
 
 
 def _warcraft_folder(root: Path) -> Path:

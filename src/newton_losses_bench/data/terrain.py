@@ -26,6 +26,7 @@ from .files import (
     data_root,
     file_md5,
     known_split,
+    locked,
     root_options,
 )
 from .path_maps import PARTS, TILE, MapFiles, PathMaps, file_name, normalized_splits
@@ -106,13 +107,35 @@ def make(
         if progress is not None:
             progress(done, sum(counts))
 
-    with _spoken(folder), atomic_folder(folder) as temporary:
-        for split, count in zip(Splits._fields, counts, strict=True):
-            _write_split(temporary, split, count, size, seed, advance)
-        sums = {path.name: file_md5(path) for path in sorted(temporary.iterdir())}
-        facts = {"settings": settings, "md5": sums}
-        (temporary / _FACTS).write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+    with _spoken(folder):
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        # Other processes that need the maps wait meanwhile.
+        with locked(folder.parent):
+            if not overwrite and _facts(folder) is not None:
+                return folder
+            with atomic_folder(folder) as temporary:
+                for split, count in zip(Splits._fields, counts, strict=True):
+                    _write_split(temporary, split, count, size, seed, advance)
+                sums = {path.name: file_md5(path) for path in sorted(temporary.iterdir())}
+                facts = {"settings": settings, "md5": sums}
+                (temporary / _FACTS).write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
     return folder
+
+
+def load(root: str | os.PathLike[str] | None, size: int, counts: Sequence[int], seed: int) -> Splits[PathMaps]:
+    """So many maps of each split as tensors, normalised by the training maps; stored first if none of this size are.
+
+    What is stored is used where it has the seed and as many maps: a longer set begins with the shorter one. Other maps
+    are drawn every time.
+    """
+    if _facts(_folder(data_root(root), size)) is None:
+        make(root, size, counts, seed)
+    stored = [Terrain(root, split, size) for split in Splits._fields]
+    enough = all(len(files) >= count for files, count in zip(stored, counts, strict=True))
+    if enough and stored[0].settings["seed"] == seed:
+        return normalized_splits(files.path_maps(count) for files, count in zip(stored, counts, strict=True))
+    drawn = (draw(count, size, seed, split) for split, count in zip(Splits._fields, counts, strict=True))
+    return normalized_splits(PathMaps.from_arrays(*arrays) for arrays in drawn)
 
 
 class Terrain(MapFiles):
@@ -138,7 +161,7 @@ class Terrain(MapFiles):
     @staticmethod
     def splits(root: str | os.PathLike[str] | None = None, size: int = 12, check: bool = True) -> Splits[PathMaps]:
         """All three splits as tensors, normalised by the mean and standard deviation of the training maps."""
-        return normalized_splits(*(Terrain(root, split, size, check) for split in Splits._fields))
+        return normalized_splits(Terrain(root, split, size, check).path_maps() for split in Splits._fields)
 
 
 def _draw_chunk(seed: int, set_number: int, first: int, count: int, size: int) -> Drawn:
@@ -204,7 +227,10 @@ def _spoken(folder: Path) -> Iterator[None]:
     except DataError:
         raise
     except OSError as error:
-        raise DataError(f"{folder}: could not be written ({error.strerror or error}). Choose another root.") from error
+        raise DataError(
+            f"{folder}: could not be written ({error.strerror or error}). Choose another folder for the data, with "
+            "--data-root or the variable NEWTON_LOSSES_DATA."
+        ) from error
 
 
 def _check_numbers(count: int, size: int, seed: int) -> None:

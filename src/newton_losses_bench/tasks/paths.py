@@ -11,7 +11,7 @@ from newton_losses.perturbed import FenchelYoungLoss
 from newton_losses.smoothing import SmoothedAlgorithm, SmoothedLoss
 
 from ..config import PathsConfig
-from ..data import DataError, DataNotFoundError, PathMaps, Splits, Terrain, Warcraft, data_root, locked, terrain
+from ..data import PathMaps, Splits, Warcraft, terrain
 from ..machine import device_kind
 from ..models import MapCNN
 from .task import Figures, Record, make_model, random_stream, training_loss
@@ -149,54 +149,8 @@ def best_path(costs: Tensor) -> Tensor:
 
 
 def load_maps(config: PathsConfig) -> Splits[PathMaps]:
-    """The three splits, normalised by the training maps. Generated maps are drawn, and stored if none are yet."""
+    """The three splits, normalised by the training maps."""
     if config.data == "warcraft":
         return Warcraft.splits(config.data_root)
-    draw_missing_maps(config)
     counts = (config.train_maps, config.test_maps, config.test_maps)
-    stored = [Terrain(config.data_root, split, config.size) for split in Splits._fields]
-    enough = all(len(files) >= count for files, count in zip(stored, counts, strict=True))
-    if enough and stored[0].settings["seed"] == config.data_seed:
-        # A longer set begins with the shorter one, so that its beginning is what was asked for.
-        parts = [
-            PathMaps.from_arrays(files.maps[:count], files.weights[:count], files.paths[:count])
-            for files, count in zip(stored, counts, strict=True)
-        ]
-    else:
-        drawn = [
-            terrain.draw(count, config.size, config.data_seed, split)
-            for split, count in zip(Splits._fields, counts, strict=True)
-        ]
-        parts = [PathMaps.from_arrays(*arrays) for arrays in drawn]
-    train = parts[0].with_statistics()
-    return Splits(train, *(part.with_statistics(train.mean, train.std) for part in parts[1:]))
-
-
-def draw_missing_maps(config: PathsConfig) -> None:
-    """Draw and store the maps of a size if there are none yet; other processes that need them wait meanwhile."""
-    if _has_maps(config):
-        return
-    root = data_root(config.data_root)
-    try:
-        root.mkdir(parents=True, exist_ok=True)
-        with locked(root / ".terrain.lock"):
-            if not _has_maps(config):  # else another process has drawn them meanwhile
-                counts = (config.train_maps, config.test_maps, config.test_maps)
-                terrain.make(config.data_root, config.size, counts, config.data_seed)
-    except DataError:
-        raise
-    except OSError as error:
-        raise DataError(
-            f"{root}: could not be written ({error.strerror or error}), and the maps do not exist yet. Choose a folder "
-            "that is writable, with --data-root or the variable NEWTON_LOSSES_DATA, or have them drawn there with "
-            "`newton-losses data make terrain`."
-        ) from error
-
-
-def _has_maps(config: PathsConfig) -> bool:
-    try:
-        for split in Splits._fields:
-            Terrain(config.data_root, split, config.size, check=False)
-    except DataNotFoundError:
-        return False
-    return True
+    return terrain.load(config.data_root, config.size, counts, config.data_seed)

@@ -82,11 +82,12 @@ def training_loss(loss: Callable[..., Tensor], config: RunConfig) -> nn.Module:
     """The scalar loss of a batch: the mean of `loss`, its Newton loss, or that of the control without directions."""
     if config.curvature == "none":
         return _MeanLoss(loss)
-    damping = damping_rule(config)
-    # No check on the first call: it would draw noise, and a resumed run makes a first call of its own.
+    # No check on the first call: it would draw noise, and a resumed run makes a first call of its own. No warning of
+    # skipped samples: a run counts them in every evaluation, and says at its end what to try.
+    options: dict[str, Any] = {"damping": damping_rule(config), "check": False, "on_nonfinite": "ignore"}
     if config.curvature == "energy":
-        return NewtonLoss(EnergyCurvature(loss), "fisher", damping, check=False)  # type: ignore[arg-type]
-    return NewtonLoss(loss, config.curvature, damping, spectrum=config.spectrum, check=False)  # type: ignore[arg-type]
+        return NewtonLoss(EnergyCurvature(loss), "fisher", **options)
+    return NewtonLoss(loss, config.curvature, spectrum=config.spectrum, **options)  # type: ignore[arg-type]
 
 
 def damping_rule(config: RunConfig) -> Damping | None:

@@ -8,39 +8,45 @@ import pytest
 
 from newton_losses_bench.config import PathsConfig
 from newton_losses_bench.data import DataError, terrain
-from newton_losses_bench.tasks.paths import draw_missing_maps
+from newton_losses_bench.tasks import load_maps
+
+CONFIG = PathsConfig(algorithm="fenchel-young", size=3, train_maps=2, test_maps=2, device="cpu")
 
 
 def test_maps_are_drawn_once_by_whoever_comes_first(tmp_path, monkeypatch):
-    drawn = []
-    make = terrain.make
+    drawn, found = [], []
+    fill = terrain.atomic_folder
 
-    def slowly(*arguments):
-        drawn.append(arguments)
-        time.sleep(0.3)  # long enough for the other to come
-        return make(*arguments)
+    def slowly(folder):
+        drawn.append(folder)
+        time.sleep(0.3)  # long enough for the others to come
+        return fill(folder)
 
-    monkeypatch.setattr(terrain, "make", slowly)
-    config = PathsConfig(algorithm="fenchel-young", size=3, train_maps=2, test_maps=2, data_root=str(tmp_path))
-    threads = [threading.Thread(target=draw_missing_maps, args=(config.resolved(),)) for _ in range(3)]
+    monkeypatch.setattr(terrain, "atomic_folder", slowly)
+    config = replace(CONFIG, data_root=str(tmp_path)).resolved()
+    threads = [threading.Thread(target=lambda: found.append(load_maps(config))) for _ in range(3)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     assert len(drawn) == 1
+    assert [len(splits.train) for splits in found] == [2, 2, 2]
 
 
-def test_maps_that_are_there_need_no_folder_that_can_be_written(tmp_path):
-    config = PathsConfig(algorithm="fenchel-young", size=3, train_maps=2, test_maps=2, data_root=str(tmp_path))
+def test_maps_that_are_there_need_no_folder_that_can_be_written(tmp_path, monkeypatch):
     terrain.make(tmp_path, 3, (2, 2, 2))
-    (tmp_path / ".terrain.lock").symlink_to(tmp_path / "nowhere" / "lock")  # which nobody can open, not even root
-    draw_missing_maps(config.resolved())
+    config = replace(CONFIG, data_root=str(tmp_path))
+
+    def refuse(path):
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr(terrain, "locked", refuse)
+    assert len(load_maps(config.resolved()).train) == 2
     with pytest.raises(DataError, match="could not be written"):
-        draw_missing_maps(replace(config, size=4).resolved())
+        load_maps(replace(config, size=4).resolved())
 
 
 def test_a_root_that_cannot_be_written_is_named(tmp_path):
     (tmp_path / "file").touch()
-    config = PathsConfig(algorithm="fenchel-young", size=3, data_root=str(tmp_path / "file"))
-    with pytest.raises(DataError, match=r"file: could not be written .* --data-root"):
-        draw_missing_maps(config.resolved())
+    with pytest.raises(DataError, match=r"file.*: could not be written .* --data-root"):
+        load_maps(replace(CONFIG, data_root=str(tmp_path / "file")).resolved())
