@@ -10,6 +10,7 @@ from sorting_cases import DISTRIBUTIONS, scores_and_values
 from test_stability import adversarial, sorting_fuzz
 from torch._subclasses import FakeTensorMode
 
+from newton_losses import NewtonLoss
 from newton_losses.errors import ArgumentError
 from newton_losses.sorting import SortingLoss, SortingNetwork, _network_derivatives, _network_dispatch
 from on_cuda import no_synchronisation
@@ -62,6 +63,30 @@ def test_equals_the_torch_path(distribution, network, n, count):
     assert_same(*expansions(losses, scores, values))
     scores, values = scores.to(DEVICE), values.to(DEVICE)
     torch.testing.assert_close(*(loss(scores, values) for loss in losses))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("distribution", ["cauchy", *(pytest.param(n, marks=LARGE) for n in DISTRIBUTIONS)])
+def test_masked_lists_equal_the_torch_path(distribution):
+    """From a full list down to an empty one, with the items that exist anywhere in it."""
+    scores, values = scores_and_values(5, 4, seed=3)
+    mask = torch.tensor([[1, 1, 1, 1], [1, 0, 1, 1], [0, 1, 0, 1], [0, 0, 1, 0], [0, 0, 0, 0]], dtype=torch.bool)
+    scores[~mask] = torch.nan
+    scores, values, mask = (x.to(DEVICE) for x in (scores, values, mask))
+    losses = pair(distribution, 3.0)
+    for curvature in ("hessian", "fisher"):
+        found, expected = (loss.expand(scores, values, mask, curvature=curvature, exchangeable=True) for loss in losses)
+        torch.testing.assert_close((found.value, found.gradient), (expected.value, expected.gradient))
+        torch.testing.assert_close(found.curvature.among, expected.curvature.among)
+        assert (found.gradient[~mask] == 0).all()
+    torch.testing.assert_close(*(loss(scores, values, mask) for loss in losses))
+    gradients = []
+    for loss in (*losses, *map(NewtonLoss, losses)):
+        leaf = scores.clone().requires_grad_()
+        loss(leaf, values, mask=mask).mean().backward()
+        assert (leaf.grad[~mask] == 0).all()
+        gradients.append(leaf.grad)
+    torch.testing.assert_close(gradients[::2], gradients[1::2])
 
 
 @pytest.mark.gpu

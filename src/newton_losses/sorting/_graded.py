@@ -10,7 +10,6 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import softplus
 
 from .._arguments import one_of, positive_number
 from ..curvature import full_precision
@@ -18,6 +17,7 @@ from ..errors import ArgumentError, ShapeError
 from ._laplace import LaplaceSort, SortedLists
 from ._laplace_curvature import HessianSums, graded_trace, has_closed_form
 from ._lists import as_lists, check_count, metric_lists, paired_lists, rank_span
+from ._log_space import softplus
 from ._registry import AlgorithmName, choose
 from ._relaxation import Relaxation, places
 
@@ -256,7 +256,8 @@ def discount_at(ranks: Tensor, discounts: Discounts, n: int) -> Tensor:
         if len(discounts) < n:
             raise ShapeError(f"{len(discounts)} discounts for lists of n={n} items. One is needed for each rank.")
         table = discounts.to(ranks)
-        floor = ranks.detach().floor().clamp(0, len(table) - 2 if len(table) > 1 else 0)
+        # A rank that is no number has no entry, and stays no number.
+        floor = ranks.detach().nan_to_num().floor().clamp(0, len(table) - 2 if len(table) > 1 else 0)
         low = floor.to(torch.int64)
         high = (low + 1).clamp(max=len(table) - 1)
         return table[low] + (ranks - floor) * (table[high] - table[low])

@@ -12,6 +12,7 @@ curvature of a Newton loss needs nothing else: adding a constant to all scores c
 At ties, where the second derivative jumps, f'(0) is 0, the mean of both sides: stored order has no influence.
 """
 
+import math
 from dataclasses import dataclass
 from typing import TypeGuard
 
@@ -118,7 +119,7 @@ def over_items(points: SortedLists, terms: Tensor) -> Tensor:
 
 def density(distance: Tensor) -> Tensor:
     """log f at b − x."""
-    return -distance.abs() - torch.log(distance.new_tensor(2.0))
+    return -distance.abs() - math.log(2)
 
 
 def fall(distance: Tensor) -> Tensor:
