@@ -90,7 +90,7 @@ def _controls(found: Evidence) -> Section:
         "Warcraft": tables.control_table(found.warcraft, maps, "reference"),
         "look-alike maps": tables.control_table(found.terrain, maps, "reference"),
     }
-    counts = {name: Counter(row[1].text for row in table.rows) for name, table in shown.items() if table is not None}
+    counts = {name: Counter(row[1].text.split(":")[0] for row in table.rows) for name, table in shown.items() if table}
     answers = [
         f"{name}: " + ", ".join(f"{text} in {number}" for text, number in count.most_common())
         for name, count in counts.items()
@@ -98,13 +98,14 @@ def _controls(found: Evidence) -> Section:
     text = (
         "How much of a Newton loss’s gain is only the size of the step? “Clipped”: the gradient’s norm at 1. "
         "“Normalised only”: the Fisher with λ a thousand times its default, so that no curvature is left. “Sample”: "
-        "each with its own part of the Fisher, a soft clip. p is of the lead of whichever is ahead (paired t-test, "
-        "one-sided): Fisher against normalised only, then normalised only against plain; where the latter was not run, "
-        "the Newton loss with most seeds against plain. Three seeds tell large effects alone; of twenty tests at .05 "
-        "one is positive by chance. Averaged weights are a mean over a run’s steps, on average a tenth of the run old; "
-        "any run can be averaged, the plain loss as well."
+        "each with its own part of the Fisher, a soft clip. The verdict says whether the Newton loss (the Fisher, or "
+        "the Hessian where it has more seeds) is ahead of plain, and which of its effects are clear: normalised only "
+        "against plain, sample against normalised only, the Newton loss against sample; what was not run is left out. "
+        "Clear is a p below .05, in a paired t-test, one-sided for whichever is ahead; the p are in this order. Three "
+        "seeds tell large effects alone, and of twenty tests one is clear by chance. Averaged weights are a mean over "
+        "a run’s steps, on average a tenth of the run old; any run can be averaged, the plain loss as well."
     )
-    answer = f"Of the losses: {'; '.join(answers)}." if answers else "Not run."
+    answer = f"The Newton loss is, beside the plain one: {'; '.join(answers)}." if answers else "Not run."
     return Section("controls", "Size or curvature?", answer, text, _there(*shown.values()))
 
 

@@ -137,20 +137,11 @@ def control_table(runs: Runs, names: Sequence[str], numerics: str, *, averaged: 
     rows = []
     for column in names:
         groups = {method: runs.runs(column, method, numerics) for method in ("baseline", *CONTROLS)}
-        plain, normal, fisher = (groups[method] for method in ("baseline", "fisher-auto:1000", "fisher-auto"))
-        if normal is not None:
-            tests = [
-                (Lead.of(fisher, normal, averaged=averaged), "curvature adds", "curvature harms"),
-                (Lead.of(normal, plain, averaged=averaged), "normalising helps", "normalising harms"),
-            ]
-        else:
-            newton = [one for one in (fisher, groups["hessian-auto"]) if one is not None]
-            most = max(newton, key=lambda one: len(one.records), default=None)
-            tests = [(Lead.of(most, plain, averaged=averaged), "Newton ahead", "plain ahead")]
         figures = [one.summary(main_metric(one.cell), averaged=averaged) if one else None for one in groups.values()]
         if any(figures):
             papers = [figure_cell(papers_best(column))] if runs.as_in_the_paper else []
-            rows.append((Cell(column_title(column)), _verdict(tests), *map(figure_cell, figures), *papers))
+            verdict = _verdict(groups, averaged)
+            rows.append((Cell(column_title(column)), verdict, *map(figure_cell, figures), *papers))
     caption = f"Test accuracy in %, {runs.label}{', averaged weights' if averaged else ''}."
     papers_head = ["paper’s best"] if runs.as_in_the_paper else []
     heads = ("loss", "verdict", *(METHODS[method] for method in ("baseline", *CONTROLS)), *papers_head)
@@ -158,17 +149,29 @@ def control_table(runs: Runs, names: Sequence[str], numerics: str, *, averaged: 
     return Table(name, caption, heads, rows) if rows else None
 
 
-def _verdict(tests: Sequence[tuple[Lead | None, str, str]]) -> Cell:
-    """What the first clear test says, with the p of all."""
-    known = [(lead, ahead, behind) for lead, ahead, behind in tests if lead is not None]
-    if not known:
+def _verdict(groups: Mapping[str, Group | None], averaged: bool) -> Cell:
+    """Whether the Newton loss is ahead of the plain one, and which of its effects are clear.
+
+    Normalising, a soft clip of each sample and curvature are each compared with the one before that was run.
+    """
+    newton = max(("fisher", "hessian"), key=lambda name: len(group.records) if (group := groups[f"{name}-auto"]) else 0)
+    effects = {"fisher-auto:1000": "normalising", "sample-auto": "soft clip", f"{newton}-auto": "curvature"}
+    plain = before = groups["baseline"]
+    steps, whole = {}, None
+    for group, effect in ((groups[method], effect) for method, effect in effects.items()):
+        if lead := Lead.of(group, before, averaged=averaged):
+            steps[effect] = lead
+            whole = Lead.of(group, plain, averaged=averaged) or whole
+        before = group or before
+    if whole is None:
         return NOT_RUN
-    detail = "p " + ", ".join("–" if math.isnan(lead.p) else f"{lead.p:.2f}" for lead, *_ in known)
-    for lead, ahead, behind in known:
-        if lead.p < LEVEL:
-            return Cell(ahead, detail=detail, kind="good") if lead.mean > 0 else Cell(behind, detail=detail, kind="bad")
-    text = "within noise" if any(lead.seeds > 1 for lead, *_ in known) else "one seed"
-    return Cell(text, detail=detail, kind="open")
+    steps = steps if len(steps) > 1 else {}
+    detail = "p " + ", ".join("–" if math.isnan(lead.p) else f"{lead.p:.2f}" for lead in (whole, *steps.values()))
+    text, kind = ("within noise" if whole.seeds > 1 else "one seed"), "open"
+    if whole.p < LEVEL:
+        text, kind = ("ahead", "good") if whole.mean > 0 else ("behind", "bad")
+    clear = [f"{effect} {'helps' if one.mean > 0 else 'harms'}" for effect, one in steps.items() if one.p < LEVEL]
+    return Cell(f"{text}: {', '.join(clear)}" if clear else text, detail=detail, kind=kind)
 
 
 def paths_table(table: str, warcraft: Runs, terrain: Runs) -> Table:
