@@ -46,9 +46,7 @@ class Cell:
     table: str
     column: str
     key: str
-    algorithm: str
     variant: str
-    numerics: str | None
     control: str | None
     config: dict[str, Any]
     protocol: dict[str, Any]
@@ -59,6 +57,15 @@ class Cell:
     @property
     def task(self) -> str:
         return str(self.config["task"])
+
+    @property
+    def algorithm(self) -> str:
+        return str(self.config["algorithm"])
+
+    @property
+    def numerics(self) -> str | None:
+        """ "stable" or "reference"; only sorting has the choice."""
+        return self.config.get("numerics")
 
     def changed(self, settings: dict[str, Any]) -> Self:
         """This cell with other settings than the paper's. Seeds and protocol are no part of a cell."""
@@ -140,7 +147,7 @@ def _column(column: dict[str, Any]) -> Iterator[Cell]:
         return
     for cell in papers:
         stable = {**cell.config, "numerics": "stable"}
-        yield _extra(cell, f"{cell.key}-stable", config=stable, numerics="stable")
+        yield _extra(cell, f"{cell.key}-stable", config=stable)
     baseline, name = papers[0], column["key"]
     clipped = {**baseline.config, "clip_norm": CLIP_NORM}
     yield _extra(baseline, f"{name}-clip", config=clipped, control="clip")
@@ -158,17 +165,14 @@ def _paper_cell(column: dict[str, Any], variant: str) -> Cell:
     config = {**settings, "curvature": "none" if variant == "baseline" else variant}
     if "damping" in entries:
         config["damping"] = entries.pop("damping")
-    numerics = "reference" if settings["task"] == "sorting" else None
-    if numerics:
-        config["numerics"] = numerics
+    if settings["task"] == "sorting":
+        config["numerics"] = "reference"
     marked = entries and not column.get("unmarked")
     return Cell(
         table=column["table"],
         column=column["key"],
         key=f"{column['key']}-{variant}",
-        algorithm=settings["algorithm"],
         variant=variant,
-        numerics=numerics,
         control=None,
         config=config,
         protocol={},
@@ -200,19 +204,8 @@ def _runtimes(column: dict[str, Any], times: dict[str, str]) -> Iterator[Cell]:
 
 def _convex(convex: dict[str, Any]) -> Iterator[Cell]:
     for variant in ("baseline", "fisher"):
-        config = {**convex["settings"], "curvature": "none" if variant == "baseline" else variant}
+        config = {**convex["settings"], "curvature": "none"}
         if variant == "fisher":
-            config["damping"] = convex["damping"]
+            config |= {"curvature": "fisher", "damping": convex["damping"]}
         seeds = {int(seed): value for seed, value in convex[variant].items()}
-        yield Cell(
-            table="cvxpy",
-            column="relu",
-            key=f"relu-{variant}",
-            algorithm=config["algorithm"],
-            variant=variant,
-            numerics=None,
-            control=None,
-            config=config,
-            protocol={},
-            paper_seeds=seeds,
-        )
+        yield Cell("cvxpy", "relu", f"relu-{variant}", variant, None, config, {}, paper_seeds=seeds)

@@ -15,9 +15,7 @@ from newton_losses.errors import ArgumentError
 from .machine import resolve_device
 from .settings import (
     check_at_least,
-    check_choice,
-    check_positive,
-    check_type,
+    check_value,
     comparable,
     nearest_column,
     option,
@@ -68,7 +66,7 @@ class RunConfig:
     data_root: str | None = setting(
         "data", "Folder of the data; see `newton-losses data list`.", None, experiment=False
     )
-    seed: int = setting("training", "Seed of weights, batches, noise and evaluation sets.", 0)
+    seed: int = setting("training", "Seed of weights, batches, noise and evaluation sets.", 0, least=0)
     device: str = setting(
         "computing", "auto, cpu, cuda, or one of several GPUs, as in cuda:1.", "auto", experiment=False
     )
@@ -85,15 +83,8 @@ class RunConfig:
     def resolved(self) -> Self:
         """This configuration with the paper's values in its holes, checked."""
         for one in settings(type(self)):
-            value = getattr(self, one.name)
-            check_type(one.name, value, one.type)
-            if one.choices and value is not None:
-                check_choice(one.name, value, one.choices)
+            check_value(one, getattr(self, one.name))
         self._check_curvature()
-        for name, least in (("batch_size", 1), ("eval_every", 1), ("seed", 0)):
-            check_at_least(name, getattr(self, name), least)
-        for name in ("learning_rate", "clip_norm", "relative_damping"):
-            check_positive(name, getattr(self, name))
         damping = read_damping(self.damping)
         column = self._papers_column()
         if self.curvature != "none" and damping is None and self.relative_damping is None:
@@ -172,7 +163,7 @@ class SortingConfig(RunConfig):
     data: str = setting(
         "data", "mnist, or digits (8×8, no download).", "mnist", choices=("mnist", "digits"), protocol=True
     )
-    n: int = setting("the experiment", "Numbers in a set.", 5, short="n")
+    n: int = setting("the experiment", "Numbers in a set.", 5, least=2, short="n")
     digits: int = setting("data", "Digits per number.", 4, protocol=True)
     augment: bool = setting("data", "Rotate and shift every training digit at random.", False, protocol=True)
     temperature: float | None = setting(
@@ -194,13 +185,8 @@ class SortingConfig(RunConfig):
 
     def resolved(self) -> Self:
         config = super().resolved()
-        check_at_least("n", self.n, 2)
-        for name in ("digits", "steps", "validation_sets", "test_sets"):
-            check_at_least(name, getattr(self, name), 1)
         if self.digits > _MOST_DIGITS:
             raise ArgumentError(f"--digits {self.digits}: expected at most {_MOST_DIGITS}.")
-        check_positive("temperature", self.temperature)
-        check_positive("steepness", self.steepness)
         paper = self._papers_column()["settings"]
         if "temperature" in paper:
             self._refuse(("steepness",), "has a --temperature")
@@ -235,10 +221,10 @@ class PathsConfig(RunConfig):
     drops: tuple[int, ...] | None = setting(
         "training", "After which epochs the learning rate falls tenfold.", None, protocol=True
     )
-    size: int = setting("data", "Cells along a side of a generated map.", 12, protocol=True)
+    size: int = setting("data", "Cells along a side of a generated map.", 12, protocol=True, least=2)
     train_maps: int = setting("data", "Generated training maps.", 10_000, protocol=True)
     test_maps: int = setting("data", "Generated validation maps, and as many test maps.", 1_000, protocol=True)
-    data_seed: int = setting("data", "Seed of the generated maps.", 0, protocol=True)
+    data_seed: int = setting("data", "Seed of the generated maps.", 0, protocol=True, least=0)
     loop: str | None = setting(
         "the experiment", "Loop of bellman-ford: for (default) or while.", None, choices=("for", "while")
     )
@@ -259,9 +245,6 @@ class PathsConfig(RunConfig):
 
     def resolved(self) -> Self:
         config = super().resolved()
-        for name in ("epochs", "train_maps", "test_maps"):
-            check_at_least(name, getattr(self, name), 1)
-        check_at_least("size", self.size, 2)
         if self.data == "warcraft" and self.size != 12:
             raise ArgumentError(f"--size {self.size}: the warcraft maps have 12×12 cells. Other sizes are terrain's.")
         # After 30 and 40 of the paper's 50 epochs.
@@ -270,14 +253,12 @@ class PathsConfig(RunConfig):
         paper = self._papers_column()["settings"]
         if self.algorithm == "bellman-ford":
             self._refuse(("scale", "num_samples", "leave_one_out"), "draws no noise")
-            check_positive("beta", self.beta)
             found = {name: _first(getattr(self, name), paper[name]) for name in ("loop", "norm", "beta", "iterations")}
-            check_at_least("iterations", found["iterations"], 1)
         else:
             self._refuse(("loop", "norm", "beta", "iterations"), "solves exactly and smooths with noise")
-            check_positive("scale", self.scale)
             found = {"scale": _first(self.scale, paper["scale"]), "num_samples": _first(self.num_samples, 10)}
-            check_at_least("num_samples", found["num_samples"], 2 if self.leave_one_out else 1)
+            if self.leave_one_out:
+                check_at_least("num_samples", found["num_samples"], 2)
         return replace(config, **found)
 
     def _check_curvature(self) -> None:
@@ -317,7 +298,6 @@ class ConvexConfig(RunConfig):
         if self.device not in ("cpu", "auto"):
             raise ArgumentError(f"--device {self.device}: the solver of convex layers runs on the CPU.")
         config = super().resolved()
-        check_at_least("steps", self.steps, 1)
         if self.average:
             raise ArgumentError("--average: there is no average of convex layers, of which only the training counts.")
         # There is nothing to compile or to capture, and no convolution to be less precise in.

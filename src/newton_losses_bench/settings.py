@@ -31,6 +31,7 @@ class Setting:
     - `help` is one sentence for `--help`; `choices` are the values of a text, empty where any value may be right.
     - `topic` is the section of `--help`.
     - `experiment`: whether two runs that differ in it are two experiments. `False` for how and where it is computed.
+    - `least` is the smallest whole number that it takes. Numbers that are not whole are positive.
     - `protocol`: whether it says how long and on what data an experiment is carried out, and not which one it is.
     - `option` is the long option, `short` the letter of the short one, or "".
     """
@@ -43,6 +44,7 @@ class Setting:
     topic: Topic
     experiment: bool
     protocol: bool
+    least: int
     option: str
     short: str
 
@@ -55,10 +57,11 @@ def setting(
     choices: tuple[str, ...] = (),
     experiment: bool = True,
     protocol: bool = False,
+    least: int = 1,
     short: str = "",
 ) -> Any:
     """A dataclass field that carries what `Setting` says about it."""
-    about = {"help": help, "topic": topic, "choices": choices, "short": short}
+    about = {"help": help, "topic": topic, "choices": choices, "short": short, "least": least}
     return field(default=default, metadata={**about, "experiment": experiment, "protocol": protocol})
 
 
@@ -130,20 +133,29 @@ NAMES_OF_TYPES = {
 }
 
 
-def check_type(name: str, value: Any, hint: Any) -> None:
-    """Refuse a value that is not of a setting's type; a whole number passes for a number.
+def check_value(one: Setting, value: Any) -> None:
+    """Refuse a value that is not of a setting's type or beyond its bounds; a whole number passes for a number.
 
-    >>> check_type("batch_size", "x", int)
+    >>> from newton_losses_bench.config import SortingConfig
+    >>> found = {one.name: one for one in settings(SortingConfig)}
+    >>> check_value(found["batch_size"], "x")
     Traceback (most recent call last):
     newton_losses.errors.ArgumentError: --batch-size x: expected a whole number.
     """
-    kinds = get_args(hint) if isinstance(hint, UnionType) else (hint,)
+    kinds = get_args(one.type) if isinstance(one.type, UnionType) else (one.type,)
     words = [word for kind, word in NAMES_OF_TYPES.items() if kind in kinds]
-    if words and not any(_is_of_type(value, kind) for kind in kinds):
+    if not any(_is_of_type(value, kind) for kind in kinds):
         # NumPy's whole numbers print like Python's: name their type.
         is_plain = value is None or type(value) in (*NAMES_OF_TYPES, tuple, list)
         shown = value if is_plain else f"{value} ({type(value).__name__})"
-        raise ArgumentError(f"{option(name)} {shown}: expected {' or '.join(words)}.")
+        raise ArgumentError(f"{one.option} {shown}: expected {' or '.join(words)}.")
+    if value is None or str in kinds:
+        if one.choices and value is not None:
+            check_choice(one.name, value, one.choices)
+    elif int in kinds:
+        check_at_least(one.name, value, one.least)
+    elif float in kinds and not (math.isfinite(value) and value > 0):
+        raise ArgumentError(f"{one.option} {value}: expected a positive number.")
 
 
 def _is_of_type(value: Any, kind: Any) -> bool:
@@ -153,12 +165,6 @@ def _is_of_type(value: Any, kind: Any) -> bool:
     if isinstance(value, bool):
         return kind is bool
     return isinstance(value, (int, float) if kind is float else kind)
-
-
-def check_positive(name: str, value: float | None) -> None:
-    """Refuse a number that is not positive and finite; `None` was not given and passes."""
-    if value is not None and not (math.isfinite(value) and value > 0):
-        raise ArgumentError(f"{option(name)} {value}: expected a positive number.")
 
 
 def check_at_least(name: str, value: int, least: int) -> None:
@@ -175,12 +181,18 @@ def read_damping(damping: float | str | None) -> float | str | None:
     >>> read_damping("10"), read_damping("auto:0.30"), read_damping("auto:1")
     (10.0, 'auto:0.3', 'auto')
     """
-    if isinstance(damping, str) and damping.startswith("auto"):
-        factor = auto_factor(damping)
-        return "auto" if factor == 1 else f"auto:{str(factor).removesuffix('.0')}"
-    number = None if damping is None else _number(damping, damping)
-    check_positive("damping", number)
-    return number
+    if damping is None:
+        return None
+    name, _, factor = str(damping).partition(":")
+    try:
+        number = float(factor or 1) if name == "auto" else float(damping)
+    except ValueError:
+        number = math.nan
+    if not (math.isfinite(number) and number > 0):
+        raise ArgumentError(f"--damping {damping}: expected a positive number, auto, or auto:FACTOR.")
+    if name != "auto":
+        return number
+    return "auto" if number == 1 else f"auto:{str(number).removesuffix('.0')}"
 
 
 def auto_factor(damping: str) -> float:
@@ -189,22 +201,7 @@ def auto_factor(damping: str) -> float:
     >>> auto_factor("auto"), auto_factor("auto:10")
     (1.0, 10.0)
     """
-    name, _, text = damping.partition(":")
-    factor = _number(text or 1, damping)
-    if name != "auto" or not (math.isfinite(factor) and factor > 0):
-        raise _bad_damping(damping)
-    return factor
-
-
-def _number(text: float | str, damping: float | str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise _bad_damping(damping) from None
-
-
-def _bad_damping(damping: float | str) -> ArgumentError:
-    return ArgumentError(f"--damping {damping}: expected a positive number, auto, or auto:FACTOR.")
+    return float(str(read_damping(damping)).partition(":")[2] or 1)
 
 
 def comparable(value: Any) -> Any:
