@@ -33,6 +33,16 @@ _FULL = re.compile(
 )
 # Whose versions are recorded.
 _PACKAGES = ("numpy", "numba", "triton", "scikit-learn", "typer", "rich", "matplotlib")
+# For each extra: the modules it brings, and what they are for.
+EXTRAS: dict[str, tuple[tuple[str, ...], str]] = {
+    "bench": (
+        ("typer", "rich", "matplotlib", "scipy", "sklearn", "tensorboard", "jinja2"),
+        "the command, data sets, figures, reports",
+    ),
+    "numba": (("numba",), "faster sorting losses and shortest paths on the CPU"),
+    "cvxpy": (("cvxpylayers",), "the convex layers of `reproduce cvxpy`"),
+    "ray": (("ray",), "sweeps on a cluster (--ray)"),
+}
 STOPPING = "stopping after the current step or evaluation is saved; press Ctrl-C again to stop at once"
 
 

@@ -232,11 +232,6 @@ def paper_protocol(task: str) -> dict[str, Any]:
     return dict(read_paper()["protocol"][task])
 
 
-def paper_grid() -> tuple[float, ...]:
-    """The λ that the paper has chosen from."""
-    return tuple(read_paper()["grid"]["dampings"])
-
-
 def nearest_column(task: str, algorithm: str, n: int | None = None, norm: str | None = None) -> Column:
     """The column whose settings an experiment takes: its algorithm's, with its norm, at the nearest length of sets.
 

@@ -12,7 +12,7 @@ from newton_losses.errors import ArgumentError
 from newton_losses_bench import train
 from newton_losses_bench.machine import is_out_of_memory, on_device, resolve_device
 from newton_losses_bench.store import RunError, RunFolder
-from newton_losses_bench.sweep.jobs import Job, _as_begun
+from newton_losses_bench.sweep.jobs import Job, as_begun
 from newton_losses_bench.sweep.processes import LocalPool
 from newton_losses_bench.tasks import make_task
 from newton_losses_bench.train import run
@@ -126,7 +126,7 @@ def test_a_job_goes_on_on_the_device_of_today(tmp_path):
     config = CONFIG.resolved()
     with RunFolder(str(tmp_path / "run"), replace(config, device="cuda:1", graph=True)):
         pass
-    assert _as_begun(replace(config, device="cuda:0"), tmp_path / "run") == (
+    assert as_begun(replace(config, device="cuda:0"), tmp_path / "run") == (
         replace(config, device="cuda:0", graph=True), False
     )  # fmt: skip
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from cli.running import command, in_one_line
-from newton_losses_bench.cli._output import EXTRAS
+from newton_losses_bench.machine import EXTRAS
 
 
 def test_data_is_listed_made_and_checked(tmp_path):

@@ -11,7 +11,6 @@ import pytest
 
 from cli.running import command, in_one_line
 from newton_losses_bench.cells import TABLES, cells
-from newton_losses_bench.cli._sweep import _say_how_it_ended
 from newton_losses_bench.config import SortingConfig, run_name
 from newton_losses_bench.store import Store
 from newton_losses_bench.sweep import Failure, Job, SweepResult
@@ -302,15 +301,19 @@ def test_several_patterns_with_stars():
     assert [line.split(",")[0] for line in text.splitlines()] == arms
 
 
-def test_how_a_sweep_ended(capsys):
+def test_how_a_sweep_ended(tmp_path, monkeypatch):
     failures = tuple(Failure(Job(name, "folder", {}), f"{name} is broken", "log.txt") for name in ("one", "two"))
-    _say_how_it_ended(SweepResult(3, 0, 1, failures, None))
-    told = capsys.readouterr().err
+
+    def told_of(result):
+        monkeypatch.setattr("newton_losses_bench.cli._sweep.run_sweep", lambda *_: result)
+        return command("sweep", "sorting", "-a", "softsort", *SMALL, "--results", str(tmp_path))[1]
+
+    told = told_of(SweepResult(3, 0, 1, failures, None))
     assert "failed: one\n  one is broken\n  its full output: log.txt" in told
     assert "failed: two\n  two is broken" in told
     assert "2 of 3 runs failed, 1 are finished." in told
-    _say_how_it_ended(SweepResult(3, 0, 0, failures, signal.SIGINT))
-    assert "stopped with 0 of 3 runs finished; the others have saved their progress." in capsys.readouterr().err
+    told = told_of(SweepResult(3, 0, 0, failures, signal.SIGINT))
+    assert "stopped with 0 of 3 runs finished; the others have saved their progress." in told
 
 
 def test_two_runs_that_fail_at_the_same_moment_are_both_told_in_a_sentence(tmp_path, monkeypatch):

@@ -10,10 +10,10 @@ import typer
 from newton_losses.errors import ArgumentError
 
 from .. import data as sets
-from ..machine import environment
+from ..machine import EXTRAS, environment
 from ..settings import check_choice
 from ._options import option
-from ._output import EXTRAS, spoken_errors
+from ._output import spoken_errors
 from .app import Command, new_group
 
 data_app = new_group("List, download, check and generate the data sets.")

@@ -14,21 +14,11 @@ import typer
 
 from newton_losses.errors import ArgumentError, NewtonLossesError
 
-from ..machine import Interrupted
+from ..machine import EXTRAS, Interrupted
 from ..progress import LiveBar, PlainLines
 from ..train import Progress
 
 FAILED = 2
-# For each extra: the modules it brings, and what they are for.
-EXTRAS: dict[str, tuple[tuple[str, ...], str]] = {
-    "bench": (
-        ("typer", "rich", "matplotlib", "scipy", "sklearn", "tensorboard", "jinja2"),
-        "the command, data sets, figures, reports",
-    ),
-    "numba": (("numba",), "faster sorting losses and shortest paths on the CPU"),
-    "cvxpy": (("cvxpylayers",), "the convex layers of `reproduce cvxpy`"),
-    "ray": (("ray",), "sweeps on a cluster (--ray)"),
-}
 
 
 @contextlib.contextmanager

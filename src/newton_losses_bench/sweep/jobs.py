@@ -76,7 +76,7 @@ def _program(name: str) -> Callable[[dict[str, Any], str, Progress], object]:
 
 def _train(job: Job, progress: Progress) -> None:
     config = configuration_class(job.configuration["task"]).from_dict(job.configuration).resolved()
-    config, start_over = _as_begun(config, Path(job.folder))
+    config, start_over = as_begun(config, Path(job.folder))
     run(config, job.folder, progress=progress, overwrite=start_over)
 
 
@@ -101,7 +101,7 @@ def tidy(job: Job) -> None:
             compact(folder)
 
 
-def _as_begun(config: RunConfig, folder: Path) -> tuple[RunConfig, bool]:
+def as_begun(config: RunConfig, folder: Path) -> tuple[RunConfig, bool]:
     """The configuration that the folder's run was begun with, and whether the run has to start over.
 
     Compiling and capturing change at most the last digits and averaging nothing, so a run keeps what it began with.

@@ -5,6 +5,7 @@ from .convex import ConvexTask
 from .paths import PathsTask as PathsTask
 from .paths import load_maps as load_maps
 from .sorting import SortingTask as SortingTask
+from .task import EnergyCurvature as EnergyCurvature
 from .task import Figures as Figures
 from .task import Task as Task
 from .task import damping_rule as damping_rule

@@ -8,8 +8,7 @@ import torch
 import newton_losses as nl
 from newton_losses.sorting import SortingLoss
 from newton_losses_bench.config import PathsConfig, SortingConfig
-from newton_losses_bench.tasks import training_loss
-from newton_losses_bench.tasks.scalar_control import EnergyCurvature
+from newton_losses_bench.tasks import EnergyCurvature, training_loss
 
 N, M = 7, 4
 ENERGY = SortingConfig(algorithm="softsort", curvature="energy", n=M, device="cpu").resolved()
