@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ._arguments import one_of
-from ._tracing import is_captured
+from ._tracing import inside_transform, is_captured
 from .errors import NonFiniteError
 
 OnNonfinite = Literal["warn", "raise", "ignore"]
@@ -27,7 +27,7 @@ def skip_counter(module: nn.Module, tensor: Tensor) -> Tensor | None:
     Inside a `torch.func` transform there is nothing to add to, and `None`: a buffer outside of it must not take in the
     transform's own tensors.
     """
-    if not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active():
+    if inside_transform():
         return None
     counter: Tensor = module.skipped  # type: ignore[assignment]
     if counter.device != tensor.device:

@@ -11,3 +11,14 @@ def sees_operators() -> bool:
 def is_captured(device: torch.device) -> bool:
     """Whether a CUDA graph is being recorded, in which nothing may be read back, nor the random state be touched."""
     return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+
+
+def is_exported() -> bool:
+    """Whether `torch.export` is recording a program. (Versions before 2.7 do not tell.)"""
+    asked = getattr(torch.compiler, "is_exporting", None)
+    return asked is not None and bool(asked())
+
+
+def inside_transform() -> bool:
+    """Whether a transform of torch.func is at work, also while it is compiled."""
+    return bool(torch._C._are_functorch_transforms_active())

@@ -14,7 +14,7 @@ from torch.amp import GradScaler
 
 from ._no_second_derivative import NoSecondDerivative
 from ._skipped import OnNonfinite, SkipWatch, skip_counter
-from ._tracing import sees_operators
+from ._tracing import inside_transform, sees_operators
 from .curvature import (
     Damping,
     Expansion,
@@ -39,7 +39,7 @@ from .curvature import (
     sample_step,
     share_curvature,
 )
-from .errors import ArgumentError
+from .errors import ArgumentError, DerivativeError
 
 LossScale = float | Tensor | GradScaler
 InjectedCurvature = Literal["fisher", "sample"]
@@ -122,6 +122,12 @@ class InjectFisher(nn.Module):
         self.register_buffer("skipped", torch.zeros((), dtype=torch.int64), persistent=False)
 
     def forward(self, y: Tensor) -> Tensor:
+        if getattr(self, "_is_replica", False):
+            raise ArgumentError(
+                "InjectFisher inside nn.DataParallel: a replica sees a part of the batch, but gradients divided by all "
+                "of it, and its Fisher would be wrong. Call inject_fisher on what the parallel model returns, or use "
+                "DistributedDataParallel."
+            )
         chosen = _Settings(self.damping, self.reduction, self.loss_scale, self.process_group, self.curvature)
         return _inject(y, chosen, self)
 
@@ -165,8 +171,17 @@ _NO_SECOND = (
 )
 
 
+_NOT_COMPILED = (
+    "inject_fisher inside a compiled torch.func.grad: torch's compiler does not call the backward pass of an operator "
+    "there, and the plain gradient would come out. Compile a step that calls backward(), or use "
+    "NewtonLoss(loss, 'fisher'), or leave this function out of the compiled part."
+)
+
+
 def _inject(y: Tensor, settings: _Settings, module: InjectFisher | None) -> Tensor:
     check_outputs(y)
+    if torch.compiler.is_compiling() and inside_transform():
+        raise DerivativeError(_NOT_COMPILED)
     # What transforms need of an operator, a `setup_context`, costs a look at its signature in every call.
     operator = _InjectFisher if sees_operators() else _InjectFisherOnTape
     injected: Tensor = operator.apply(y, settings, module)  # type: ignore[no-untyped-call]
