@@ -214,10 +214,29 @@ def test_errors_teach():
     ):
         with pytest.raises(ArgumentError, match=words):
             loss(torch.zeros(3), torch.tensor(lowest), torch.tensor(highest))
+    with pytest.raises(ArgumentError, match="contradict each other"):
+        loss(torch.zeros(300), torch.zeros(300, dtype=torch.int64), torch.full((300,), 298))
     with pytest.raises(ArgumentError, match="whole numbers"):
         loss(torch.zeros(3), torch.zeros(3), torch.zeros(3))
     with pytest.raises(ArgumentError, match="Pass booleans"):
         survival_ranks(torch.zeros(3), torch.ones(3))
+
+
+def test_survival_ranks_against_all_pairs():
+    generator = torch.Generator().manual_seed(9)
+    time = torch.randint(0, 6, (40, 7), generator=generator).double()
+    event = torch.rand(40, 7, generator=generator) < 0.6
+    mask = torch.rand(40, 7, generator=generator) < 0.8
+    lowest, highest = survival_ranks(time, event, mask=mask)
+    for row, item in mask.nonzero().tolist():
+        others = [k for k in range(7) if mask[row, k] and k != item]
+        t, e = time[row], event[row]
+        is_before = [e[k] and (t[k] < t[item] or (t[k] == t[item] and not e[item])) for k in others]
+        is_after = [e[item] and (t[k] > t[item] or (t[k] == t[item] and not e[k])) for k in others]
+        assert lowest[row, item] == sum(is_before)
+        assert highest[row, item] == len(others) - sum(is_after)
+    assert (lowest[~mask] == 0).all()
+    assert (highest[~mask] == 0).all()
 
 
 def test_long_lists_need_no_matrix():
@@ -231,6 +250,7 @@ def test_long_lists_need_no_matrix():
     for loss in (
         NDCGLoss("laplace", k=10)(scores, grades),
         PartialOrderLoss("laplace")(scores, low, high),
+        PartialOrderLoss("laplace")(scores, *survival_ranks(times, times > 0.5)),
         TopKLoss(10, "laplace")(scores, torch.tensor(3)),
         soft_rank(scores, "laplace").std(),
     ):
