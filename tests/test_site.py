@@ -39,15 +39,19 @@ LOOK = """(() => {
   const images = [...shown.querySelectorAll("img")];
   const formulas = [...document.querySelectorAll('math')];
   const visible = (one) => one.closest('details:not([open])') === null;
+  const height = shown.querySelector('article').getBoundingClientRect().height;
+  const empty = formulas.filter((one) => visible(one) && !one.getBoundingClientRect().width);
+  const folded = document.documentElement.scrollWidth;
+  shown.querySelectorAll('details').forEach((one) => { one.open = true; });
   return {
-    width: document.documentElement.scrollWidth,
-    height: shown.querySelector('article').getBoundingClientRect().height,
+    width: Math.max(folded, document.documentElement.scrollWidth),
+    height: height,
     links: [...document.links].map((link) => link.href),
     pictures: images.filter((one) => one.complete && !one.naturalWidth).map((one) => one.src),
     ids: [...document.querySelectorAll('[id], a[name]')].map((one) => one.id || one.name),
     source: source,
     formulas: formulas.length,
-    empty: formulas.filter((one) => visible(one) && !one.getBoundingClientRect().width).map((one) => one.textContent),
+    empty: empty.map((one) => one.textContent),
     font: !formulas.length || document.fonts.check('16px "STIX Two Math"'),
     neighbours: [...document.querySelectorAll('.md-footer__link')].length,
     tabs: [...document.querySelectorAll('.md-tabs__link')].map((one) => one.textContent.trim()),
