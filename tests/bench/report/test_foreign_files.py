@@ -102,15 +102,6 @@ def test_accuracies_beyond_their_range_are_named_and_left_out(tmp_path):
     assert sorted(note.split(":")[0] for note in found.notes) == ["0", "1", "3", "4"]
 
 
-def test_a_run_without_a_time_is_no_timing(tmp_path):
-    for number, cell in enumerate(cells("runtimes", only="softsort-n5")):
-        for value in NONSENSE:
-            folder = tmp_path / f"{cell.key}-{value!r:.8}"
-            write_run(folder, cell.make(seed=number, device="cpu", **cell.protocol), {"exact_match": 80.0})
-            change(folder / "result.json", ("milliseconds_per_step",), value)
-    compose(gather(tmp_path))
-
-
 def test_folders_with_the_names_of_files(tmp_path):
     for name in ("run/result.json", "b/config.json", "c/evaluations.jsonl"):
         (tmp_path / name).mkdir(parents=True)

@@ -190,10 +190,3 @@ def test_a_folder_that_is_not_there(tmp_path):
     assert not (tmp_path / "report").exists()
     with pytest.raises(ArgumentError, match="nowhere: there is no such folder"):
         write_report(tmp_path / "nowhere", tmp_path / "report")
-
-
-def test_a_folder_that_cannot_be_written(tmp_path):
-    (tmp_path / "file").write_text("")
-    code, text = report("--results", str(tmp_path), "--out", str(tmp_path / "file"))
-    assert code == 2
-    assert "could not be written" in text
