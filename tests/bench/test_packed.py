@@ -27,7 +27,7 @@ def finish(path: Path, seed: int, figure: float = 50.0, *, finished: bool = True
         if finished:
             folder.finish({
                 "configuration": config.to_dict(), "test": ends[-1]["test"], "reported": ends[-1], "final": ends[-1],
-                "averaged": ends[0], "steps": 20, "seconds": 1.5, "milliseconds_per_step": 75.0, "at_once": 3,
+                "averaged": ends[0], "steps": 20, "seconds": 1.5, "milliseconds_per_step": 75.0,
             })  # fmt: skip
     return folder.path
 

@@ -41,7 +41,6 @@ class RunRecord:
     - `configuration`: every setting, resolved; `environment`: versions, commit, device, command.
     - `test`: the figures of the result; `reported`: the evaluation that they are of; `final`: the last one.
     - `averaged`: the test figures of the averaged weights, where the run had them evaluated.
-    - `at_once`: how many runs of its process shared the device, and with it the time of a step.
     - `curve`: all evaluations, in order.
     """
 
@@ -56,7 +55,6 @@ class RunRecord:
     milliseconds_per_step: float
     curve: list[dict[str, Any]] = field(repr=False)
     identity: str = field(repr=False)
-    at_once: int = 1
     averaged: Figures = field(default_factory=dict)
 
     @property
@@ -188,7 +186,6 @@ def _record(path: Path, line: Record | RunError) -> RunRecord:
             steps=int(result["steps"]),
             seconds=float(result["seconds"]),
             milliseconds_per_step=float(result["milliseconds_per_step"]),
-            at_once=int(result.get("at_once", 1)),
             averaged={name: float(value) for name, value in result.get("averaged", {}).get("test", {}).items()},
             curve=[_object(one) for one in line["evaluations"]],
             identity=identity(configuration),
