@@ -96,14 +96,13 @@ def _controls(found: Evidence) -> Section:
         for name, count in counts.items()
     ]
     text = (
-        "How much of a Newton loss’s gain is only the size of the step? “Clipped”: the gradient’s norm at 1. "
-        "“Normalised only”: the Fisher with λ a thousand times its default, so that no curvature is left. “Sample”: "
-        "each with its own part of the Fisher, a soft clip. The verdict says whether the Newton loss (the Fisher, or "
-        "the Hessian where it has more seeds) is ahead of plain, and which of its effects are clear: normalised only "
-        "against plain, sample against normalised only, the Newton loss against sample; what was not run is left out. "
-        "Clear is a p below .05, in a paired t-test, one-sided for whichever is ahead; the p are in this order. Three "
-        "seeds tell large effects alone, and of twenty tests one is clear by chance. Averaged weights are a mean over "
-        "a run’s steps, on average a tenth of the run old; any run can be averaged, the plain loss as well."
+        "How much of a Newton loss’s gain is only the size of the step? Three steps lead to it from the plain loss: "
+        "normalising (“normalised only”: λ so large that no curvature is left), a soft clip of each sample (“sample”: "
+        "its own part of the Fisher), and curvature (the Fisher, or the Hessian where it has more seeds). The verdict "
+        "says whether the last is ahead of plain, and which steps are clear. p is of a paired t-test, one-sided for "
+        "whichever is ahead: first the whole, then each step against the one before it that was run. Clear is below "
+        ".05; of twenty tests one is by chance. “Clipped” is the plain loss with the gradient’s norm at most 1. "
+        "Averaged weights are a mean over a run’s steps, on average a tenth of the run old; any run can be averaged."
     )
     answer = f"The Newton loss is, beside the plain one: {'; '.join(answers)}." if answers else "Not run."
     return Section("controls", "Size or curvature?", answer, text, _there(*shown.values()))
