@@ -1,12 +1,16 @@
 """Random lists of every kind: no value or gradient is NaN or infinite, and what is masked gets exactly nothing.
 
-Run as `python benchmarks/lists_fuzz.py [--cases 100000] [--seed 0] [--hessian 0.2]`. A case is one list: empty, of one
-item, all tied, all masked, sorted the wrong way, with scores up to 10⁶ or down to 10⁻³⁰, with NaN where nothing exists.
-Each batch of lists goes through every loss as it is and as a Newton loss, and through the soft operations. The Newton
-loss takes the Hessian in the given share of the batches and the empirical Fisher in the others.
+Run as `python benchmarks/lists_fuzz.py [--cases 100000] [--seed 0] [--processes 16] [--hessian 0.2]`. A case is one
+list: empty, of one item, all tied, all masked, sorted the wrong way, with scores up to 10⁶ or down to 10⁻³⁰, with NaN
+where nothing exists. Each batch of lists goes through every loss as it is and as a Newton loss, and through the soft
+operations. The Newton loss takes the Hessian in the given share of the batches and one of the Fishers in the others;
+one batch in four takes the outputs as they are stored instead of as a set. Processes share the cases, with a seed each.
 """
 
 import argparse
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import torch
@@ -95,21 +99,21 @@ def problem(name: str, value: Tensor, gradient: Tensor, mask: Tensor) -> str | N
 
 def check(generator: torch.Generator, hessian: float) -> list[str]:
     """What is wrong with one batch of lists through everything."""
-    curvature: CurvatureKind = "hessian" if float(torch.rand((), generator=generator)) < hessian else "fisher"
+    first, second, third = torch.rand(3, generator=generator).tolist()
+    fisher: CurvatureKind = "sample" if second < 0.3 else "fisher"
+    curvature = "hessian" if first < hessian else fisher
+    exchangeable = None if third < 0.75 else False
     scores, values, mask = draw(generator)
     found = []
     for loss, targets in losses(generator, scores, values, mask):
-        for name, function in (
-            (str(loss), lambda s, loss=loss, targets=targets: loss(s, *targets, mask=mask).sum()),
-            (
-                f"Newton ({curvature}) {loss}",
-                lambda s, loss=loss, targets=targets: NewtonLoss(loss, curvature)(s, *targets, mask=mask),
-            ),
-        ):
+        newton = NewtonLoss(loss, curvature, exchangeable=exchangeable)
+        for name, function in ((str(loss), loss), (f"Newton ({curvature}, {exchangeable}) {loss}", newton)):
             leaf = scores.clone().requires_grad_()
-            value = function(leaf)
-            (gradient,) = torch.autograd.grad(value, leaf)
+            value = function(leaf, *targets, mask=mask)
+            (gradient,) = torch.autograd.grad(value.sum(), leaf)
             found.append(problem(name, value.detach(), gradient, mask))
+        if int(newton.skipped):
+            found.append(f"Newton ({curvature}, {exchangeable}) {loss}: {int(newton.skipped)} lists are skipped")
     order, k = relaxation(generator), min(2, scores.shape[-1])
     for operation in (soft_sort, soft_rank, lambda s, *args, **kwargs: soft_topk(s, k, *args, **kwargs)):
         leaf = scores.clone().requires_grad_()
@@ -127,14 +131,27 @@ def fuzz(cases: int, seed: int, hessian: float) -> list[str]:
     return [one for _ in range(-(-cases // LISTS)) for one in check(generator, hessian)]
 
 
+def in_processes(arguments: argparse.Namespace) -> int:
+    """The same command once per process, with a share of the cases and a seed of its own; the worst exit status."""
+    share = -(-arguments.cases // arguments.processes)
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, __file__, "--cases", str(share), "--hessian", str(arguments.hessian)]
+    seeds = range(arguments.seed, arguments.seed + arguments.processes)
+    started = [subprocess.Popen([*command, "--seed", str(seed)], env=environment) for seed in seeds]
+    return max(abs(process.wait()) for process in started)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", type=int, default=100_000)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--hessian", type=float, default=0.2, help="share of batches with the Hessian")
     arguments = parser.parse_args()
+    if arguments.processes > 1:
+        raise SystemExit(in_processes(arguments))
     found = fuzz(arguments.cases, arguments.seed, arguments.hessian)
-    print(f"{arguments.cases:,} lists: {len(found)} problems")
+    print(f"seed {arguments.seed}, {arguments.cases:,} lists: {len(found)} problems", flush=True)
     for one in sorted(set(found))[:20]:
         print(f"  {one}")
     raise SystemExit(1 if found else 0)
