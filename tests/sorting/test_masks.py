@@ -4,7 +4,7 @@ import pytest
 import torch
 from sorting_cases import BY_TORCH, NAMES, make
 
-from newton_losses import ArgumentError, NewtonLoss, ShapeError
+from newton_losses import ArgumentError, NewtonLoss, ShapeError, sorting
 from newton_losses.curvature import Exchangeable, Masked
 from newton_losses.sorting import (
     SortingLoss,
@@ -314,3 +314,44 @@ def test_errors_teach():
         soft_rank(torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)]))
     with pytest.raises(ArgumentError, match="at least one list"):
         pad_lists([])
+
+
+def takers(scores, values):
+    """Everything public that takes a mask, by name."""
+    lowest, highest = sorting.tied_ranks(values)
+    for name in ("SortingLoss", "SpearmanLoss", "NDCGLoss", "ListNetLoss", "PairwiseLogisticLoss"):
+        make = getattr(sorting, name)
+        loss = make("softsort") if name == "SortingLoss" else make()
+        yield name, lambda mask, loss=loss: loss(scores, values, mask)
+    yield "TopKLoss", lambda mask: sorting.TopKLoss(1)(scores, values[:, 0], mask)
+    yield "PartialOrderLoss", lambda mask: sorting.PartialOrderLoss()(scores, lowest, highest, mask)
+    for name in ("soft_sort", "soft_rank", "neuralsort", "softsort"):
+        yield name, lambda mask, name=name: getattr(sorting, name)(scores, mask=mask)
+    yield "soft_topk", lambda mask: soft_topk(scores, 1, mask=mask)
+    for name in ("ndcg", "mean_reciprocal_rank", "spearman", "kendall", "exact_match", "element_wise_match"):
+        yield name, lambda mask, name=name: getattr(sorting, name)(scores, values, mask=mask)
+    for name in ("tied_ranks", "listed_ranks", "target_matrix"):
+        yield name, lambda mask, name=name: getattr(sorting, name)(values, mask=mask)
+    yield "survival_ranks", lambda mask: sorting.survival_ranks(scores, values > 1, mask=mask)
+
+
+def test_a_mask_of_another_shape_or_dtype_is_refused_everywhere():
+    scores, values = torch.randn(2, 3), torch.tensor([[0, 1, 2], [2, 1, 0]])
+    mask = torch.ones(2, 3, dtype=torch.bool)
+    for name, call in takers(scores, values):
+        call(mask)
+        for wrong, error, words in (
+            (mask.float(), ArgumentError, "the mask is torch.float32. Pass a boolean tensor"),
+            ([[True] * 3] * 2, ArgumentError, "the mask is list. Pass a boolean tensor"),
+            (mask[:, :2], ShapeError, "the mask has shape (2, 2)"),
+            (mask[0], ShapeError, "the mask has shape (3,)"),
+        ):
+            with pytest.raises(error) as caught:
+                call(wrong)
+            assert f"{name}: {words}" in str(caught.value) or (words in str(caught.value) and "sort" in name)
+
+
+def test_a_grade_that_is_no_number_does_not_pass_in_silence():
+    scores, grades = torch.randn(2, 3), torch.tensor([[0.0, torch.nan, 2.0], [2.0, 1.0, 0.0]])
+    for found in (sorting.NDCGLoss()(scores, grades), sorting.ndcg(scores, grades)):
+        assert found.isnan().tolist() == [True, False]

@@ -72,7 +72,7 @@ class NDCGLoss(nn.Module):
             gains = scaled_gains(relevance, self.gains, mask, scores.dtype, "NDCGLoss")
             ideal = ideal_gain(gains, self.discounts, k)
             found = (gains * self._item_discounts(scores, k, mask)).sum(-1)
-            has_order = ideal > 0
+            has_order = ideal != 0  # what is NaN stays so
             # Chosen before the division, so that nothing on the way back is 0/0.
             return torch.where(has_order, 1 - found / torch.where(has_order, ideal, 1.0), 0.0)
 
@@ -87,7 +87,7 @@ class NDCGLoss(nn.Module):
             gains = scaled_gains(relevance, self.gains, mask, points.wide.dtype, "NDCGLoss").gather(-1, points.order)
             k = n if self.k is None else self.k
             ideal = ideal_gain(gains, self.discounts, k).unsqueeze(-1)
-            worth = torch.where(ideal > 0, gains / torch.where(ideal > 0, ideal, 1.0), 0.0)
+            worth = torch.where(ideal != 0, gains / torch.where(ideal != 0, ideal, 1.0), 0.0)
             ranks = torch.where(points.exists > 0, points.ranks(), 0.0)
             trace = graded_trace(points, worth, self._discount_derivatives(ranks), k)
         return trace, torch.zeros_like(trace)
@@ -219,7 +219,8 @@ def ndcg(
     first, count = rank_span(-scores, mask)
     shared = (sums[first + count] - sums[first]) / count.clamp(min=1)
     ideal = ideal_gain(found, discounts, k)
-    return torch.where(ideal > 0, (found * shared).sum(-1) / torch.where(ideal > 0, ideal, 1.0), 0.0).float()
+    has_order = ideal != 0
+    return torch.where(has_order, (found * shared).sum(-1) / torch.where(has_order, ideal, 1.0), 0.0).float()
 
 
 def scaled_gains(relevance: Tensor, gains: Gains, mask: Tensor | None, dtype: torch.dtype, where: str) -> Tensor:
@@ -254,7 +255,9 @@ def discount_at(ranks: Tensor, discounts: Discounts, n: int) -> Tensor:
     """Discounts at ranks, which need not be whole numbers: a table is interpolated between its entries."""
     if isinstance(discounts, Tensor):
         if len(discounts) < n:
-            raise ShapeError(f"{len(discounts)} discounts for lists of n={n} items. One is needed for each rank.")
+            raise ShapeError(
+                f"{len(discounts)} discounts for lists of n={n} items. Pass a tensor with one for each rank, (n,)."
+            )
         table = discounts.to(ranks)
         # A rank that is no number has no entry, and stays no number.
         floor = ranks.detach().nan_to_num().floor().clamp(0, len(table) - 2 if len(table) > 1 else 0)
@@ -274,6 +277,7 @@ def _check_discounts(discounts: Any, where: str) -> Discounts:
             raise ArgumentError(
                 f"{where}: discounts are {tuple(discounts.shape)}, {discounts.dtype}. Pass floats (n,)."
             )
+        _check_not_negative(discounts, where, "discounts")
         return discounts
     return discounts if callable(discounts) else one_of(discounts, ("log2",), "discounts", where)  # type: ignore[no-any-return]
 
@@ -282,4 +286,4 @@ def _check_not_negative(numbers: Tensor, where: str, name: str) -> None:
     """On the host only: looking at a device's numbers would wait for it."""
     on_host = numbers.device.type == "cpu" and not torch.compiler.is_compiling()
     if on_host and not torch._C._functorch.is_functorch_wrapped_tensor(numbers) and bool((numbers < 0).any()):
-        raise ArgumentError(f"{where}: {name} go down to {numbers.min().item():g}. They must not be negative.")
+        raise ArgumentError(f"{where}: negative {name}, down to {numbers.min().item():g}. Pass none below 0.")

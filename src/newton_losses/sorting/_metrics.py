@@ -9,7 +9,6 @@ from torch import Tensor
 
 from ._lists import check_count, metric_lists, rank_span
 
-METRIC = "A metric of an order"
 # Pairs of items that `kendall` compares at once.
 PAIRS_AT_ONCE = 2**24
 
@@ -31,7 +30,7 @@ def exact_match(scores: Tensor, values: Tensor, first: int | None = None, *, mas
     >>> exact_match(torch.tensor([[0.1, 0.2, 0.3], [0.3, 0.2, 0.1]]), torch.tensor([[1, 5, 9], [1, 5, 9]]))
     tensor([1., 0.])
     """
-    scores, values, mask = _items(scores, values, mask, first)
+    scores, values, mask = _items(scores, values, mask, first, "exact_match")
     return rank_matches(scores, values, mask).all(-1).to(torch.float32)
 
 
@@ -45,7 +44,7 @@ def element_wise_match(
     >>> element_wise_match(torch.tensor([[0.3, 0.2, 0.1]]), torch.tensor([[1, 5, 9]]))
     tensor([0.3333])
     """
-    scores, values, mask = _items(scores, values, mask, first)
+    scores, values, mask = _items(scores, values, mask, first, "element_wise_match")
     matches = rank_matches(scores, values, mask).to(torch.float32)
     if mask is None:
         return matches.mean(-1)
@@ -63,9 +62,10 @@ def mean_reciprocal_rank(
     >>> mean_reciprocal_rank(torch.tensor([[3.0, 2.0, 1.0]]), torch.tensor([[0, 1, 1]]))
     tensor([0.5000])
     """
-    scores, relevance, mask = metric_lists(scores, relevance, mask, METRIC, "relevance")
+    where = "mean_reciprocal_rank"
+    scores, relevance, mask = metric_lists(scores, relevance, mask, where, "relevance")
     if k is not None:
-        check_count(k, scores.shape[-1], "k", METRIC)
+        check_count(k, scores.shape[-1], "k", where)
     relevant = (relevance > 0) if mask is None else (relevance > 0) & mask
     first, count = rank_span(-scores, mask)
     rank = first + count - rank_span(-scores, relevant)[1]
@@ -81,7 +81,7 @@ def spearman(scores: Tensor, values: Tensor, *, mask: Tensor | None = None) -> T
     >>> spearman(torch.tensor([[1.0, 2.0, 3.0]]), torch.tensor([[10, 30, 20]]))
     tensor([0.5000])
     """
-    scores, values, mask = metric_lists(scores, values, mask, METRIC)
+    scores, values, mask = metric_lists(scores, values, mask, "spearman")
     size = scores.new_full((), scores.shape[-1], dtype=torch.float64) if mask is None else mask.sum(-1).double()
     first, second = (_centred_ranks(x, mask, size) for x in (scores, values))
     scale = (first.square().sum(-1) * second.square().sum(-1)).sqrt()
@@ -96,7 +96,7 @@ def kendall(scores: Tensor, values: Tensor, *, mask: Tensor | None = None) -> Te
     >>> kendall(torch.tensor([[1.0, 2.0, 3.0]]), torch.tensor([[10, 30, 20]]))
     tensor([0.3333])
     """
-    scores, values, mask = metric_lists(scores, values, mask, METRIC)
+    scores, values, mask = metric_lists(scores, values, mask, "kendall")
     agree = torch.zeros(scores.shape[:-1], dtype=torch.int64, device=scores.device)
     by_score, by_value = torch.zeros_like(agree), torch.zeros_like(agree)
     rows = max(1, PAIRS_AT_ONCE // max(1, scores.numel()))
@@ -124,11 +124,11 @@ def _centred_ranks(values: Tensor, mask: Tensor | None, size: Tensor) -> Tensor:
 
 
 def _items(
-    scores: Tensor, values: Tensor, mask: Tensor | None, first: int | None
+    scores: Tensor, values: Tensor, mask: Tensor | None, first: int | None, where: str
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """The items to look at, `(..., n)`: all or the first ones, of which there has to be one."""
-    scores, values, mask = metric_lists(scores, values, mask, METRIC)
+    scores, values, mask = metric_lists(scores, values, mask, where)
     if first is None:
         return scores, values, mask
-    first = check_count(first, scores.shape[-1], "first", METRIC)
+    first = check_count(first, scores.shape[-1], "first", where)
     return scores[..., :first], values[..., :first], None if mask is None else mask[..., :first]

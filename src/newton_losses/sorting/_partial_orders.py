@@ -6,6 +6,7 @@ Top-k lists, ties and censored survival times are the same case; three functions
 import torch
 from torch import Tensor, nn
 
+from .._arguments import real_tensor
 from ..curvature import full_precision
 from ..errors import ArgumentError, ShapeError
 from ._laplace import LaplaceSort, SortedLists
@@ -107,6 +108,8 @@ def listed_ranks(position: Tensor, *, mask: Tensor | None = None) -> tuple[Tenso
     >>> listed_ranks(torch.tensor([-1, 1, 0, -1]))
     (tensor([2, 1, 0, 2]), tensor([3, 1, 0, 3]))
     """
+    if real_tensor(position, "positions", "listed_ranks").is_floating_point():
+        raise ArgumentError(f"listed_ranks: positions are {position.dtype}. They are whole numbers, −1 where unknown.")
     check_mask(mask, position, "listed_ranks")
     exists = torch.ones_like(position, dtype=torch.bool) if mask is None else mask
     is_listed = (position >= 0) & exists
