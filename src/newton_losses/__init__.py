@@ -13,6 +13,7 @@ from .curvature import Expandable as Expandable
 from .curvature import Expansion as Expansion
 from .curvature import NormalizedDamping as NormalizedDamping
 from .curvature import RelativeDamping as RelativeDamping
+from .curvature import RunningDamping as RunningDamping
 from .curvature import check_loss as check_loss
 from .curvature import expand as expand
 from .errors import ArgumentError as ArgumentError

@@ -9,7 +9,7 @@ from numbers import Real
 from typing import Any, Literal, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.amp import GradScaler
 
 from ._no_second_derivative import NoSecondDerivative
@@ -22,6 +22,8 @@ from .curvature import (
     NormalizedDamping,
     OwnParts,
     Reduction,
+    RunningDamping,
+    RunningScale,
     Solved,
     check_damping,
     check_group,
@@ -37,6 +39,7 @@ from .curvature import (
     resolve_damping,
     resolve_group,
     sample_step,
+    settle,
     share_curvature,
 )
 from .errors import ArgumentError, DerivativeError
@@ -88,7 +91,7 @@ def inject_fisher(
     return _inject(y, settings, None)
 
 
-class InjectFisher(nn.Module):
+class InjectFisher(RunningScale):
     """`inject_fisher` as a module, for the end of a model: `nn.Sequential(network, InjectFisher())`.
 
     In evaluation nothing flows back, so nothing changes. The buffer `skipped` counts the samples whose
@@ -118,6 +121,7 @@ class InjectFisher(nn.Module):
         self.reduction: Reduction = reduction
         self.loss_scale = loss_scale
         self.process_group = process_group
+        self._keep_scale(resolve_damping(self.damping, None))
         self._watch = SkipWatch("InjectFisher", on_nonfinite)
         self.register_buffer("skipped", torch.zeros((), dtype=torch.int64), persistent=False)
 
@@ -203,7 +207,10 @@ class _InjectFisher(torch.autograd.Function):
     def backward(ctx: Any, arrived: Tensor) -> tuple[Tensor | None, ...]:
         counter = None if ctx.module is None else skip_counter(ctx.module, arrived)
         with full_precision(arrived):
-            step = _short_way(arrived, ctx.settings, counter) or _long_way(arrived, ctx.settings)
+            run = None if ctx.module is None else ctx.module._scale_on(arrived)
+            is_new = counter is not None and ctx.module.training
+            step = _short_way(arrived, ctx.settings, counter, run, is_new)
+            step = step or _long_way(arrived, ctx.settings, run, is_new)
         if counter is not None and step.kept is not None and not step.counted:
             counter.add_((~step.kept).sum())
         if counter is not None and not torch.compiler.is_compiling():
@@ -235,11 +242,14 @@ class _InjectFisherOnTape(torch.autograd.Function):
     backward = staticmethod(_InjectFisher.backward)
 
 
-def _short_way(arrived: Tensor, settings: _Settings, counter: Tensor | None) -> Solved | None:
+def _short_way(
+    arrived: Tensor, settings: _Settings, counter: Tensor | None, run: Tensor | None, is_new: bool
+) -> Solved | None:
     """In one process, with a damping and a scale that are plain numbers: from what arrived to what leaves."""
     damping, reduction, loss_scale, process_group, curvature = settings
     rule = resolve_damping(damping, None)
-    if not isinstance(loss_scale, (int, float)) or not knows_damping(rule) or arrived.numel() == 0:
+    is_known = isinstance(rule, RunningDamping) or knows_damping(rule)
+    if not isinstance(loss_scale, (int, float)) or not is_known or arrived.numel() == 0:
         return None
     if resolve_group(process_group) is not None:
         return None
@@ -250,15 +260,23 @@ def _short_way(arrived: Tensor, settings: _Settings, counter: Tensor | None) -> 
     # In the precision of the gradients: λ may come in a float32 tensor, which would lose digits of a float64 step.
     number = rule.to(flat.dtype) if isinstance(rule, Tensor) else rule
     own = number / share**2 if isinstance(number, (int, float, Tensor)) else rule
-    if curvature == "sample":
-        step = sample_step(OwnParts(flat), own, mean=reduction == "mean")
+    unit: Tensor | float = 1.0
+    if run is not None:  # it has the unit of the ∇ℓᵢ, of which a step in the batch's own unit knows nothing
+        bare = Expansion(flat.new_zeros(len(flat)), flat * share)
+        settled, unit = settle(bare, "fisher", run, update=is_new)
+        flat = settled.gradient
+    form = OwnParts(flat) if curvature == "sample" else empirical_fisher(flat)
+    if isinstance(own, RunningDamping):
+        own = own.in_batch(form, flat)
+    if isinstance(form, OwnParts):
+        step = sample_step(form, own, mean=reduction == "mean")
     else:
         step = fisher_step(flat, None, own, mean=reduction == "mean", counter=counter)
-    back = loss_scale if is_normalized else loss_scale / share
-    return step if back == 1 else step._replace(rows=step.rows * back)
+    back = loss_scale * unit if is_normalized else loss_scale / share
+    return step if isinstance(back, (int, float)) and back == 1 else step._replace(rows=step.rows * back)
 
 
-def _long_way(arrived: Tensor, settings: _Settings) -> Solved:
+def _long_way(arrived: Tensor, settings: _Settings, run: Tensor | None, is_new: bool) -> Solved:
     """With any damping, scale and group."""
     damping, reduction, loss_scale, process_group, curvature = settings
     flat = flatten_outputs(arrived)
@@ -272,10 +290,10 @@ def _long_way(arrived: Tensor, settings: _Settings) -> Solved:
     # The values of the losses are not known here; a damping rule sees zeros.
     bare = Expansion(flat.new_zeros(len(flat)), gradient)
     form = OwnParts(gradient) if curvature == "sample" else empirical_fisher(gradient, finite(bare))
-    expansion = Expansion(bare.value, gradient, form)
+    expansion, unit = settle(Expansion(bare.value, gradient, form), "fisher", run, update=is_new, group=group)
     shared = None if group is None else share_curvature(expansion, curvature, group)
     step = newton_step(expansion if shared is None else shared.expansion, resolve_damping(damping, group))
     ranks, total = (1, step.count) if shared is None else (shared.ranks, shared.total)
     back = ranks * scale / total if reduction == "mean" else ranks * scale
-    rows = step.rows * back
+    rows = step.rows * (back * unit)
     return Solved(torch.where(step.kept[:, None], rows, flat) if scaled else rows, step.kept, step.count)

@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple, TypedDict
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
 from ._arguments import padded_outputs, positional_targets
 from ._skipped import OnNonfinite, SkipWatch, skip_counter
@@ -24,6 +24,7 @@ from .curvature import (
     GroupChoice,
     Loss,
     Reduction,
+    RunningScale,
     Spectrum,
     check_is_loss,
     check_loss,
@@ -38,6 +39,7 @@ from .curvature import (
     resolve_damping,
     resolve_group,
     resolve_reduction,
+    settle,
     share_curvature,
     solve_step,
     warn_of_the_loss,
@@ -64,7 +66,7 @@ class NewtonOptions(TypedDict, total=False):
     exchangeable: bool | None
 
 
-class NewtonLoss(nn.Module):
+class NewtonLoss(RunningScale):
     """A loss with the value of `loss` and the gradient of its Newton loss.
 
     Calling it as `newton(y, *targets)`, or with targets by name, returns a scalar. Its *value* is the original loss:
@@ -169,6 +171,7 @@ class NewtonLoss(nn.Module):
             "exchangeable": is_exchangeable(loss, exchangeable),
         }
         self._rule = resolve_damping(self.options["damping"], None)
+        self._keep_scale(self._rule)
         self.value: Value = value
         self.check = check
         self._was_checked = False
@@ -190,7 +193,9 @@ class NewtonLoss(nn.Module):
         if is_checked:
             self._check_loss(loss, y, targets)
         counter = skip_counter(self, y) if isinstance(y, Tensor) else None  # what is none will be refused
-        found = compute_newton_loss(loss, y, targets, self.value, self.options, self._rule, counter, mask)
+        run = None if self.running_square is None or not isinstance(y, Tensor) else self._scale_on(y)
+        is_new = self.training and counter is not None
+        found = compute_newton_loss(loss, y, targets, self.value, self.options, self._rule, counter, mask, run, is_new)
         if counter is not None and found.kept is not None and not found.counted:
             counter.add_((~found.kept).sum())
         if counter is not None and not torch.compiler.is_compiling():
@@ -232,8 +237,13 @@ def compute_newton_loss(
     rule: float | Tensor | DampingRule | None = None,
     counter: Tensor | None = None,
     mask: Tensor | None = None,
+    run: Tensor | None = None,
+    is_new: bool = False,
 ) -> _Found:
-    """The Newton loss, after its arguments have been checked; `rule` is what the damping comes to in one process."""
+    """The Newton loss, after its arguments have been checked; `rule` is what the damping comes to in one process.
+
+    `run` holds the size of the run's gradients, which takes in those of this batch where that `is_new`.
+    """
     kind, reduction = options.get("curvature", "hessian"), options["reduction"]
     matrix_free = options.get("matrix_free")
     group = None
@@ -259,12 +269,13 @@ def compute_newton_loss(
         expansion = expand(loss, y, *targets, curvature=kind, reduction=reduction, matrix_free=matrix_free)
     else:
         expansion = expand_loss(loss, y, targets, kind, reduction, matrix_free)
+    expansion, unit = settle(expansion, kind, run, update=is_new, group=group)
     shared = None if group is None else share_curvature(expansion, kind, group, matrix_free=matrix_free)
     expansion = expansion if shared is None else shared.expansion
     # The factor of the gradient, made for an average over the ranks, and that of this rank's own value.
     is_mean, is_alone = reduction != "sum", shared is None
     step = solve_step(expansion, rule, options.get("spectrum"), mean=is_mean and is_alone, counter=counter)
-    rows = step.rows.detach()
+    rows = step.rows.detach() if run is None else step.rows.detach() * unit
     own = 1 / step.count if is_mean else 1
     factor = own
     if shared is not None:

@@ -46,14 +46,16 @@ class RunConfig:
         short="c",
     )
     damping: float | str | None = setting(
-        "curvature", "λ: a number, auto, or auto:FACTOR (from each batch). Default: the paper's.", None
+        "curvature",
+        "λ: a number; running, the library's default; auto, by batch; or these :FACTOR. Default: the paper's.",
+        None,
     )
     relative_damping: float | None = setting(
         "curvature", "λ as a multiple of the curvature's own scale, instead of --damping.", None
     )
     spectrum: str | None = setting(
         "curvature",
-        "Negative eigenvalues of the Hessian. Default: raw; with auto, absolute.",
+        "Negative eigenvalues of the Hessian. Default: raw; with auto and running, absolute.",
         None,
         choices=("raw", "absolute", "clip"),
     )

@@ -173,10 +173,15 @@ def check_at_least(name: str, value: int, least: int) -> None:
         raise ArgumentError(f"{option(name)} {value}: expected at least {least}.")
 
 
-def read_damping(damping: float | str | None) -> float | str | None:
-    """The one spelling of a damping: a number, "auto", or "auto:FACTOR" with a factor that is not 1.
+# Dampings that are rules of the library's, by their names in a configuration.
+RULES = ("auto", "running")
 
-    Numbers may come as text. `None` was not given and passes.
+
+def read_damping(damping: float | str | None) -> float | str | None:
+    """The one spelling of a damping: a number, "auto", "running", or one of these with ":FACTOR" that is not 1.
+
+    "auto" takes the scale of each batch by itself, as all runs did before there was another; "running" is the rule that
+    the library's default became, with the scale of the run. Numbers may come as text. `None` was not given and passes.
 
     >>> read_damping("10"), read_damping("auto:0.30"), read_damping("auto:1")
     (10.0, 'auto:0.3', 'auto')
@@ -185,23 +190,24 @@ def read_damping(damping: float | str | None) -> float | str | None:
         return None
     name, _, factor = str(damping).partition(":")
     try:
-        number = float(factor or 1) if name == "auto" else float(damping)
+        number = float(factor or 1) if name in RULES else float(damping)
     except ValueError:
         number = math.nan
     if not (math.isfinite(number) and number > 0):
-        raise ArgumentError(f"--damping {damping}: expected a positive number, auto, or auto:FACTOR.")
-    if name != "auto":
+        raise ArgumentError(f"--damping {damping}: expected a positive number, auto, running, or a rule:FACTOR.")
+    if name not in RULES:
         return number
-    return "auto" if number == 1 else f"auto:{str(number).removesuffix('.0')}"
+    return name if number == 1 else f"{name}:{str(number).removesuffix('.0')}"
 
 
-def auto_factor(damping: str) -> float:
-    """The factor of a damping "auto" or "auto:FACTOR".
+def rule_and_factor(damping: str) -> tuple[str, float]:
+    """The name and the factor of a damping such as "auto" or "running:FACTOR".
 
-    >>> auto_factor("auto"), auto_factor("auto:10")
-    (1.0, 10.0)
+    >>> rule_and_factor("auto"), rule_and_factor("running:10")
+    (('auto', 1.0), ('running', 10.0))
     """
-    return float(str(read_damping(damping)).partition(":")[2] or 1)
+    name, _, factor = str(read_damping(damping)).partition(":")
+    return name, float(factor or 1)
 
 
 def comparable(value: Any) -> Any:

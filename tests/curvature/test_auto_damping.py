@@ -26,11 +26,15 @@ def scaled(loss: Callable[..., Tensor], scale: float) -> Callable[..., Tensor]:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("case", SLOPED, ids=str)
 def test_the_formula(case: Case, kind: str) -> None:
-    """(|C|/λ + I)⁻¹∇ℓᵢ/ρ with λ = ‖C‖_F/√m and ρ² the mean square of the gradient, by eigenvectors."""
+    """(|C|/λ + I)⁻¹∇ℓᵢ/ρ with ρ² the mean square of the gradient, by eigenvectors.
+
+    λ = ‖C‖_F/√m, and of the empirical Fisher, which has no more than N eigenvalues, ‖C‖_F/√min(N, m).
+    """
     y, target = case.draw()
     found = brute_force(case, y, target)
     values, vectors = torch.linalg.eigh(getattr(found, kind))
-    damping = values.square().mean().sqrt()
+    rank = min(len(y), len(values)) if kind == "fisher" else len(values)
+    damping = (values.square().sum() / rank).sqrt()
     wanted = (
         found.gradient @ vectors / (values.abs() / damping + 1) @ vectors.mT / found.gradient.square().mean().sqrt()
     )

@@ -82,6 +82,8 @@ class Scenario:
     """Whether rank 0 alone finds that its own Hessian is too large to be stored."""
     masked: bool = False
     """Whether the Newton loss gets the mask of outputs that exist."""
+    seen: bool = False
+    """Whether the Newton loss has seen another batch before, with gradients of another size."""
     flat_sample: bool = False
     """Whether the first sample's targets are its outputs, for losses that are not smooth there."""
 
@@ -120,7 +122,10 @@ class Scenario:
 
     def _loss(self, y: Tensor, target: Tensor) -> Tensor:
         if self.inject is None:
-            return NewtonLoss(self.loss, **self.options)(y, target, mask=existing(target) if self.masked else None)
+            newton = NewtonLoss(self.loss, **self.options)
+            if self.seen:
+                newton((0.3 * y).detach().requires_grad_(), target)
+            return newton(y, target, mask=existing(target) if self.masked else None)
         scale = self.inject.get("loss_scale", 1.0)
         total = self.loss(inject_fisher(y, reduction=self.reduction, **self.inject), target).sum()
         return scale * (total if self.reduction == "sum" else total / max(1, len(y)))
@@ -181,6 +186,11 @@ def _catalogue() -> list[Scenario]:
         Scenario("default-inject", fourth, deal="unequal", inject={}),
         Scenario("auto-woodbury", size=600, options={"damping": "auto", **fisher}),
         Scenario("auto-inject", fourth, deal="empty", inject={"damping": "auto"}),
+        *(Scenario(f"seen-{kind}-{deal}", fourth, deal=deal, seen=True, options={"curvature": kind})
+          for kind in ("hessian", "fisher", "sample") for deal in ("unequal", "empty")),
+        Scenario("seen-fisher-bad", fourth, deal="bad", seen=True, options=fisher),
+        Scenario("seen-woodbury", fourth, size=600, seen=True, options=fisher),
+        Scenario("seen-lists", of_lists, deal="empty", masked=True, seen=True, options=fisher),
         Scenario("sample-number", options={"curvature": "sample", **fixed}),
         Scenario("sample-relative", options={"curvature": "sample", "damping": RelativeDamping(2.0)}),
         Scenario("sample-lists", of_lists, deal="empty", masked=True, options={"curvature": "sample"}),

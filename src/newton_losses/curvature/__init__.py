@@ -5,6 +5,7 @@ from ._damping import Damping as Damping
 from ._damping import DampingRule as DampingRule
 from ._damping import NormalizedDamping as NormalizedDamping
 from ._damping import RelativeDamping as RelativeDamping
+from ._damping import RunningDamping as RunningDamping
 from ._damping import resolve_damping as resolve_damping
 from ._derivative_errors import custom_operators as custom_operators
 from ._derivative_errors import names_of as names_of
@@ -53,6 +54,8 @@ from ._options import check_value as check_value
 from ._options import plain_damping as plain_damping
 from ._options import resolve_group as resolve_group
 from ._options import resolve_reduction as resolve_reduction
+from ._running import RunningScale as RunningScale
+from ._running import settle as settle
 from ._sample import sample_step as sample_step
 from ._second_check import warn_of_the_loss as warn_of_the_loss
 from ._separability import check_loss as check_loss

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from ..errors import ArgumentError
 from ._distributed import sum_over
-from ._expansion import Expansion, finite
-from ._forms import as_curvature, widened
+from ._expansion import Expansion, FisherFactor, finite
+from ._forms import Curvature, Dense, LowRank, OwnParts, as_curvature, widened
 from ._options import NUMBERS, check_number, check_positive
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class RelativeDamping:
 class NormalizedDamping:
     """λ = factor · r as in `RelativeDamping`, and the step normalised by the batch's gradient.
 
-    The default of the library: "auto" is this rule with factor 1. With ρ² the mean square of the entries of the
+    With ρ² the mean square of the entries of the
     gradients, (1/(N·m)) Σ ‖∇ℓᵢ‖², the step becomes
 
         (λ/ρ) (C + λI)⁻¹ ∇ℓᵢ = (C/λ + I)⁻¹ ∇ℓᵢ/ρ
@@ -88,6 +88,7 @@ class NormalizedDamping:
 
     factor: float = 1.0
     group: "ProcessGroup | None" = field(default=None, repr=False, compare=False)
+    stretch: Tensor | float = field(default=1.0, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         _keep_as_float(self, "The factor of NormalizedDamping")
@@ -100,12 +101,45 @@ class NormalizedDamping:
     def damped(self, scale: Tensor, gradient: Tensor, count: Tensor) -> Damped:
         """λ and the length from r, the gradients (zero where a sample is left out) and the number of the others."""
         # Without curvature every λ gives the same step, the normalised gradient.
-        damping = torch.where(scale == 0, 1.0, self.factor * scale)
+        damping = torch.where(scale == 0, 1.0, self.factor * self.stretch * scale)
         squares = widened(gradient).square().sum() / gradient.shape[1]
         if self.group is not None:
             squares, count = sum_over(self.group, torch.stack([squares, count.to(squares.dtype)]))
         size = (squares / torch.where(count > 0, count, 1)).sqrt().to(damping.dtype)
         return Damped(damping, torch.where(size == 0, 1.0, damping / size))
+
+
+class RunningDamping(NormalizedDamping):
+    """What "auto" stands for: `NormalizedDamping` with ρ over the last thousand batches, and no dependence on N.
+
+        λ = factor · ‖C‖_F / √min(N, m)   for the empirical Fisher,   factor · ‖C‖_F / √m   for the Hessian
+
+    `NewtonLoss` and `InjectFisher` keep ρ, the root of a running mean of the batches' mean squares. Divided by
+    it, gradients keep their meaning: they cancel where their mean is zero, whatever the size of the batch, and shrink
+    near a minimum. Neither a sample nor the batch counts for more than ten times a batch's usual energy, N·m·ρ²: what
+    exceeds it is shortened. No batch more than doubles ρ². So one gradient that
+    explodes neither stills the others nor sets the unit for long.
+
+    λ is over the eigenvalues that can be other than zero: a Fisher of N < m gradients has N of those. With
+    √m, a smaller batch would step less far, by about 1/(1 + √(m/N)). With `curvature="sample"`,
+    ‖C‖_F is √(Σ (‖gᵢ‖²/N)²), as if all gradients were orthogonal.
+
+    In functions (`newton_loss`, `newton_target`, `inject_fisher`), which keep nothing, ρ is the batch's own.
+    """
+
+    def in_batch(self, curvature: Curvature, gradient: Tensor) -> NormalizedDamping:
+        """The rule for one batch, in its own unit."""
+        size = gradient.shape[1]
+        count: Tensor | float = size
+        if isinstance(curvature, OwnParts):
+            count = curvature.sums[3].clamp(1, size) if curvature.sums is not None else min(len(gradient), size)
+        elif isinstance(curvature, LowRank):
+            rows = curvature.gradient if isinstance(curvature, FisherFactor) else curvature.factor
+            count = min(len(rows), size)
+        elif isinstance(curvature, Dense) and curvature.semidefinite and curvature.count is not None:
+            count = curvature.count.clamp(min=1, max=size)
+        stretch = (size / count).sqrt() if isinstance(count, Tensor) else math.sqrt(size / max(1, count))
+        return NormalizedDamping(self.factor, self.group, stretch)
 
 
 def whole_samples(expansion: Expansion, usable: Tensor) -> Tensor:
@@ -126,8 +160,8 @@ def resolve_damping(damping: Damping, group: "ProcessGroup | None") -> float | T
     rule = AUTO if isinstance(damping, str) else damping
     if group is None and not (isinstance(rule, NormalizedDamping) and rule.group is not None):
         return rule
-    if type(rule) is NormalizedDamping:  # not by `replace`, into which the compiler of torch 2.6 does not look
-        return NormalizedDamping(rule.factor, group)
+    if type(rule) in (NormalizedDamping, RunningDamping):  # not by `replace`, into which not every compiler looks
+        return type(rule)(rule.factor, group)  # type: ignore[union-attr, call-arg]
     return replace(rule, group=group) if isinstance(rule, NormalizedDamping) else rule
 
 
@@ -160,4 +194,4 @@ def _keep_as_float(rule: "RelativeDamping | NormalizedDamping", what: str) -> No
 
 
 # What "auto" stands for.
-AUTO = NormalizedDamping()
+AUTO = RunningDamping()

@@ -182,7 +182,7 @@ def _share_matrix(
     counts = torch.stack([count, samples]).to(matrix.dtype)
     summed = sum_over(group, torch.cat([_times(count, matrix).flatten(), counts]))
     mean = summed[:-2].reshape(matrix.shape) / summed[-2].clamp(min=1)
-    return Dense(mean, semidefinite), summed[-1]
+    return Dense(mean, semidefinite, summed[-1] if semidefinite else None), summed[-1]
 
 
 def _share_rows(

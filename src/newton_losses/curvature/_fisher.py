@@ -112,7 +112,9 @@ def _plan(damping: Rule) -> _Plan | None:
     if kind is float or kind is int:
         return _Plan(number=float(damping))  # type: ignore[arg-type]
     if kind is NormalizedDamping:
-        return _Plan(factor=damping.factor, normalized=True) if damping.group is None else None  # type: ignore[union-attr]
+        factor = damping.factor * damping.stretch  # type: ignore[union-attr]
+        is_alone = damping.group is None and not isinstance(factor, Tensor)  # type: ignore[union-attr]
+        return _Plan(factor=factor, normalized=True) if is_alone else None
     if kind is RelativeDamping:
         return _Plan(factor=damping.factor)  # type: ignore[union-attr]
     return _Plan(tensor=damping.detach().reshape(())) if isinstance(damping, Tensor) else None

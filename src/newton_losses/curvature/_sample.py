@@ -64,6 +64,7 @@ def sample_step(parts: OwnParts, damping: Rule, *, mean: bool = False) -> Solved
         spread = (fourth / (count * outputs)).sqrt()
         number = factor * spread
         if isinstance(damping, NormalizedDamping):
+            number = number * damping.stretch
             number = torch.where(spread == 0, 1.0, number)
             unit = (second / outputs).sqrt()
             length = torch.where(unit == 0, 1.0, number / unit)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..errors import ArgumentError
-from ._damping import DampingRule, NormalizedDamping, RelativeDamping, apply_rule, whole_samples
+from ._damping import DampingRule, NormalizedDamping, RelativeDamping, RunningDamping, apply_rule, whole_samples
 from ._expansion import Expansion, FisherFactor, FisherMatrix, finite
 from ._fisher import LEAST_FACTOR, SAFE, Solved, can_solve, fisher_step, matrix_step
 from ._forms import Dense, LowRank, OwnParts, as_curvature
@@ -71,6 +71,8 @@ def solve_step(
     if spectrum is None:
         spectrum = "absolute" if isinstance(damping, NormalizedDamping) else "raw"
     value, gradient = expansion.value, expansion.gradient
+    if type(damping) is RunningDamping:
+        damping = damping.in_batch(curvature, gradient)
     with full_precision(gradient):
         if isinstance(curvature, (FisherMatrix, FisherFactor)) and can_solve(curvature, gradient, damping):
             kept = curvature.kept
@@ -146,6 +148,8 @@ def _on_host(
         return None
     is_relative = isinstance(damping, (NormalizedDamping, RelativeDamping))
     number = damping.factor * spread if is_relative else float(damping)  # type: ignore[union-attr, arg-type]
+    if isinstance(damping, NormalizedDamping):
+        number *= float(damping.stretch)
     if not SAFE[0] < number < SAFE[1]:
         return None
     length = number / (energy / math.sqrt(gradient.numel())) if isinstance(damping, NormalizedDamping) else 1.0

@@ -34,6 +34,9 @@ CONTROLS: dict[str, dict[str, Any]] = {
     "sample-auto": {"curvature": "sample", "damping": "auto"},
     "fisher-auto": {"curvature": "fisher", "damping": "auto"},
     "hessian-auto": {"curvature": "hessian", "damping": "auto"},
+    "sample-running": {"curvature": "sample", "damping": "running"},
+    "fisher-running": {"curvature": "fisher", "damping": "running"},
+    "hessian-running": {"curvature": "hessian", "damping": "running"},
 }
 METHODS = {
     "baseline": "plain",
@@ -45,6 +48,9 @@ METHODS = {
     "sample-auto": "sample, auto",
     "fisher-auto": "Fisher, auto",
     "hessian-auto": "Hessian, auto",
+    "sample-running": "sample, running",
+    "fisher-running": "Fisher, running",
+    "hessian-running": "Hessian, running",
 }
 TITLES = {
     "neuralsort": "NeuralSort",
@@ -92,7 +98,7 @@ def every_cell() -> dict[str, Cell]:
         if cell.variant != "baseline" or cell.control or cell.numerics == "reference":
             continue
         for method, settings in CONTROLS.items():
-            if method == "hessian-auto" and cell.algorithm == "smoothed-algorithm":
+            if method.startswith("hessian") and cell.algorithm == "smoothed-algorithm":
                 continue  # it has no Hessian
             found[cell_key(cell.column, method, cell.numerics)] = cell.changed(settings)
     return {key: replace(cell, key=key) for key, cell in found.items()}

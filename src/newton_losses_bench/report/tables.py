@@ -135,8 +135,14 @@ def sorting_table(full: Runs, short: Runs) -> Table:
 def control_table(runs: Runs, names: Sequence[str], numerics: str, *, averaged: bool = False) -> Table | None:
     """The plain loss beside controls and curvature, column by column: where does a gain come from?"""
     rows = []
+    # The default's own rule is younger than most runs.
+    methods = [
+        method
+        for method in ("baseline", *CONTROLS)
+        if not method.endswith("-running") or any(runs.runs(column, method, numerics) for column in names)
+    ]
     for column in names:
-        groups = {method: runs.runs(column, method, numerics) for method in ("baseline", *CONTROLS)}
+        groups = {method: runs.runs(column, method, numerics) for method in methods}
         figures = [one.summary(main_metric(one.cell), averaged=averaged) if one else None for one in groups.values()]
         if any(figures):
             papers = [figure_cell(papers_best(column))] if runs.as_in_the_paper else []
@@ -144,7 +150,7 @@ def control_table(runs: Runs, names: Sequence[str], numerics: str, *, averaged: 
             rows.append((Cell(column_title(column)), verdict, *map(figure_cell, figures), *papers))
     caption = f"Test accuracy in %, {runs.label}{', averaged weights' if averaged else ''}."
     papers_head = ["paper’s best"] if runs.as_in_the_paper else []
-    heads = ("loss", "verdict", *(METHODS[method] for method in ("baseline", *CONTROLS)), *papers_head)
+    heads = ("loss", "verdict", *(METHODS[method] for method in methods), *papers_head)
     name = f"controls-{runs.data}-{runs.length}" + ("-averaged" if averaged else "")
     return Table(name, caption, heads, rows) if rows else None
 

@@ -16,12 +16,13 @@ from newton_losses.curvature import (
     Expansion,
     NormalizedDamping,
     RelativeDamping,
+    RunningDamping,
     expand,
     finite,
 )
 
 from ..config import RunConfig
-from ..settings import auto_factor
+from ..settings import rule_and_factor
 
 Figures = dict[str, dict[str, float]]
 Record = dict[str, Any]
@@ -104,7 +105,8 @@ def damping_rule(config: RunConfig) -> Damping | None:
     if config.relative_damping is not None:
         return RelativeDamping(config.relative_damping)
     if isinstance(config.damping, str):
-        return NormalizedDamping(auto_factor(config.damping))
+        name, factor = rule_and_factor(config.damping)
+        return RunningDamping(factor) if name == "running" else NormalizedDamping(factor)
     return config.damping
 
 

@@ -1,0 +1,176 @@
+"""The unit of the default step: the size of the gradients over the run so far, and a bound on any one sample.
+
+    ρ² = mean over the last thousand batches of (1/(N·m)) Σ ‖gᵢ‖²
+
+A batch that is divided by its own size solves E[g/ρ] = 0 in place of E[g] = 0, and never stops near a minimum. Divided
+by a size that hardly changes from batch to batch it is the gradient in another unit, and does neither. Here are the two
+numbers that are kept, how a batch changes them, and the module that holds them.
+"""
+
+import math
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from ._damping import RunningDamping, whole_samples
+from ._distributed import sum_over
+from ._expansion import Expansion, FisherFactor, FisherMatrix, empirical_fisher, finite
+from ._forms import Exchangeable, Masked, OwnParts, widened
+from ._lists import exchangeable_fisher, masked_fisher
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+DECAY = 0.999
+# Neither a sample nor a whole batch counts for more than this many times the usual energy of a batch, N·m·ρ².
+LIMIT = 10.0
+# In the first batch there is no usual energy: a sample has at most this many times the median of all samples.
+FIRST_LIMIT = 1e4
+# No batch makes ρ² more than this many times larger. Samples enter it as they are: with those that are large left out,
+# it would fall with what the others still have to learn, and a rare class would count for less and less.
+GROWTH = 2.0
+
+
+class Settled(NamedTuple):
+    """An expansion with no gradient beyond the limit, and the factor from a step in the batch's unit to the run's."""
+
+    expansion: Expansion
+    factor: Tensor | float
+
+
+class RunningScale(nn.Module):
+    """A module that keeps the mean square of the gradients it has seen, as the default damping needs it.
+
+    The buffer `running_square` `(2,)` holds a sum of mean squares that decays, and the sum of their weights: ρ² is
+    their ratio. It is saved with the module, moves with it and keeps its precision in a module of half precision.
+    A state without it, such as one of a module with another damping, loads all the same.
+    """
+
+    running_square: Tensor | None
+
+    def _keep_scale(self, damping: object) -> None:
+        is_kept = isinstance(damping, RunningDamping)
+        self.register_buffer("running_square", torch.zeros(2, dtype=torch.float64) if is_kept else None)
+
+    def _scale_on(self, tensor: Tensor) -> Tensor | None:
+        """The buffer on the device of `tensor`."""
+        state = self.running_square
+        if state is not None and state.device != tensor.device:
+            state = self.running_square = state.to(tensor.device, dtype=_dtype(tensor.device))
+        return state
+
+    def _apply(self, fn: Any, recurse: bool = True) -> "RunningScale":
+        state = self.running_square
+        self.running_square = None
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        if state is not None:
+            device = fn(torch.zeros(0)).device
+            if state.device.type == "meta" and device.type != "meta":
+                state = torch.zeros(2)
+            self.running_square = state.to(device, dtype=_dtype(device))
+        return self
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *others: Any) -> None:
+        name = prefix + "running_square"
+        if self.running_square is None:
+            state_dict.pop(name, None)
+        elif name not in state_dict:
+            state_dict[name] = torch.zeros_like(self.running_square)
+        super()._load_from_state_dict(state_dict, prefix, *others)  # type: ignore[no-untyped-call]
+
+
+def settle(
+    expansion: Expansion, kind: str, state: Tensor | None, *, update: bool, group: "ProcessGroup | None" = None
+) -> Settled:
+    """Bound the gradients of a batch by the run's, and take the batch into the run's mean square.
+
+    Without a `state` nothing is known of other batches, and the batch's own unit stays. Nothing waits for the device.
+    """
+    gradient = expansion.gradient.detach()
+    if state is None or gradient.shape[1] == 0:
+        return Settled(expansion, 1.0)
+    if group is None and _is_on_host(expansion):
+        found = _on_host(expansion, state, update)
+        if found is not None:
+            return found
+    usable = finite(expansion)
+    squares = torch.where(usable, widened(gradient).square().sum(1), 0.0) / gradient.shape[1]
+    total, count = squares.sum(), whole_samples(expansion, usable).to(squares.dtype)
+    if group is not None:
+        total, count = sum_over(group, torch.stack([total, count])).unbind()
+    count = count.clamp(min=1)
+    is_first = state[1] == 0
+    old = state[0] / state[1]  # 0/0 where nothing is known yet
+    limit = LIMIT * count * old
+    if group is None and len(squares) > 0:
+        # Most samples may have no gradient at all: the median is that of the others.
+        usual = torch.nanmedian(torch.where(squares > 0, squares, math.nan))
+        limit = torch.where(is_first, FIRST_LIMIT * usual, limit)
+    limit = torch.where(limit > 0, limit, math.inf)
+    bounded = torch.minimum(squares, limit).sum()
+    if group is not None:
+        bounded = sum_over(group, bounded)
+    own, mean = bounded / count, total / count
+    # A batch without any gradient says nothing of its size.
+    enters = (mean > 0) & torch.isfinite(mean)
+    weight = torch.lerp(torch.ones_like(own), state[1], DECAY)
+    run = torch.minimum(torch.lerp(mean, state[0], DECAY) / weight, GROWTH * old)
+    run = torch.where(is_first, own, run)
+    if update:
+        state.copy_(torch.where(enters, torch.stack([run * weight, weight]), state))
+    factor = (own / run).sqrt().clamp(max=math.sqrt(LIMIT))
+    factor = torch.where(enters, factor, 1.0).to(gradient.dtype)
+    shares = torch.where(squares > limit, (limit / squares).sqrt(), 1.0).to(gradient.dtype)
+    return Settled(_with_gradient(expansion, expansion.gradient * shares[:, None], kind), factor)
+
+
+def _is_on_host(expansion: Expansion) -> bool:
+    gradient = expansion.gradient
+    return (
+        gradient.device.type == "cpu"
+        and gradient.numel() > 0
+        and not torch.compiler.is_compiling()
+        and type(gradient) is Tensor
+        and getattr(expansion.curvature, "mask", None) is None
+        and not torch._C._are_functorch_transforms_active()
+    )
+
+
+def _on_host(expansion: Expansion, state: Tensor, update: bool) -> Settled | None:
+    """The same where numbers may be looked at; `None` where a sample is beyond the limit or not finite."""
+    gradient = expansion.gradient.detach()
+    count, size = gradient.shape
+    numbers = state.numpy()  # NumPy reads, writes and sums these few numbers in a tenth of the time
+    total, weight = float(numbers[0]), float(numbers[1])
+    if weight == 0:
+        return None
+    norms = torch.linalg.vector_norm(gradient, dim=1, dtype=torch.float64).numpy()
+    mean, old = float(norms @ norms) / (count * size), total / weight
+    is_small = float(norms.max()) ** 2 <= LIMIT * count * size * old  # what is not finite is not small
+    if mean == 0 or not is_small or not math.isfinite(expansion.value.detach().numpy().sum()):
+        return None
+    weight = DECAY * weight + (1 - DECAY)
+    run = min((DECAY * total + (1 - DECAY) * mean) / weight, GROWTH * old)
+    if update:
+        numbers[:] = run * weight, weight
+    return Settled(expansion, math.sqrt(min(mean / run, LIMIT)))
+
+
+def _with_gradient(expansion: Expansion, gradient: Tensor, kind: str) -> Expansion:
+    """The expansion with other gradients, and with their curvature where it is made of them."""
+    curvature = expansion.curvature
+    if isinstance(curvature, OwnParts):
+        curvature = replace(curvature, gradient=gradient)
+    elif kind == "fisher" and isinstance(curvature, (FisherMatrix, FisherFactor)):
+        curvature = empirical_fisher(gradient, curvature.kept, value=curvature.value)
+    elif kind == "fisher" and isinstance(curvature, Exchangeable):
+        curvature = exchangeable_fisher(gradient, finite(expansion), curvature.mask)
+    elif kind == "fisher" and isinstance(curvature, Masked):
+        curvature = masked_fisher(gradient, curvature.mask, finite(expansion))
+    return Expansion(expansion.value, gradient, curvature)
+
+
+def _dtype(device: torch.device) -> torch.dtype:
+    return torch.float32 if device.type == "mps" else torch.float64

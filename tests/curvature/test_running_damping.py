@@ -1,0 +1,218 @@
+"""damping="auto" with a memory: the optimum stays where it is, steps shrink near it, and one sample stills no other."""
+
+import copy
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import newton_losses as nl
+from cases import Case, quartic, ripples
+from newton_losses.curvature import NormalizedDamping, RunningDamping
+
+KINDS = ("hessian", "fisher")
+
+
+def steps(loss: object, y: Tensor, batches: list[Tensor], **options: object) -> list[Tensor]:
+    """The gradients that one module sends back for outputs `y` `(m,)` that all samples share, batch after batch."""
+    newton = nl.NewtonLoss(loss, check=False, **options)
+    found = []
+    for batch in batches:
+        outputs = y.expand(len(batch), -1).clone().requires_grad_()
+        found.append(torch.autograd.grad(newton(outputs, batch), outputs)[0])
+    return found
+
+
+def pull(loss: object, y: Tensor, population: Tensor, size: int, **options: object) -> float:
+    """What an epoch in batches of `size` sums to at `y`, over the sum of the lengths; 0 at a fixed point."""
+    batches = list(population.split(size))
+    known = max(1, 100 // len(batches))
+    found = steps(loss, y, (known + 1) * batches, **options)[known * len(batches) :]
+    found = torch.stack([step.sum(0) * len(step) for step in found])
+    return float(found.sum(0).norm() / found.norm(dim=1).sum())
+
+
+def cross_entropy(y: Tensor, target: Tensor) -> Tensor:
+    return nn.functional.binary_cross_entropy_with_logits(y, target, reduction="none").sum(1)
+
+
+@pytest.mark.parametrize("share", [0.7, 0.85])
+@pytest.mark.parametrize("size", [1, 2, 4, 8, 32])
+def test_the_optimum_of_an_intercept_does_not_depend_on_the_batch_size(size: int, share: float) -> None:
+    """A logistic regression without inputs: at the share of ones all gradients cancel."""
+    generator = torch.Generator().manual_seed(0)
+    ones = (torch.randperm(160, generator=generator) < 160 * share).double()[:, None]
+    best = torch.tensor([share], dtype=torch.float64).logit()
+    for kind in KINDS if size == 4 else KINDS[1:]:
+        assert pull(cross_entropy, best, ones, size, curvature=kind) < 0.01
+    # The rule of each batch alone has its fixed point elsewhere, or none.
+    if size <= 8:
+        assert pull(cross_entropy, best, ones, size, curvature="fisher", damping=NormalizedDamping()) > 0.05
+
+
+@pytest.mark.parametrize("size", [1, 8])
+def test_the_optimum_of_a_noisy_quadratic_stays(size: int) -> None:
+    """Skewed noise around a minimum with eigenvalues from 0.1 to 10."""
+    scales = torch.logspace(-1, 1, 6, dtype=torch.float64)
+    noise = torch.empty(128, 6, dtype=torch.float64).exponential_(generator=torch.Generator().manual_seed(0))
+    noise = noise - noise.mean(0)
+
+    def loss(y: Tensor, centre: Tensor) -> Tensor:
+        return (scales * (y - centre).square()).sum(1) / 2
+
+    at = torch.zeros(6, dtype=torch.float64)
+    # ρ drifts by a per cent in an epoch of this length.
+    assert pull(loss, at, noise, size, curvature="hessian") < 0.02
+    assert pull(loss, at, noise, size, curvature="hessian", damping=NormalizedDamping()) > 0.1
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "sample"])
+def test_near_a_minimum_steps_shrink(kind: str) -> None:
+    """So that Adam at a constant rate arrives."""
+    scales = torch.tensor([0.1, 1.0, 10.0], dtype=torch.float64)
+
+    def ends(damping: object) -> float:
+        y = torch.ones(1, 3, dtype=torch.float64, requires_grad=True)
+        newton = nl.NewtonLoss(lambda y: (scales * y.square()).sum(1), kind, damping, check=False)
+        optimizer = torch.optim.Adam([y], lr=0.05)
+        for _ in range(300):
+            optimizer.zero_grad()
+            newton(y).backward()
+            optimizer.step()
+        return float(y.detach().square().sum())
+
+    assert ends("auto") < 1e-9
+    assert ends(NormalizedDamping()) > 1e-7
+
+
+def test_a_smaller_last_batch_steps_as_far() -> None:
+    """With fewer samples than outputs, gradients are nearly orthogonal."""
+    slopes = torch.eye(144, dtype=torch.float64)[:70]
+
+    def loss(y: Tensor, slope: Tensor) -> Tensor:
+        return (slope * y).sum(1)
+
+    for kind in ("fisher", "sample"):
+        full, last = steps(loss, slopes[0], [slopes, slopes[:10]], curvature=kind)
+        torch.testing.assert_close(10 * last.norm(dim=1), 70 * full[:10].norm(dim=1))
+
+
+def usual_and(slopes: Tensor, kind: str, before: int = 20) -> list[Tensor]:
+    """What batches of usual size send back, and then one of these `slopes`."""
+    generator = torch.Generator().manual_seed(0)
+    usual = [torch.randn(len(slopes), 4, generator=generator, dtype=torch.float64) for _ in range(before)]
+    return steps(lambda y, slope: (slope * y).sum(1), slopes[0], [*usual, slopes, *usual], curvature=kind)
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "sample"])
+@pytest.mark.parametrize("size", [1e3, 1e12])
+def test_a_sample_that_explodes_does_not_still_the_others(kind: str, size: float) -> None:
+    slopes = torch.randn(32, 4, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    calm = usual_and(slopes, kind)
+    exploded = slopes.clone()
+    exploded[3] *= size
+    wild = usual_and(exploded, kind)
+    others = torch.arange(32) != 3
+    # They keep their lengths, up to what the Fisher takes along the direction of the large one.
+    ratio = wild[20][others].norm(dim=1) / calm[20][others].norm(dim=1)
+    assert ratio.min() > 0.5
+    assert ratio.max() < 2.5
+    # It moves by more than they do, but not by its size; and the next batches are hardly in another unit.
+    assert wild[20][3].norm() < 100 * calm[20].norm(dim=1).mean()
+    for after in (21, 39):
+        ratio = wild[after].norm() / calm[after].norm()
+        assert 0.7 < ratio < 1.01
+
+
+def test_the_first_batch_may_explode() -> None:
+    slopes = torch.randn(32, 4, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    slopes[16:] = 0  # half of the samples have no gradient
+    exploded = slopes.clone()
+    exploded[3] *= 1e9
+    calm, wild = (usual_and(one, "fisher", before=0) for one in (slopes, exploded))
+    later = [steps(lambda y, s: (s * y).sum(1), slopes[0], [one, *[slopes] * 200], curvature="fisher")[-1]
+             for one in (slopes, exploded)]  # fmt: skip
+    assert torch.isfinite(wild[0]).all()
+    assert calm[0].abs().max() > 0
+    assert 0.4 < later[1].norm() / later[0].norm() <= 1.01
+
+
+@pytest.mark.parametrize("curvature", ["fisher", "sample"])
+def test_the_module_that_is_injected_remembers_too(curvature: str) -> None:
+    """In the unit of the samples' own losses: neither the batch's size nor a scale of the loss enters."""
+    inject = nl.InjectFisher(curvature=curvature, loss_scale=1024.0)
+    newton = nl.NewtonLoss(quartic, curvature, check=False)
+    for count, scale in ((7, 1.0), (3, 0.2), (9, 5.0), (7, 1e4)):
+        y, target = Case(quartic, (count, 3)).draw(count)
+        y, other = ((scale * y).requires_grad_() for _ in range(2))
+        newton(y, target).backward()
+        (1024 * quartic(inject(other), target).mean()).backward()
+        torch.testing.assert_close(other.grad / 1024, y.grad)
+    torch.testing.assert_close(inject.running_square, newton.running_square)
+
+
+@pytest.mark.parametrize(
+    "build", [lambda d: nl.NewtonLoss(ripples, "fisher", d), nl.InjectFisher], ids=["loss", "inject"]
+)
+def test_the_scale_is_saved_moves_and_keeps_its_precision(build) -> None:
+    module = build("auto")
+    assert module.state_dict()["running_square"].tolist() == [0, 0]
+    module.running_square.fill_(0.123456789012345)
+    other = build("auto")
+    other.load_state_dict(module.state_dict())
+    assert torch.equal(other.running_square, module.running_square)
+    for changed in (
+        copy.deepcopy(module).half(),
+        copy.deepcopy(module).to(torch.bfloat16),
+        copy.deepcopy(module).cpu(),
+    ):
+        assert torch.equal(changed.running_square, module.running_square)
+    # A checkpoint of another damping, or of before, still loads; and one with a scale loads where none is kept.
+    assert "running_square" not in build(0.1).state_dict()
+    other.load_state_dict(build(0.1).state_dict())
+    build(0.1).load_state_dict(module.state_dict())
+    nn.Sequential(nn.Linear(2, 2), build("auto")).load_state_dict(nn.Sequential(nn.Linear(2, 2)).state_dict())
+
+
+def test_only_training_changes_the_scale() -> None:
+    y, target = Case(ripples, (7, 3)).draw()
+    newton = nl.NewtonLoss(ripples, "fisher", check=False)
+    newton(y.clone().requires_grad_(), target)
+    known = newton.running_square.clone()
+    assert known[1] > 0
+    with torch.no_grad():
+        newton(3 * y, target)
+    torch.func.grad(lambda y: newton(y, target))(3 * y)
+    newton.eval()
+    large = (3 * y).requires_grad_()
+    found = torch.autograd.grad(newton(large, target), large)[0]
+    assert torch.equal(newton.running_square, known)
+    newton.train()
+    assert not torch.allclose(
+        torch.autograd.grad(nl.newton_loss(ripples, large, target, curvature="fisher"), large)[0], found
+    )
+    newton(large, target)
+    assert not torch.equal(newton.running_square, known)
+    newton(torch.zeros(0, 3, requires_grad=True), torch.zeros(0, 3))  # says nothing of a size
+    assert newton.running_square[1] < 0.003
+
+
+@pytest.mark.parametrize("kind", ["fisher", "sample"])
+def test_a_compiler_keeps_it_as_well(kind: str) -> None:
+    newton = nl.NewtonLoss(ripples, kind, check=False)
+    compiled = torch.compile(copy.deepcopy(newton), fullgraph=True, backend="eager")
+    for seed, scale in enumerate((1.0, 0.3, 40.0)):
+        y, target = Case(ripples, (7, 3)).draw(seed)
+        y = (scale * y).requires_grad_()
+        wanted, found = (torch.autograd.grad(form(y, target), y)[0] for form in (newton, compiled))
+        torch.testing.assert_close(found, wanted)
+    torch.testing.assert_close(compiled.running_square, newton.running_square)
+
+
+def test_the_rule_by_name() -> None:
+    assert repr(RunningDamping(2.0)) == "RunningDamping(factor=2.0)"
+    assert RunningDamping() == nl.NewtonLoss(ripples)._rule
+    assert RunningDamping() != NormalizedDamping()
+    assert nl.NewtonLoss(ripples, damping=NormalizedDamping()).running_square is None
+    assert math.isclose(nl.NewtonLoss(ripples, damping=RunningDamping(3)).options["damping"].factor, 3)
