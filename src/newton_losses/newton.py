@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple, TypedDict
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from ._arguments import padded_outputs, positional_targets
 from ._skipped import OnNonfinite, SkipWatch, skip_counter
@@ -193,8 +193,7 @@ class NewtonLoss(RunningScale):
         if is_checked:
             self._check_loss(loss, y, targets)
         counter = skip_counter(self, y) if isinstance(y, Tensor) else None  # what is none will be refused
-        run = None if self.running_square is None or not isinstance(y, Tensor) else self._scale_on(y)
-        is_new = self.training and counter is not None
+        run, is_new = self._scale_on(y), self.training and counter is not None
         found = compute_newton_loss(loss, y, targets, self.value, self.options, self._rule, counter, mask, run, is_new)
         if counter is not None and found.kept is not None and not found.counted:
             counter.add_((~found.kept).sum())

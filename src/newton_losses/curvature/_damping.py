@@ -10,7 +10,7 @@ from torch import Tensor
 from ..errors import ArgumentError
 from ._distributed import sum_over
 from ._expansion import Expansion, FisherFactor, finite
-from ._forms import Curvature, Dense, LowRank, OwnParts, as_curvature, widened
+from ._forms import Curvature, Dense, LowRank, Masked, OwnParts, as_curvature, widened
 from ._options import NUMBERS, check_number, check_positive
 
 if TYPE_CHECKING:
@@ -129,16 +129,26 @@ class RunningDamping(NormalizedDamping):
 
     def in_batch(self, curvature: Curvature, gradient: Tensor) -> NormalizedDamping:
         """The rule for one batch, in its own unit."""
-        size = gradient.shape[1]
+        size: Tensor | float = gradient.shape[1]
         count: Tensor | float = size
-        if isinstance(curvature, OwnParts):
-            count = curvature.sums[3].clamp(1, size) if curvature.sums is not None else min(len(gradient), size)
+        if isinstance(curvature, OwnParts) and curvature.sums is None and curvature.mask is None:
+            count = min(len(gradient), gradient.shape[1])
+        elif isinstance(curvature, OwnParts):
+            _, _, outputs, samples = curvature.summed().clamp(min=1).unbind()
+            size = outputs / samples
+            count = torch.minimum(samples, size)
+        elif isinstance(curvature, Masked) and curvature.semidefinite:
+            exist = widened(curvature.pairs.diagonal())
+            samples = exist.max().clamp(min=1)
+            size = (exist.sum() / samples).clamp(min=1)
+            count = torch.minimum(samples, size)
         elif isinstance(curvature, LowRank):
             rows = curvature.gradient if isinstance(curvature, FisherFactor) else curvature.factor
-            count = min(len(rows), size)
+            count = min(len(rows), gradient.shape[1])
         elif isinstance(curvature, Dense) and curvature.semidefinite and curvature.count is not None:
-            count = curvature.count.clamp(min=1, max=size)
-        stretch = (size / count).sqrt() if isinstance(count, Tensor) else math.sqrt(size / max(1, count))
+            count = curvature.count.clamp(min=1, max=gradient.shape[1])
+        share = size / max(1, count) if isinstance(count, (int, float)) else size / count
+        stretch = share.sqrt() if isinstance(share, Tensor) else math.sqrt(share)
         return NormalizedDamping(self.factor, self.group, stretch)
 
 

@@ -170,7 +170,7 @@ def _share_masked(curvature: Masked, samples: Tensor, group: "ProcessGroup") -> 
         group, torch.cat([(_wide(curvature.matrix) * pairs).flatten(), pairs.flatten(), _wide(samples).reshape(1)])
     )
     total, pairs = summed[:-1].reshape(2, size, size)
-    return Masked(total / pairs.clamp(min=1), curvature.mask, pairs), summed[-1]
+    return Masked(total / pairs.clamp(min=1), curvature.mask, pairs, curvature.semidefinite), summed[-1]
 
 
 def _share_matrix(

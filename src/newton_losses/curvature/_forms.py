@@ -161,11 +161,13 @@ class Masked:
 
     Sample i is solved with the part of `matrix` `(m, m)` that belongs to its own outputs, `mask` `(N, m)`: what does
     not exist gets no step and takes nothing from the others. `pairs` `(m, m)` counts the samples behind each entry.
+    `semidefinite` where it is an empirical Fisher, which has no more eigenvalues than there are samples.
     """
 
     matrix: Tensor
     mask: Tensor
     pairs: Tensor
+    semidefinite: bool = False
 
     @property
     def size(self) -> int:

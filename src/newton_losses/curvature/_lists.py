@@ -62,7 +62,8 @@ def masked_mean(total: Tensor, mask: Tensor, kept: Tensor) -> Masked:
 def masked_fisher(gradient: Tensor, mask: Tensor, kept: Tensor) -> Masked:
     """The empirical Fisher of gradients `(N, m)` over the pairs of outputs that exist."""
     wide = widened(torch.where(kept.unsqueeze(-1) & mask, gradient, 0.0))
-    return masked_mean(wide.mT @ wide, mask, kept)
+    mean = masked_mean(wide.mT @ wide, mask, kept)
+    return Masked(mean.matrix, mask, mean.pairs, semidefinite=True)
 
 
 def brought_sums(loss: object, y: Tensor, targets: tuple[Any, ...]) -> tuple[Tensor, Tensor] | None:

@@ -57,7 +57,7 @@ class RunningScale(nn.Module):
     def _scale_on(self, tensor: Tensor) -> Tensor | None:
         """The buffer on the device of `tensor`."""
         state = self.running_square
-        if state is not None and state.device != tensor.device:
+        if state is not None and isinstance(tensor, Tensor) and state.device != tensor.device:
             state = self.running_square = state.to(tensor.device, dtype=_dtype(tensor.device))
         return state
 
@@ -100,7 +100,7 @@ def settle(
     total, count = squares.sum(), whole_samples(expansion, usable).to(squares.dtype)
     if group is not None:
         total, count = sum_over(group, torch.stack([total, count])).unbind()
-    count = count.clamp(min=1)
+    count = torch.where(count > 0, count, 1.0)  # of lists, a part of a sample counts as such
     is_first = state[1] == 0
     old = state[0] / state[1]  # 0/0 where nothing is known yet
     limit = LIMIT * count * old
