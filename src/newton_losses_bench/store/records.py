@@ -259,14 +259,14 @@ def pack(folders: Iterable[str | os.PathLike[str]], out: str | os.PathLike[str])
     `out` as it was: a damaged run, a damaged line of `out`, and a run whose name `out` has with another content. The
     folders stay; runs that are not finished are left out, and named in the notes.
     """
-    target, folders = Path(out), list(map(Path, folders))
+    target, places = Path(out), [Path(folder) for folder in folders]
     if target.suffix != SUFFIX or target.name == EVALUATIONS:
         raise ArgumentError(f"--out {target}: the name of a file of packed runs ends in {SUFFIX}.")
     packed = Packed()
-    runs = _finished_runs(folders, packed.notes)
+    runs = _finished_runs(places, packed.notes)
     if not runs:
         raise ArgumentError(
-            f"No finished run lies in {', '.join(map(str, folders))}. A finished run is a folder with a {RESULT}."
+            f"No finished run lies in {', '.join(map(str, places))}. A finished run is a folder with a {RESULT}."
         )
     known = {}
     for _, line in _packed_lines(target) if target.exists() else ():

@@ -25,13 +25,13 @@ class ConvexTask:
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(config.seed)
             # The order of the notebook that the paper took this from: weights first, then the data.
-            self.model = nn.Sequential(ConvexReLU(config), ConvexReLU(config), nn.Linear(SIZE, 1))
+            self.model: nn.Module = nn.Sequential(ConvexReLU(config), ConvexReLU(config), nn.Linear(SIZE, 1))
             self._inputs, self._wanted = torch.randn(config.batch_size, SIZE), torch.randn(config.batch_size, 1)
-        self.loss_module = nn.MSELoss()
+        self.loss_module: nn.Module = nn.MSELoss()
         self.generators: dict[str, torch.Generator] = {}
         self.tensors: dict[str, Tensor] = {}
         self.total_steps = config.steps
-        self.batch_sizes = (config.batch_size,)
+        self.batch_sizes: tuple[int, ...] = (config.batch_size,)
 
     def begin_step(self, step: int) -> int:
         return self._config.batch_size
