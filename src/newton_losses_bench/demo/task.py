@@ -71,22 +71,13 @@ class Arm:
     settings: dict[str, Any]
 
 
+_NEWTON = {"curvature": "fisher", "damping": 100.0}
 ARMS = (
     Arm("plain", "usual loss", 2, {"numerics": "reference"}),
     Arm("clipped", "usual loss, gradient clipping", 5, {"numerics": "reference", "clip_norm": 1.0}),
-    Arm(
-        "newton",
-        "usual loss + Newton (Fisher)",
-        1,
-        {"numerics": "reference", "curvature": "fisher", "damping": 100.0},
-    ),
+    Arm("newton", "usual loss + Newton (Fisher)", 1, {"numerics": "reference", **_NEWTON}),
     Arm("stable", "stable loss", 3, {"numerics": "stable"}),
-    Arm(
-        "stable-newton",
-        "stable loss + Newton (Fisher)",
-        4,
-        {"numerics": "stable", "curvature": "fisher", "damping": 100.0},
-    ),
+    Arm("stable-newton", "stable loss + Newton (Fisher)", 4, {"numerics": "stable", **_NEWTON}),
 )
 
 
