@@ -1,8 +1,9 @@
 """Soft counterparts of `torch.sort`, ranking and `torch.topk`, for any relaxation, any list and any length.
 
-The functions check their arguments and bring the result back into the caller's layout; what a relaxation computes is
-in its own file, and for matrices in `_relaxation.py`. With `hard=True` the value is the hard one and the gradient that
-of the soft one, the straight-through estimator.
+All three return the shape, dtype and layout of the scores. `mask`, of their shape, is True where an item exists, and
+nested tensors say so themselves: what does not exist is 0 and has no gradient. With `hard=True` the value is the hard
+one and the gradient that of the soft one, the straight-through estimator. What a relaxation computes is in its own
+file, and for matrices in `_relaxation.py`.
 """
 
 import torch
@@ -25,10 +26,10 @@ def soft_sort(
     mask: Tensor | None = None,
     hard: bool = False,
 ) -> Tensor:
-    """P @ scores along `dim`: the sorted scores, of the same shape and dtype, differentiable by all of them.
+    """The sorted scores along `dim`, P @ scores; each depends on all of them.
 
-    With a `mask` of the shape of `scores`, True where an item exists, the m items of a list fill its first m ranks,
-    and the others are 0. A nested tensor comes back as one. `hard=True` sorts, with the gradient of the soft sort.
+    With a `mask`, the m items that exist fill the first m ranks of their list. `hard=True` is `torch.sort`, with the
+    gradient of the soft sort.
 
     >>> soft_sort(torch.tensor([3.0, 1.0, 2.0]), "softsort", temperature=0.01)
     tensor([1., 2., 3.])
@@ -56,12 +57,11 @@ def soft_rank(
     mask: Tensor | None = None,
     hard: bool = False,
 ) -> Tensor:
-    """The expected rank of each score along `dim`, from 0 to n−1, of the same shape and dtype.
+    """The expected rank of each score along `dim`, from 0 to n−1: Σ_i i · P_ij / Σ_i P_ij.
 
-    Σ_i i · P_ij / Σ_i P_ij: the columns are normalised, as those of NeuralSort and SoftSort do not sum
-    to 1. A network's do. With a `mask` of the shape of `scores`, True where an item exists, items are ranked among
-    those that do, and the others get 0. `hard=True` gives the hard ranks, equal scores sharing their mean, with the
-    gradient of the soft ones.
+    The columns are normalised, as those of NeuralSort and SoftSort do not sum to 1. With a `mask`, items are ranked
+    among those that exist. `hard=True` gives whole ranks, of which equal scores share the mean, with the gradient of
+    the soft ones.
 
     >>> soft_rank(torch.tensor([3.0, 1.0, 2.0]), steepness=1000.0)
     tensor([2., 0., 1.])
@@ -88,11 +88,11 @@ def soft_topk(
     mask: Tensor | None = None,
     hard: bool = False,
 ) -> Tensor:
-    """How much of each item is among the k largest along `dim`, Σ_{i<k} P_ij, of the shape of `scores`.
+    """How much of each item is among the k largest along `dim`, Σ_{i<k} P_ij.
 
-    The weights sum to k. With NeuralSort and SoftSort, whose columns do not sum to 1, one may exceed 1. With a `mask`
-    of the shape of `scores`, True where an item exists, the others get 0, and the weights of a list of m < k items
-    sum to m. `hard=True` gives 0 and 1, equal scores sharing what is left of k, with the gradient of the soft weights.
+    The weights sum to k, or to m in a list of m < k items. With NeuralSort and SoftSort, whose columns do not sum to 1,
+    one may exceed 1. `hard=True` gives 0 and 1, equal scores sharing what is left of k, with the gradient of the soft
+    weights.
 
     >>> soft_topk(torch.tensor([3.0, 1.0, 2.0]), 2, temperature=0.01).round()
     tensor([1., 0., 1.])
@@ -115,4 +115,5 @@ def straight_through(hard: Tensor, soft: Tensor) -> Tensor:
 
 
 def _descending_span(scores: Tensor, mask: Tensor | None, descending: bool) -> tuple[Tensor, Tensor]:
+    """First rank and number of ranks of each item, from the largest score on if `descending`."""
     return rank_span(-scores.detach() if descending else scores.detach(), mask)
