@@ -229,6 +229,23 @@ def test_errors_teach():
         survival_ranks(torch.zeros(3), torch.ones(3))
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
+def test_ranks_of_nested_tensors_are_nested():
+    scores, values, mask = ragged()
+    event = values > 1
+    as_one = nested(values, mask), nested(scores.nan_to_num(), mask), nested(event, mask)
+    for found, expected in (
+        (tied_ranks(as_one[0]), tied_ranks(values, mask=mask)),
+        (survival_ranks(*as_one[1:]), survival_ranks(scores.nan_to_num(), event, mask=mask)),
+    ):
+        loss = PartialOrderLoss("softsort", temperature=1.0)
+        for one, other in zip(found, expected, strict=True):
+            assert torch.equal(one.values(), other[mask])
+        torch.testing.assert_close(loss(as_one[1], *found), loss(scores, *expected, mask))
+    with pytest.raises(ArgumentError, match="survival_ranks: a nested tensor says itself"):
+        survival_ranks(*as_one[1:], mask=mask)
+
+
 def test_survival_ranks_against_all_pairs():
     generator = torch.Generator().manual_seed(9)
     time = torch.randint(0, 6, (40, 7), generator=generator).double()

@@ -104,6 +104,30 @@ def metric_lists(
     return scores, values, mask
 
 
+class Values(NamedTuple):
+    """What items are compared by, padded `(..., n)`, with its mask and the offsets of the nested tensor it came in."""
+
+    values: Tensor
+    mask: Tensor | None
+    offsets: Tensor | None
+
+    def as_they_came(self, *results: Tensor) -> tuple[Tensor, ...]:
+        """Whole numbers per item, `(..., n)`, nested where the values were."""
+        if self.offsets is None or self.mask is None:
+            return results
+        return tuple(torch.nested.nested_tensor_from_jagged(one[self.mask], self.offsets) for one in results)
+
+
+def as_values(values: Tensor, mask: Tensor | None, where: str, name: str) -> Values:
+    """Values without scores, which may be nested, and the mask that goes with them."""
+    if not is_nested(real_tensor(values, name, where)):
+        check_mask(mask, values, where)
+        return Values(values, mask, None)
+    if mask is not None:
+        raise ArgumentError(f"{where}: a nested tensor says itself which items exist. Pass no mask with it.")
+    return Values(*pad_nested(values, name, where))
+
+
 def check_mask(mask: Tensor | None, scores: Tensor, where: str) -> None:
     """Raise unless the mask is boolean and has the shape of the scores."""
     if mask is None:

@@ -11,7 +11,7 @@ from ..curvature import full_precision
 from ..errors import ArgumentError, ShapeError
 from ._laplace import LaplaceSort, SortedLists
 from ._laplace_curvature import HessianSums, has_closed_form, span_trace
-from ._lists import Lists, check_mask, paired_lists, rank_span
+from ._lists import Lists, as_values, paired_lists, rank_span
 from ._log_space import FAR
 from ._registry import AlgorithmName, choose
 from ._relaxation import Relaxation
@@ -95,9 +95,10 @@ def tied_ranks(values: Tensor, *, mask: Tensor | None = None) -> tuple[Tensor, T
     >>> tied_ranks(torch.tensor([3.0, 1.0, 3.0]))
     (tensor([1, 0, 1]), tensor([2, 0, 2]))
     """
-    check_mask(mask, values, "tied_ranks")
-    first, count = rank_span(values, mask)
-    return first, (first + count - 1).clamp(min=0)
+    came = as_values(values, mask, "tied_ranks", "values")
+    first, count = rank_span(came.values, came.mask)
+    lowest, highest = came.as_they_came(first, (first + count - 1).clamp(min=0))
+    return lowest, highest
 
 
 def listed_ranks(position: Tensor, *, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -110,12 +111,15 @@ def listed_ranks(position: Tensor, *, mask: Tensor | None = None) -> tuple[Tenso
     """
     if real_tensor(position, "positions", "listed_ranks").is_floating_point():
         raise ArgumentError(f"listed_ranks: positions are {position.dtype}. They are whole numbers, −1 where unknown.")
-    check_mask(mask, position, "listed_ranks")
-    exists = torch.ones_like(position, dtype=torch.bool) if mask is None else mask
+    came = as_values(position, mask, "listed_ranks", "positions")
+    position = came.values
+    exists = torch.ones_like(position, dtype=torch.bool) if came.mask is None else came.mask
     is_listed = (position >= 0) & exists
     known, size = is_listed.sum(-1, keepdim=True), exists.sum(-1, keepdim=True)
     last = (size - 1).clamp(min=0)
-    return torch.where(is_listed, position, torch.minimum(known, last)), torch.where(is_listed, position, last)
+    lowest = torch.where(is_listed, position, torch.minimum(known, last))
+    lowest, highest = came.as_they_came(lowest, torch.where(is_listed, position, last))
+    return lowest, highest
 
 
 def survival_ranks(time: Tensor, event: Tensor, *, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -128,14 +132,15 @@ def survival_ranks(time: Tensor, event: Tensor, *, mask: Tensor | None = None) -
     >>> survival_ranks(torch.tensor([5.0, 2.0, 3.0, 7.0]), torch.tensor([True, True, False, True]))
     (tensor([1, 0, 1, 2]), tensor([2, 0, 3, 3]))
     """
+    if real_tensor(event, "events", "survival_ranks").dtype != torch.bool:
+        raise ArgumentError(f"survival_ranks: events are {event.dtype}. Pass booleans, True where one was seen.")
+    came = as_values(time, mask, "survival_ranks", "times")
+    time, event = came.values, as_values(event, None, "survival_ranks", "events").values
     if time.shape != event.shape:
         raise ShapeError(
             f"survival_ranks: {tuple(time.shape)} times and {tuple(event.shape)} events; one each per item."
         )
-    if event.dtype != torch.bool:
-        raise ArgumentError(f"survival_ranks: events are {event.dtype}. Pass booleans, True where one was seen.")
-    check_mask(mask, time, "survival_ranks")
-    exists = torch.ones_like(event) if mask is None else mask
+    exists = torch.ones_like(event) if came.mask is None else came.mask
     seen = event & exists
     # Censoring comes after an event at the same time: so much later that nothing is between.
     order = rank_span(torch.where(exists, time, torch.inf) if time.is_floating_point() else time, exists)[0]
@@ -149,7 +154,8 @@ def survival_ranks(time: Tensor, event: Tensor, *, mask: Tensor | None = None) -
     lowest = seen_up_to.gather(-1, key)  # with an earlier key: it has one place more
     last = (exists.sum(-1, keepdim=True) - 1).clamp(min=0)
     highest = torch.where(event, all_up_to.gather(-1, key + 1) - 1, last).clamp(min=0)
-    return torch.where(exists, lowest, 0), torch.where(exists, highest, 0)
+    lowest, highest = came.as_they_came(torch.where(exists, lowest, 0), torch.where(exists, highest, 0))
+    return lowest, highest
 
 
 def _check_bounds(lowest: Tensor, highest: Tensor, mask: Tensor | None) -> None:

@@ -21,7 +21,7 @@ from ..curvature import (
     full_precision,
 )
 from ..errors import ArgumentError, ShapeError
-from ._lists import check_mask, paired_lists, rank_span
+from ._lists import as_values, paired_lists, rank_span
 from ._registry import AlgorithmName, choose
 from ._relaxation import Relaxation, existing_cells
 
@@ -173,7 +173,7 @@ def target_matrix(values: Tensor, dtype: torch.dtype | None = None, mask: Tensor
     """
     if real_tensor(values, "values", "target_matrix").ndim == 0:
         raise ShapeError("target_matrix: the values have no dimension to order, shape (). Pass at least shape (n,).")
-    check_mask(mask, values, "target_matrix")
+    values, mask, _ = as_values(values, mask, "target_matrix", "values")
     first, count = rank_span(values, mask)
     rank = torch.arange(values.shape[-1], device=values.device).unsqueeze(-1)
     first, count = first.unsqueeze(-2), count.unsqueeze(-2)
