@@ -122,14 +122,14 @@ def list_derivatives(
             f"A mask needs the Hessian of {size} outputs as a matrix, unless they are exchangeable. Pass "
             "exchangeable=True for outputs that are a set, or curvature='fisher'."
         )
-    trace, sums, mean = flat.new_zeros(len(flat)), flat.new_zeros(len(flat)), []
+    trace, whole, mean = flat.new_zeros(len(flat)), flat.new_zeros(len(flat)), []
     directions = torch.eye(size, dtype=flat.dtype, device=flat.device)
     for rows in torch.split(directions, max(1, CELLS_AT_ONCE // max(1, flat.numel()))):
         second = product(rows)
-        trace, sums = trace + (second * rows.unsqueeze(1)).sum((0, 2)), sums + second.sum((0, 2))
+        trace, whole = trace + (second * rows.unsqueeze(1)).sum((0, 2)), whole + second.sum((0, 2))
         mean.append(torch.where(kept[None, :, None], second, 0.0).sum(1))
     if exchangeable:
-        return found.value, found.gradient, exchangeable_curvature(trace, sums, kept, size, mask)
+        return found.value, found.gradient, exchangeable_curvature(trace, whole, kept, size, mask)
     assert mask is not None
     return found.value, found.gradient, masked_mean(torch.cat(mean), mask, kept)
 

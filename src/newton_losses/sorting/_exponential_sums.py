@@ -158,7 +158,7 @@ def _by_cumulative_sum(weights: Tensor, ascending: Tensor, temperature: float, a
     return _both_sides(weights, growth, growth.reciprocal())[int(after)]
 
 
-def _both_sides(weights: Tensor, growth: Tensor, fall: Tensor) -> tuple[Tensor, Tensor]:
+def _both_sides(weights: Tensor | float, growth: Tensor, fall: Tensor) -> tuple[Tensor, Tensor]:
     """The sums before and after each place."""
     before, after = torch.zeros_like(growth), torch.zeros_like(growth)
     torch.cumsum((weights * growth)[..., :-1], -1, out=before[..., 1:])

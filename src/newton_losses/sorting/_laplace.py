@@ -7,11 +7,14 @@ A sum of n exponentials e^{−|x − xₖ|} at n sorted points is one pass from 
 """
 
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.forward_ad import unpack_dual
 
 from .._arguments import positive_number
+from .._tracing import sees_operators
 from ._exponential_sums import ascending_order, is_narrow, narrow_ranks, sums_after, sums_before
 from ._lists import filled
 from ._log_space import FAR, as_wide
@@ -54,10 +57,17 @@ class LaplaceSort(Relaxation):
 
     def log_top_weights(self, scores: Tensor, k: int, largest: bool, mask: Tensor | None) -> Tensor:
         """log of how much of each item is among the k largest, `(..., n)`: finite however small that is."""
+        if sees_operators() or unpack_dual(scores).tangent is not None:  # type: ignore[no-untyped-call]
+            return self.above_threshold(scores, k, largest, mask)[0]
+        logs: Tensor = _LogTopWeights.apply(scores, mask, k, largest, self)  # type: ignore[no-untyped-call]
+        return logs
+
+    def above_threshold(self, scores: Tensor, k: int, largest: bool, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+        """`log_top_weights`, recorded, and how far the threshold is above each item, in units of the temperature."""
         points = SortedLists(-scores if largest else scores, mask, self.temperature)
         wanted = torch.full_like(points.count, k).unsqueeze(-1)
         above = (points.thresholds(wanted) - points.wide) / self.temperature
-        return torch.where(wanted < points.count.unsqueeze(-1), log_laplace(above), 0.0).to(scores.dtype)
+        return torch.where(wanted < points.count.unsqueeze(-1), log_laplace(above), 0.0).to(scores.dtype), above
 
     def log_span_weights(
         self, scores: Tensor, lowest: Tensor, highest: Tensor, descending: bool, mask: Tensor | None
@@ -84,6 +94,40 @@ class LaplaceSort(Relaxation):
 
     def extra_repr(self) -> str:
         return f"temperature={self.temperature}"
+
+
+class _LogTopWeights(torch.autograd.Function):
+    """`log_top_weights` with the gradient in closed form: with x = s/τ, p_j = F(b − x_j) and q = f/Σf = ∇b,
+
+        ∇ log p_j = (f_j/p_j) (q − e_j)
+
+    Whoever differentiates further gets the recorded operators instead.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, scores: Tensor, mask: Tensor | None, k: int, largest: bool, relaxation: LaplaceSort
+    ) -> Tensor:
+        logs, above = relaxation.above_threshold(scores, k, largest, mask)
+        ctx.save_for_backward(scores, mask, logs, -above.abs())
+        ctx.how = k, largest, relaxation
+        return logs
+
+    @staticmethod
+    def backward(ctx: Any, *slopes: Tensor) -> Any:
+        scores, mask, logs, near = ctx.saved_tensors
+        k, largest, relaxation = ctx.how
+        if torch.is_grad_enabled():
+            recorded = relaxation.above_threshold(scores, k, largest, mask)[0]
+            return *torch.autograd.grad(recorded, scores, slopes[0], create_graph=True), None, None, None, None
+        sign = -1 if largest else 1
+        # Lists of no more than k items have log p = 0, which nothing changes.
+        count = scores.shape[-1] if mask is None else mask.sum(-1, keepdim=True)
+        pull = torch.where(logs.new_full((), k) < count, slopes[0] * torch.exp(near - _LOG_2 - logs), 0.0)
+        if mask is not None:
+            pull, near = torch.where(mask, pull, 0.0), torch.where(mask, near, -FAR)
+        gradient = near.softmax(-1) * pull.sum(-1, keepdim=True) - pull
+        return (gradient * (sign / relaxation.temperature)).to(scores.dtype), None, None, None, None
 
 
 class SortedLists:
