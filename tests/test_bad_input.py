@@ -272,3 +272,13 @@ def test_a_singular_system_makes_no_step_and_is_counted() -> None:
         newton(y).backward()
     assert y.grad.abs().sum() == 0
     assert int(newton.skipped) == 2
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_skipped_sample_costs_the_quadratic_value_no_digits(kind: str) -> None:
+    """The number of the others came in a whole number's tensor, of which 1/3 is float32."""
+    y, target = Case(ripples, (4, 3)).draw()
+    target[3] = torch.nan
+    options = {"curvature": kind, "damping": 2.0, "value": "quadratic"}
+    found, wanted = (newton_loss(ripples, y[:n], target[:n], **options) for n in (4, 3))
+    assert_close(found, wanted, 1e-14)

@@ -275,7 +275,9 @@ def compute_newton_loss(
     is_mean, is_alone = reduction != "sum", shared is None
     step = solve_step(expansion, rule, options.get("spectrum"), mean=is_mean and is_alone, counter=counter)
     rows = step.rows.detach() if run is None else step.rows.detach() * unit
-    own = 1 / step.count if is_mean else 1
+    # A whole number in a tensor would become a float32 one.
+    count = step.count.to(rows.dtype) if isinstance(step.count, Tensor) else step.count
+    own = 1 / count if is_mean else 1
     factor = own
     if shared is not None:
         factor = shared.ranks / shared.total if is_mean else shared.ranks

@@ -6,6 +6,7 @@ from collections import Counter
 from types import FrameType
 
 import fuzz_backends
+import fuzz_brute_force
 import fuzz_newton
 import fuzz_paths
 import fuzz_refused
@@ -18,8 +19,8 @@ import newton_losses as nl
 
 # Each call as often as it is listed; those of the Newton loss take the most time.
 CALLS = (
-    *fuzz_newton.CALLS, *fuzz_refused.CALLS, *2 * fuzz_backends.CALLS, *2 * fuzz_sorting.CALLS, *2 * fuzz_paths.CALLS,
-    *2 * fuzz_smoothing.CALLS,
+    *fuzz_newton.CALLS, *fuzz_brute_force.CALLS, *fuzz_refused.CALLS, *2 * fuzz_backends.CALLS, *2 * fuzz_sorting.CALLS,
+    *2 * fuzz_paths.CALLS, *2 * fuzz_smoothing.CALLS,
 )  # fmt: skip
 SECONDS_A_CALL = 30
 

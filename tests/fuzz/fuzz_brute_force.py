@@ -1,0 +1,197 @@
+"""Fuzzed Newton losses against brute force: derivatives of one sample at a time in float64, the equation by its
+definition, and how many samples have to be skipped. No call here may be refused."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from damping_rules import Equation, by_definition, draw_damping, root_mean_square
+from drawing import Draw, same
+from fuzz_newton import check_solution, watched
+from torch import Tensor
+
+import newton_losses as nl
+
+Values = Callable[[Tensor, Tensor], Tensor]
+
+
+class Exact(NamedTuple):
+    """Of the samples that are finite, in float64: values, gradients `(K, m)`, Hessians `(K, m, m)`; which they are."""
+
+    value: Tensor
+    gradient: Tensor
+    hessian: Tensor
+    usable: Tensor
+
+
+def draw_loss(draw: Draw, size: int) -> Values:
+    """A loss per sample with all outputs coupled, and a Hessian that may have eigenvalues of both signs."""
+    mixing = torch.from_numpy(draw.random.standard_normal((size, size)))
+    which, waves = draw.pick(("bowl", "saddle", "ripples", "entropy")), draw.power(-1, 0.5)
+    if size == 1 and which == "entropy":
+        which = "bowl"  # it would be linear, and a relative damping has nothing to be relative to
+
+    def values(y: Tensor, target: Tensor) -> Tensor:
+        z = (y - target).reshape(len(y), size)
+        turned = z @ mixing.to(z.dtype)
+        if which == "bowl":
+            return turned.square().sum(1) + z.pow(4).sum(1)
+        if which == "saddle":
+            return (turned * z).sum(1) + 0.1 * z.square().sum(1)
+        if which == "ripples":
+            return torch.cos(waves * turned).sum(1) + torch.sin(z.sum(1))
+        return torch.logsumexp(turned, 1) - z[:, 0]
+
+    return values
+
+
+def brute_force(values: Values, y: Tensor, target: Tensor) -> Exact:
+    found = []
+    for one, its in zip(y.double(), target.double(), strict=True):
+        size = one.numel()
+
+        def alone(flat: Tensor, its: Tensor = its, shape: torch.Size = one.shape) -> Tensor:
+            return values(flat.reshape(1, *shape), its[None])[0]
+
+        flat = one.reshape(-1)
+        value, gradient = alone(flat), torch.autograd.functional.jacobian(alone, flat)
+        hessian = torch.autograd.functional.hessian(alone, flat).reshape(size, size)
+        found.append((value.reshape(()), gradient.reshape(size), (hessian + hessian.mT) / 2))
+    value, gradient, hessian = (torch.stack(one) for one in zip(*found, strict=True))
+    usable = torch.isfinite(value) & torch.isfinite(gradient).all(1)
+    return Exact(value[usable], gradient[usable], hessian[usable], usable)
+
+
+def newton_by_brute_force(draw: Draw) -> None:
+    shape = (int(draw.random.integers(1, 6)), *draw.pick(((), (1,), (2,), (4,), (2, 2))))
+    dtype = draw.pick((torch.float32, torch.float64))
+    y, target = (torch.from_numpy(draw.random.standard_normal(shape)).to(dtype) for _ in range(2))
+    size = y[0].numel()
+    values = draw_loss(draw, size)
+    reduction = draw.pick((None, None, None, "mean", "sum"))
+    if reduction is None and draw.chance(0.4):
+        bad = torch.from_numpy(draw.random.random(len(y)) < 0.5)
+        target[bad] = draw.pick((torch.nan, torch.inf, -torch.inf))
+    mask = None
+    kind = draw.pick(("hessian", "hessian", "fisher", "sample"))
+    if kind != "sample" and draw.chance(0.25):
+        mask = torch.from_numpy(draw.random.random(shape) < 0.7)
+        mask[:, ...] = mask | (mask.reshape(len(y), -1).sum(1) == 0).reshape(-1, *[1] * (y.dim() - 1))
+    options: dict[str, Any] = {
+        "curvature": kind,
+        "damping": draw_damping(draw),
+        "spectrum": draw.pick((None, None, "raw", "absolute", "clip")) if kind == "hessian" else None,
+        "reduction": reduction,
+        "value": draw.pick(("loss", "loss", "quadratic")),
+        "check": draw.chance(0.3),
+        "on_nonfinite": draw.pick(("warn", "raise", "ignore")),
+        "matrix_free": None if mask is not None else draw.pick((None, None, True, False)),
+    }
+    exact = brute_force(values, y, target)
+
+    def loss(y: Tensor, target: Tensor) -> Tensor:
+        found = values(y, target)
+        return found if reduction is None else getattr(found, reduction)()
+
+    if is_singular(exact, options, mask):
+        return
+    newton, leaf = nl.NewtonLoss(loss, **options), y.clone().requires_grad_()
+    given = {"mask": mask} if mask is not None else {}
+    by_name = draw.chance(0.3)
+    call = (lambda: newton(leaf, target=target, **given)) if by_name else (lambda: newton(leaf, target, **given))
+    skipped = len(y) - int(exact.usable.sum())
+    try:
+        found = watched(newton, options["on_nonfinite"], skipped, len(y), call)
+    except nl.NewtonLossesError as error:
+        raise AssertionError(f"refused: {error}") from error
+    if found is None:
+        return
+    found.backward()
+    count = max(1, int(exact.usable.sum()))
+    rows = leaf.grad.reshape(len(y), size).double() * (1 if reduction == "sum" else count)
+    assert not rows[~exact.usable].any(), "a sample that is not finite has a step"
+    if exact.usable.any():
+        check_rows(exact, rows[exact.usable], options, None if mask is None else mask.reshape(len(y), size), dtype)
+    relative = 1e-9 if dtype == torch.float64 else 1e-4
+    if options["value"] == "loss":
+        total = exact.value.sum() if reduction == "sum" else exact.value.mean()
+        same(found, total if len(exact.value) else torch.tensor(torch.nan), relative, "value", relative)
+    else:
+        halves = rows[exact.usable].square().sum(1) / 2
+        wanted = halves.sum() if reduction == "sum" else halves.sum() / count
+        same(found, wanted, 1e-4 if dtype == torch.float32 else 1e-9, "quadratic value", 1e-30)
+
+
+def is_singular(exact: Exact, options: dict[str, Any], mask: Tensor | None) -> bool:
+    """Whether λ meets a negative eigenvalue: always with "auto" and one output. No sample has a solution then."""
+    if options["curvature"] != "hessian" or not exact.usable.any():
+        return False
+    if mask is not None:
+        return options["spectrum"] in (None, "raw")
+    equation = by_definition(options["damping"], exact.hessian.mean(0), exact.gradient, options["spectrum"], "hessian")
+    size = torch.linalg.eigvalsh(equation.matrix).abs()
+    return bool(size.min() <= 1e-6 * size.max())
+
+
+def check_rows(exact: Exact, rows: Tensor, options: dict[str, Any], mask: Tensor | None, dtype: torch.dtype) -> None:
+    """Put the steps back into the equation that defines them."""
+    rule, kind, spectrum, gradient = (
+        options["damping"], options["curvature"], options["spectrum"], exact.gradient,
+    )  # fmt: skip
+    relative = 1e-9 if dtype == torch.float64 else 5e-5
+    if options["matrix_free"]:
+        relative = max(relative, 1e-5)  # the iterative solver ends at a residual of 1e-6
+    # A gradient that all but vanishes has the rounding of what cancelled in it.
+    tiny = float(gradient.abs().max()) * (1e-12 if dtype == torch.float64 else 1e-6)
+    if kind == "sample":
+        check_own_parts(gradient, rows, rule, relative)
+        return
+    if mask is None:
+        matrices = exact.hessian if kind == "hessian" else gradient[:, :, None] * gradient[:, None, :]
+        check_solution(by_definition(rule, matrices.mean(0), gradient, spectrum, kind), rows, relative, tiny)
+        return
+    mask = mask[exact.usable]
+    assert not rows[~mask].any(), "an output that does not exist has a step"
+    gradient = torch.where(mask, gradient, 0.0)
+    exists = mask.double()
+    pairs = exists.mT @ exists
+    both = mask[:, :, None] & mask[:, None, :]
+    matrices = exact.hessian if kind == "hessian" else gradient[:, :, None] * gradient[:, None, :]
+    curvature = torch.where(both, matrices, 0.0).sum(0) / pairs.clamp(min=1)
+    scale = float((curvature.square() * pairs).sum() / pairs.diagonal().sum()) ** 0.5
+    size = float(gradient.square().sum() / exists.sum()) ** 0.5
+    for one, own, step in zip(gradient, mask, rows, strict=True):
+        part = curvature[own][:, own]
+        equation = masked_equation(rule, part, one[own][None], spectrum, scale, size)
+        check_solution(equation, step[own][None], relative, tiny)
+
+
+def masked_equation(rule: Any, part: Tensor, row: Tensor, spectrum: str | None, scale: float, size: float) -> Equation:
+    """`by_definition` of one sample's part, with λ and ρ of the whole batch."""
+    normalized = isinstance(rule, str | nl.NormalizedDamping)
+    factor = 1.0 if isinstance(rule, str) else getattr(rule, "factor", None)
+    damping = float(rule) if factor is None else factor * scale
+    chosen = spectrum or ("absolute" if normalized else "raw")
+    plain = by_definition(
+        damping or 1.0, part, row, chosen, "hessian"
+    )  # also of the Fisher, whose part may be indefinite
+    if not normalized:
+        return plain
+    damping = damping or 1.0
+    return Equation(plain.matrix / damping, row / (size or 1.0), 1.0, damping / (size or 1.0))
+
+
+def check_own_parts(gradient: Tensor, rows: Tensor, rule: Any, relative: float) -> None:
+    """gᵢ/(λ + ‖gᵢ‖²/N), with λ from the norms and "auto" in units of ρ."""
+    squares = gradient.square().sum(1) / len(gradient)
+    scale = float((squares.square().sum() / gradient.shape[1]).sqrt())
+    normalized = isinstance(rule, str | nl.NormalizedDamping)
+    factor = 1.0 if isinstance(rule, str) else getattr(rule, "factor", None)
+    damping = float(rule) if factor is None else factor * scale or 1.0
+    wanted = gradient / (damping + squares[:, None])
+    if normalized:
+        wanted = wanted * damping / (float(root_mean_square(gradient)) or 1.0)
+    same(rows, wanted, relative, "own parts", 1e-30)
+
+
+CALLS = (newton_by_brute_force,) * 4
