@@ -2,6 +2,8 @@
 
 import torch
 
+from .errors import ArgumentError
+
 
 def sees_operators() -> bool:
     """Whether a compiler or a transform of torch.func is at work: kernels of one's own would be invisible to it."""
@@ -13,10 +15,13 @@ def is_captured(device: torch.device) -> bool:
     return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
-def is_exported() -> bool:
-    """Whether `torch.export` is recording a program. (Versions before 2.7 do not tell.)"""
-    asked = getattr(torch.compiler, "is_exporting", None)
-    return asked is not None and bool(asked())
+def refuse_export() -> None:
+    """Raise where `torch.export` is recording a program. (Versions before 2.7 do not tell.)"""
+    if torch.compiler.is_compiling() and getattr(torch.compiler, "is_exporting", bool)():
+        raise ArgumentError(
+            "NewtonLoss: torch.export cannot record the derivatives of a loss that a Newton step is made of. Export "
+            "the network without it, or the loss's value alone, under torch.no_grad()."
+        )
 
 
 def inside_transform() -> bool:

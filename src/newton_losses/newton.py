@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from ._arguments import padded_outputs, positional_targets
 from ._skipped import OnNonfinite, SkipWatch, skip_counter
-from ._tracing import is_captured, is_exported, sees_operators
+from ._tracing import is_captured, refuse_export, sees_operators
 from .curvature import (
     CurvatureKind,
     Damping,
@@ -44,14 +44,8 @@ from .curvature import (
     solve_step,
     warn_of_the_loss,
 )
-from .errors import ArgumentError
 
 Value = Literal["loss", "quadratic"]
-
-NOT_EXPORTED = (
-    "NewtonLoss: torch.export cannot record the derivatives of a loss that a Newton step is made of. Export the "
-    "network without it, or the loss's value alone, under torch.no_grad()."
-)
 
 
 class NewtonOptions(TypedDict, total=False):
@@ -187,8 +181,7 @@ class NewtonLoss(RunningScale):
         loss, targets, mask = with_mask(loss, y, targets, mask)
         if value_only(self.value):
             return plain_value(loss, y, targets, self.options["reduction"], mask)
-        if torch.compiler.is_compiling() and is_exported():
-            raise ArgumentError(NOT_EXPORTED)
+        refuse_export()
         is_checked = self.check and _may_wait(y)
         if is_checked:
             self._check_loss(loss, y, targets)

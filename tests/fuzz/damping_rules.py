@@ -57,14 +57,28 @@ def beyond_range(rule: Any, curvature: Tensor, gradient: Tensor) -> bool:
     return not all(size == 0 or 1e-140 < size < 1e140 for size in sizes)
 
 
-def by_definition(rule: Any, curvature: Tensor, gradient: Tensor, spectrum: str | None, kind: str) -> Equation:
+def is_uneven(rule: Any, gradient: Tensor) -> bool:
+    """Whether a module with "auto" would shorten a sample of its first batch: one far above the median of all."""
+    if not isinstance(rule, str):
+        return False
+    squares = gradient[torch.isfinite(gradient).all(1)].double().square().sum(1)
+    there = squares[squares > 0]
+    return len(there) > 0 and bool(there.max() > 5e3 * there.median())
+
+
+def by_definition(
+    rule: Any, curvature: Tensor, gradient: Tensor, spectrum: str | None, kind: str, count: int | None = None
+) -> Equation:
     """What a rule says that the step solves.
 
     A number λ:     (C + λI) · step = ∇ℓᵢ. `RelativeDamping` is the number factor · ‖C‖_F/√m.
-    "auto":         (C/λ + I) · step = ∇ℓᵢ/ρ with the same λ, and ρ the root mean square of all gradients' entries.
+    Normalized:     (C/λ + I) · step = ∇ℓᵢ/ρ with the same λ, and ρ the root mean square of all gradients' entries.
+    "auto":         that with factor 1, and ‖C‖_F/√N for a Fisher of N < m samples, N the `count` of the batch.
     """
     normalized = isinstance(rule, str | nl.NormalizedDamping)
-    scale = float(torch.linalg.matrix_norm(curvature) / len(curvature) ** 0.5)
+    size = len(curvature)
+    among = min(size, len(gradient) if count is None else count) if rule == "auto" and kind == "fisher" else size
+    scale = float(torch.linalg.matrix_norm(curvature) / among**0.5)
     identity = torch.eye(len(curvature), dtype=torch.float64)
     if kind == "hessian" and (spectrum or ("absolute" if normalized else "raw")) != "raw":
         values, vectors = torch.linalg.eigh(curvature)

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
-from damping_rules import Equation, by_definition, draw_damping, root_mean_square
+from damping_rules import Equation, by_definition, draw_damping, is_uneven, root_mean_square
 from drawing import Draw, same
 from fuzz_newton import check_solution, watched
 from torch import Tensor
@@ -110,7 +110,7 @@ def newton_by_brute_force(draw: Draw) -> None:
     count = max(1, int(exact.usable.sum()))
     rows = leaf.grad.reshape(len(y), size).double() * (1 if reduction == "sum" else count)
     assert not rows[~exact.usable].any(), "a sample that is not finite has a step"
-    if exact.usable.any():
+    if exact.usable.any() and not is_uneven(options["damping"], exact.gradient):
         check_rows(exact, rows[exact.usable], options, None if mask is None else mask.reshape(len(y), size), dtype)
     relative = 1e-9 if dtype == torch.float64 else 1e-4
     if options["value"] == "loss":
@@ -144,11 +144,12 @@ def check_rows(exact: Exact, rows: Tensor, options: dict[str, Any], mask: Tensor
     # A gradient that all but vanishes has the rounding of what cancelled in it.
     tiny = float(gradient.abs().max()) * (1e-12 if dtype == torch.float64 else 1e-6)
     if kind == "sample":
-        check_own_parts(gradient, rows, rule, relative)
+        check_own_parts(gradient, rows, rule, relative, len(exact.usable))
         return
     if mask is None:
         matrices = exact.hessian if kind == "hessian" else gradient[:, :, None] * gradient[:, None, :]
-        check_solution(by_definition(rule, matrices.mean(0), gradient, spectrum, kind), rows, relative, tiny)
+        equation = by_definition(rule, matrices.mean(0), gradient, spectrum, kind, len(exact.usable))
+        check_solution(equation, rows, relative, tiny)
         return
     mask = mask[exact.usable]
     assert not rows[~mask].any(), "an output that does not exist has a step"
@@ -159,6 +160,10 @@ def check_rows(exact: Exact, rows: Tensor, options: dict[str, Any], mask: Tensor
     matrices = exact.hessian if kind == "hessian" else gradient[:, :, None] * gradient[:, None, :]
     curvature = torch.where(both, matrices, 0.0).sum(0) / pairs.clamp(min=1)
     scale = float((curvature.square() * pairs).sum() / pairs.diagonal().sum()) ** 0.5
+    if rule == "auto" and kind == "fisher":
+        outputs, samples = pairs.diagonal().sum(), pairs.diagonal().max()
+        mean = float(outputs / samples)
+        scale *= (mean / min(float(samples), mean)) ** 0.5
     size = float(gradient.square().sum() / exists.sum()) ** 0.5
     for one, own, step in zip(gradient, mask, rows, strict=True):
         part = curvature[own][:, own]
@@ -181,10 +186,11 @@ def masked_equation(rule: Any, part: Tensor, row: Tensor, spectrum: str | None, 
     return Equation(plain.matrix / damping, row / (size or 1.0), 1.0, damping / (size or 1.0))
 
 
-def check_own_parts(gradient: Tensor, rows: Tensor, rule: Any, relative: float) -> None:
+def check_own_parts(gradient: Tensor, rows: Tensor, rule: Any, relative: float, count: int) -> None:
     """gᵢ/(λ + ‖gᵢ‖²/N), with λ from the norms and "auto" in units of ρ."""
     squares = gradient.square().sum(1) / len(gradient)
-    scale = float((squares.square().sum() / gradient.shape[1]).sqrt())
+    among = min(count, gradient.shape[1]) if rule == "auto" else gradient.shape[1]
+    scale = float((squares.square().sum() / among).sqrt())
     normalized = isinstance(rule, str | nl.NormalizedDamping)
     factor = 1.0 if isinstance(rule, str) else getattr(rule, "factor", None)
     damping = float(rule) if factor is None else factor * scale or 1.0

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from damping_rules import Equation, beyond_range, by_definition, draw_damping, exact
+from damping_rules import Equation, beyond_range, by_definition, draw_damping, exact, is_uneven
 from drawing import NOT_TENSORS, Draw, same, tolerance, working
 from torch import Tensor
 
@@ -98,7 +98,9 @@ def check_step(found: nl.NewtonTarget, options: dict[str, Any]) -> None:
     rule = options["damping"]
     if found.step.shape[1] == 0 or not usable.any() or beyond_range(rule, curvature, gradient):
         return
-    equation = by_definition(rule, curvature, gradient, options.get("spectrum"), options["curvature"])
+    equation = by_definition(
+        rule, curvature, gradient, options.get("spectrum"), options["curvature"], len(found.gradient)
+    )
     if isinstance(rule, str | nl.NormalizedDamping) and options.get("spectrum") != "raw":
         assert torch.equal(found.kept, usable), f"{rule!r} left out {~found.kept & usable} of a definite system"
     equation = equation._replace(rows=equation.rows[found.kept[usable]])
@@ -134,7 +136,7 @@ def check_loss_and_gradient(
         newton = nl.NewtonLoss(loss, check=False, on_nonfinite=action, **options)
         kept = found.kept
         value = watched(newton, action, int((~kept).sum()), len(kept), lambda: newton(leaf, target))
-        if value is None:
+        if value is None or is_uneven(options["damping"], found.gradient):
             return
     value.backward()
     total = options["reduction"] == "sum"
@@ -173,6 +175,9 @@ def inject_fisher(draw: Draw) -> None:
     assert torch.equal(out, y), "the forward pass is not the identity"
     arrived = draw.tensor(y.shape, y.dtype)
     out.backward(arrived)
+    if module is not None and is_uneven(damping, working(arrived).reshape(len(y), y[:1].numel())):
+        assert torch.isfinite(leaf.grad).all()
+        return
     if module is not None and y.numel():
         rows = leaf.grad.reshape(len(y), -1)
         lost = int((~torch.isfinite(working(arrived)).reshape(len(y), -1).all(1)).sum())
@@ -199,7 +204,7 @@ def check_injected(left: Tensor, arrived: Tensor, damping: Any, reduction: str, 
         return
     if not gone[good].any():  # no finite solution, or one that vanishes in this precision
         return
-    equation = by_definition(damping, fisher, gradient, None, "fisher")
+    equation = by_definition(damping, fisher, gradient, None, "fisher", len(rows))
     relative = 1e-2 if arrived.dtype.itemsize == 2 else tolerance(arrived)
     if len(rows) < rows.shape[1] and beyond_digits(equation, relative):
         return
