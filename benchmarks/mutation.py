@@ -3,11 +3,13 @@
     python benchmarks/mutation.py src/newton_losses/perturbed.py
     python benchmarks/mutation.py src/newton_losses/smoothing/_draws.py --tests tests/smoothing/test_draws.py
     python benchmarks/mutation.py src/newton_losses/newton.py --lines 200-300 --list
+    python benchmarks/mutation.py src/newton_losses/newton.py src/newton_losses/inject.py --processes 16 --seconds 570
 
 A mutant is the module with one operator, number, condition or call changed (`mutants` has the list). The tests run on
 it in a temporary copy of the repository, up to the first failure; give the quickest files first. By default they are
-the folder or file of `tests/` with the module's name. A mutant whose tests take five times as long as without it counts
-as caught. Exit status 1 if any survives. Not every survivor is a gap: some mutants change no behaviour.
+the folder or file of `tests/` with the module's name, and `CORE_TESTS` for the core. A mutant whose tests take five
+times as long as without it counts as caught. Exit status 1 if any survives. Not every survivor is a gap: some mutants
+change no behaviour.
 
 Torch is imported once and each mutant tested in a fork, which saves seconds per mutant; so this needs a POSIX system.
 """
@@ -38,6 +40,14 @@ ARITHMETIC: dict[type[ast.operator], type[ast.operator]] = {
 }  # fmt: skip
 NAMES = {"min": "max", "minimum": "maximum", "amin": "amax", "argmin": "argmax", "any": "all", "sum": "mean"}
 NAMES |= {new: old for old, new in NAMES.items()}
+
+# What tests the Newton loss itself and its curvature, the quickest and most telling first.
+CORE = ("newton.py", "inject.py", "functional.py", "_skipped.py", "curvature")
+CORE_TESTS = [
+    "tests/test_newton.py", "tests/test_inject.py", "tests/test_skipped.py", "tests/test_targets.py",
+    "tests/test_bad_input.py", "tests/curvature", "tests/test_careful_users.py", "tests/fuzz/test_found.py",
+    "tests/fuzz/test_fuzz.py", "tests/sorting/test_newton_lists.py", "tests/diagnose/test_first_call.py",
+]  # fmt: skip
 
 Change = tuple[int, str, Callable[[], Callable[[], None]]]
 
@@ -172,6 +182,8 @@ def run_tests(folder: Path, tests: list[str], timeout: float) -> int | None:
 
 def default_tests(module: Path) -> list[str]:
     """The folder or file of tests named like the module, or like the package that it is in."""
+    if module.name in CORE or module.parent.name in CORE:
+        return CORE_TESTS
     for name in (module.stem.strip("_"), module.parent.name):
         for found in (ROOT / "tests" / name, ROOT / "tests" / f"test_{name}.py"):
             if found.exists():
@@ -179,43 +191,93 @@ def default_tests(module: Path) -> list[str]:
     sys.exit(f"mutation: no tests are named like {module}. Name them with --tests.")
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("module", type=Path)
-    parser.add_argument("--tests", nargs="+", help="files or folders, the quickest first")
-    parser.add_argument("--lines", default="1-1000000", help="only mutants of these lines, as 20-80")
-    parser.add_argument("--list", action="store_true", help="print the mutants and run nothing")
-    options = parser.parse_args()
-    name = options.module.resolve().relative_to(ROOT)
+def test_share(share: int, shares: int, modules: list[Path], options: argparse.Namespace) -> tuple[int, list[str]]:
+    """Every `shares`-th mutant of the modules, in a copy of the repository: how many there were, and the survivors."""
     first, last = map(int, options.lines.split("-"))
-    source = (ROOT / name).read_text(encoding="utf-8")
-    tree = ast.parse(source)
-    if options.list:
-        for line, what in mutants(tree):
-            print(f"{name}:{line}: {what}")
-        return
-    tests = options.tests or default_tests(name)
-    import pytest  # noqa: F401  (both are slow to import, and shared by all forks)
-    import torch  # noqa: F401
-
-    survivors, count, start = [], 0, time.monotonic()
+    survivors, count, place_in_list, start = [], 0, -1, time.monotonic()
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place).resolve()
         copy_repository(folder)
-        status = run_tests(folder, tests, 1800)
-        if status != 0:
-            sys.exit(f"mutation: without a mutation the tests end with status {status}; make them pass first.")
-        timeout = 10 + 5 * (time.monotonic() - start)
-        for line, what in mutants(tree):
-            if not first <= line <= last:
+        for name in modules:
+            tests, source = options.tests or default_tests(name), (ROOT / name).read_text(encoding="utf-8")
+            tree = ast.parse(source)
+            for line, what in mutants(tree):
+                place_in_list += first <= line <= last
+                if not first <= line <= last or place_in_list % shares != share:
+                    continue
+                if time.monotonic() - start > options.seconds:
+                    break
+                (folder / name).write_text(ast.unparse(ast.fix_missing_locations(tree)), encoding="utf-8")
+                count += 1
+                if run_tests(folder, tests, options.timeout) == 0:
+                    survivors.append(f"{name}:{line}: {what}    {source.splitlines()[line - 1].strip()}")
+                    print(survivors[-1], flush=True)
+            (folder / name).write_text(source, encoding="utf-8")
+    return count, survivors
+
+
+def fork_share(share: int, shares: int, modules: list[Path], options: argparse.Namespace) -> tuple[int, int]:
+    """The same in a fork of this process: its id, and where it writes the numbers of mutants and of survivors."""
+    read, write = os.pipe()
+    child = os.fork()
+    if child:
+        os.close(write)
+        return child, read
+    count, survivors = test_share(share, shares, modules, options)
+    os.write(write, f"{count} {len(survivors)}".encode())
+    os._exit(0)
+
+
+def time_without_mutation(modules: list[Path], options: argparse.Namespace) -> float:
+    """The longest time that the tests of a module take without a mutation; they have to pass."""
+    longest, done = 0.0, set()
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place).resolve()
+        copy_repository(folder)
+        for name in modules:
+            tests = options.tests or default_tests(name)
+            if tuple(tests) in done:
                 continue
-            (folder / name).write_text(ast.unparse(ast.fix_missing_locations(tree)), encoding="utf-8")
-            count += 1
-            if run_tests(folder, tests, timeout) == 0:
-                survivors.append(f"{name}:{line}: {what}    {source.splitlines()[line - 1].strip()}")
-                print(survivors[-1], flush=True)
-    print(f"{name}: {count - len(survivors)} of {count} mutants caught in {time.monotonic() - start:.0f} s")
-    sys.exit(bool(survivors))
+            done.add(tuple(tests))
+            start = time.monotonic()
+            status = run_tests(folder, tests, 1800)
+            if status != 0:
+                sys.exit(f"mutation: without a mutation the tests end with status {status}; make them pass first.")
+            longest = max(longest, time.monotonic() - start)
+    return longest
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("modules", type=Path, nargs="+")
+    parser.add_argument("--tests", nargs="+", help="files or folders, the quickest first")
+    parser.add_argument("--lines", default="1-1000000", help="only mutants of these lines, as 20-80")
+    parser.add_argument("--list", action="store_true", help="print the mutants and run nothing")
+    parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="start no mutant after so many")
+    options = parser.parse_args()
+    modules = [module.resolve().relative_to(ROOT) for module in options.modules]
+    if options.list:
+        for name in modules:
+            for line, what in mutants(ast.parse((ROOT / name).read_text(encoding="utf-8"))):
+                print(f"{name}:{line}: {what}")
+        return
+    import pytest  # noqa: F401  (both are slow to import, and shared by all forks)
+    import torch  # noqa: F401
+
+    start = time.monotonic()
+    options.timeout = 10 + 5 * time_without_mutation(modules, options)
+    forks = [fork_share(share, options.processes, modules, options) for share in range(options.processes)]
+    count = survived = 0
+    for child, read in forks:
+        os.waitpid(child, 0)
+        told = os.read(read, 100).decode().split()
+        if len(told) != 2:
+            sys.exit("mutation: a process ended early.")
+        count, survived = count + int(told[0]), survived + int(told[1])
+    names = ", ".join(map(str, modules)) if len(modules) < 4 else f"{len(modules)} modules"
+    print(f"{names}: {count - survived} of {count} mutants caught in {time.monotonic() - start:.0f} s")
+    sys.exit(bool(survived))
 
 
 if __name__ == "__main__":
