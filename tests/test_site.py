@@ -163,7 +163,7 @@ def test_guides_are_at_most_two_screens(visits: list[Visit]) -> None:
 
 def test_pages_follow_one_another_under_the_same_tabs(visits: list[Visit]) -> None:
     tabs = re.findall(r"^  - (\w+):", (ROOT / "mkdocs.yml").read_text().split("\nnav:\n")[1], re.MULTILINE)
-    assert {"Start", "Guides", "Benchmarks", "Reference"} <= set(tabs)
+    assert tabs == ["Start", "Guides", "Gallery", "Benchmarks", "Reference"]
     for visit in visits:
         assert visit.seen["tabs"] == tabs
         assert visit.seen["neighbours"] >= 1
