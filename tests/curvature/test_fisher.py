@@ -202,6 +202,19 @@ def test_the_iteration_contains_bad_samples(samples, outputs):
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize(("samples", "outputs"), [(80, 100), (100, 80)])
+def test_the_iteration_is_exact_for_small_outputs_beside_large_ones(samples, outputs):
+    gradient = normal(samples, outputs)
+    gradient *= torch.logspace(0, -30, outputs, dtype=torch.float64) if samples < outputs else 1
+    gradient *= torch.logspace(0, -30, samples, dtype=torch.float64)[:, None] if samples >= outputs else 1
+    found = by_kernel(gradient.float(), None, NormalizedDamping())
+    along = 0 if samples < outputs else 1
+    wanted = brute_force(gradient.float(), NormalizedDamping())
+    error = (found.rows.cpu() - wanted).abs().amax(along) / wanted.abs().amax(along)
+    assert float(error.max()) < 1e-5
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize(("size", "kind"), [(1, "absolute"), (5, "definite"), (5, "clip"), (20, "absolute")])
 def test_the_kernel_with_a_stored_matrix(size, kind):
     """Against the operators, which are tested elsewhere; with a sample that is not finite, and fewer than unknowns."""

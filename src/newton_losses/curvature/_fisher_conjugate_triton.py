@@ -101,6 +101,9 @@ def solve_conjugate(  # type: ignore[no-untyped-def]
     else:
         good = finite_values(value, side, samples) & (tl.min(is_number.to(tl.int32), 0) > 0)
         residual = tl.where(good[None, :], residual, 0.0)
+    # Outputs that hardly matter may be so small that their squares are zero: each side in its own unit.
+    unit = tl.max(tl.abs(residual), 0)
+    residual = residual / tl.where(unit > 0, unit, 1.0)[None, :]
     solved = tl.zeros([SIZE, SIDES], tl.float32)
     along = residual
     squared = tl.sum(residual * residual, 0)
@@ -117,7 +120,7 @@ def solve_conjugate(  # type: ignore[no-untyped-def]
         squared = tl.where(goes_on, left, squared)
         turn += 1
 
-    out = solved * length
+    out = solved * unit[None, :] * length
     if FEW:
         inside = (i < samples)[:, None] & (side < outputs)[None, :]
         tl.store(rows + i[:, None] * outputs + side[None, :], out, mask=inside)
