@@ -29,14 +29,15 @@ FILE = Path(__file__).with_suffix(".json")
 INPUTS, HIDDEN, HELD_OUT = 10, 32, 1024
 RATES = (0.01, 0.03, 0.1)
 SEEDS = (1, 2, 3, 4)
-# A variant that shall be compared is one more line here.
+# A variant that shall be compared is one more line here. The first three normalise each batch by itself.
 VARIANTS: dict[str, dict[str, Any] | None] = {
     "plain": None,
     "clipped": None,
     "normalised": {"curvature": "fisher", "damping": NormalizedDamping(1000)},
+    "fisher": {"curvature": "fisher", "damping": NormalizedDamping()},
+    "hessian": {"curvature": "hessian", "damping": NormalizedDamping()},
+    "default": {},
     "sample": {"curvature": "sample"},
-    "fisher": {"curvature": "fisher"},
-    "hessian": {"curvature": "hessian"},
 }
 
 
