@@ -109,8 +109,10 @@ def newton(n: int) -> dict[str, Function]:
         ("NDCG@10", NDCGLoss("laplace", k=min(10, n)), (values,)),
         ("partial order", PartialOrderLoss("laplace"), bounds),
     ):
-        hessian, fisher = NewtonLoss(loss), NewtonLoss(loss, "fisher")
-        probes = NewtonLoss(lambda y, *t, loss=loss: loss(y, *t), exchangeable=True, matrix_free=True)
+        hessian, fisher = NewtonLoss(loss, curvature="hessian"), NewtonLoss(loss, "fisher")
+        probes = NewtonLoss(
+            lambda y, *t, loss=loss: loss(y, *t), exchangeable=True, matrix_free=True, curvature="hessian"
+        )
         kinds = {"": loss, ", Fisher": fisher, ", Hessian": hessian, ", Hessian by probes": probes}
         for kind, one in kinds.items():
             found[f"{name}{kind}"] = lambda x, one=one, targets=targets: one(x[None], *targets).sum()

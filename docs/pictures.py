@@ -26,7 +26,7 @@ def one_output() -> None:
     axes.plot(grid, saturating(grid), color=INK, label="loss")
     here = torch.tensor([[0.85]])
     for damping, colour in ((0.3, TONES[1]), (2.0, TONES[2])):
-        found = nl.newton_target(saturating, here, damping=damping)
+        found = nl.newton_target(saturating, here, damping=damping, curvature="hessian")
         curve = float(found.curvature.dense()) + damping
         moved = grid - here
         model = found.value + found.gradient * moved + curve / 2 * moved.square()
@@ -60,7 +60,7 @@ def two_outputs() -> None:
     gradients = nl.expand(valley, points).gradient
     # One point per batch, so that each has its own curvature.
     newton = torch.cat(
-        [nl.newton_target(valley, point[None], damping=nl.RelativeDamping(0.01)).step
+        [nl.newton_target(valley, point[None], damping=nl.RelativeDamping(0.01), curvature="hessian").step
          for point in points]
     )  # fmt: skip
     panels = ((gradients, "gradients", TONES[2]), (newton, "Newton steps", TONES[1]))

@@ -80,7 +80,11 @@ def main() -> None:
     arguments = parser.parse_args()
     # The highest risk comes first.
     partial = PartialOrderLoss("softsort", temperature=1.0, descending=True)
-    losses = {"as it is": partial, "Newton": nl.NewtonLoss(partial), "Fisher": nl.NewtonLoss(partial, "fisher")}
+    losses = {
+        "as it is": partial,
+        "Hessian": nl.NewtonLoss(partial, "hessian"),
+        "Fisher": nl.NewtonLoss(partial, "fisher"),
+    }
     print(f"Concordance of 206 test patients after {arguments.steps} steps, {arguments.seeds} splits")
     found = {
         name: [learn(loss, seed, arguments.steps) for seed in range(arguments.seeds)] for name, loss in losses.items()

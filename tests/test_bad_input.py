@@ -28,22 +28,22 @@ KINDS = ["hessian", "fisher"]
 def test_a_loss_of_the_wrong_shape() -> None:
     y = torch.ones(100, 5)
     with pytest.raises(ShapeError, match=r"returned shape \(5,\) for outputs of shape \(100, 5\).*batch dimension\?"):
-        newton_loss(lambda y: y.sum(0), y)
+        newton_loss(lambda y: y.sum(0), y, curvature="hessian")
     with pytest.raises(ShapeError, match=r"returned shape \(100, 5\).*flatten\(1\)\.sum\(1\)"):
-        newton_loss(lambda y: y.square(), y)
+        newton_loss(lambda y: y.square(), y, curvature="hessian")
     with pytest.raises(ShapeError, match="one per sample, although reduction='mean'"):
-        newton_loss(lambda y: y.sum(1), y, reduction="mean")
+        newton_loss(lambda y: y.sum(1), y, reduction="mean", curvature="hessian")
     with pytest.raises(ShapeError, match="reduction='none' promises one value per sample"):
-        newton_loss(lambda y: y.mean(), y, reduction="none")
+        newton_loss(lambda y: y.mean(), y, reduction="none", curvature="hessian")
 
 
 def test_a_loss_that_returns_no_tensor_or_no_floats() -> None:
     with pytest.raises(ArgumentError, match="returned a float"):
-        newton_loss(lambda y: 1.0, torch.ones(2, 2))
+        newton_loss(lambda y: 1.0, torch.ones(2, 2), curvature="hessian")
     with pytest.raises(ArgumentError, match="int64"):
-        newton_loss(lambda y: y.argmax(1), torch.ones(2, 2))
+        newton_loss(lambda y: y.argmax(1), torch.ones(2, 2), curvature="hessian")
     with pytest.raises(ArgumentError, match="callable"):
-        newton_loss(3, torch.ones(2, 2))
+        newton_loss(3, torch.ones(2, 2), curvature="hessian")
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def test_a_loss_that_returns_no_tensor_or_no_floats() -> None:
 def test_what_is_no_loss_is_refused_everywhere(loss, words: str) -> None:
     y, target = torch.ones(3, 2, requires_grad=True), torch.zeros(3, 2)
     with pytest.raises(ArgumentError, match=words):
-        NewtonLoss(loss)
+        NewtonLoss(loss, curvature="hessian")
     for function in (newton_loss, newton_target, expand, diagnose, torch.no_grad()(newton_loss)):
         with pytest.raises(ArgumentError, match=words):
             function(loss, y, target)
@@ -82,10 +82,10 @@ def test_a_loss_that_mixes_the_batch(loss, reduced: bool) -> None:
     y = torch.randn(4, 4, generator=torch.Generator().manual_seed(0))
     if reduced and loss is mixes_when_square:
         pytest.skip("its mean over everything is separable")
-    newton = NewtonLoss((lambda y: loss(y).mean()) if reduced else loss)
+    newton = NewtonLoss((lambda y: loss(y).mean()) if reduced else loss, curvature="hessian")
     with pytest.raises(SeparabilityError, match="mixes the samples"):
         newton(y)
-    NewtonLoss(loss, check=False)(y)
+    NewtonLoss(loss, check=False, curvature="hessian")(y)
 
 
 def mixes_neighbours(y: Tensor) -> Tensor:
@@ -105,13 +105,13 @@ def mixes_the_documents_of_a_query(y: Tensor) -> Tensor:
 def test_a_loss_that_mixes_within_groups(loss) -> None:
     y = torch.randn(64, 1, generator=torch.Generator().manual_seed(0))
     with pytest.raises(SeparabilityError, match="mixes the samples"):
-        NewtonLoss(loss)(y)
+        NewtonLoss(loss, curvature="hessian")(y)
 
 
 @pytest.mark.parametrize("first", [torch.zeros(6, 2), torch.ones(1, 2), torch.ones(0, 2)], ids=["equal", "one", "none"])
 def test_a_batch_that_cannot_tell_leaves_the_check_to_the_next(first: Tensor) -> None:
     """As with a last layer of zeros, or where the first batch is a single sample."""
-    newton = NewtonLoss(mixes_by_mean, damping=1.0)
+    newton = NewtonLoss(mixes_by_mean, damping=1.0, curvature="hessian")
     with warnings.catch_warnings(action="ignore"):
         newton(first)
     with pytest.raises(SeparabilityError, match="mixes the samples"):
@@ -135,21 +135,21 @@ def test_batches_of_one_sample_are_checked_once() -> None:
 @pytest.mark.parametrize("count", [1, 2, 3, 8])
 def test_separable_losses_pass_the_check(count: int) -> None:
     y, target = Case(ripples, (count, 4)).draw()
-    NewtonLoss(ripples)(y, target)
-    NewtonLoss(lambda y, target: ripples(y, target).mean())(y, target)
-    NewtonLoss(lambda y: (y + torch.randn(4)).square().sum(1))(y)
+    NewtonLoss(ripples, curvature="hessian")(y, target)
+    NewtonLoss(lambda y, target: ripples(y, target).mean(), curvature="hessian")(y, target)
+    NewtonLoss(lambda y: (y + torch.randn(4)).square().sum(1), curvature="hessian")(y)
 
 
 def test_a_loss_with_noise_of_its_own_cannot_be_checked_and_passes() -> None:
     generator = torch.Generator().manual_seed(0)
     y = torch.ones(4, 3)
-    NewtonLoss(lambda y: (y + torch.randn(3, generator=generator)).square().sum(1))(y)
+    NewtonLoss(lambda y: (y + torch.randn(3, generator=generator)).square().sum(1), curvature="hessian")(y)
 
 
 def test_a_loss_that_does_not_depend_on_the_outputs() -> None:
     y = torch.ones(3, 2)
     for loss in (lambda y: y.detach().sum(1), lambda y: y.round().sum(1) * 0 + torch.ones(3)):
-        newton = NewtonLoss(loss)
+        newton = NewtonLoss(loss, curvature="hessian")
         if loss(y.requires_grad_()).requires_grad:
             continue
         with pytest.raises(DerivativeError, match="does not depend on the outputs"):
@@ -158,11 +158,11 @@ def test_a_loss_that_does_not_depend_on_the_outputs() -> None:
 
 def test_outputs_that_cannot_be_outputs() -> None:
     with pytest.raises(ShapeError, match="batch dimension"):
-        newton_loss(lambda y: y, torch.tensor(1.0))
+        newton_loss(lambda y: y, torch.tensor(1.0), curvature="hessian")
     with pytest.raises(ArgumentError, match="int64"):
-        newton_loss(lambda y: y.sum(1), torch.ones(2, 2, dtype=torch.int64))
+        newton_loss(lambda y: y.sum(1), torch.ones(2, 2, dtype=torch.int64), curvature="hessian")
     with pytest.raises(ArgumentError, match="16 bits at least"):
-        newton_loss(lambda y: y.sum(1), torch.ones(2, 2).to(torch.float8_e4m3fn))
+        newton_loss(lambda y: y.sum(1), torch.ones(2, 2).to(torch.float8_e4m3fn), curvature="hessian")
     with pytest.raises(ArgumentError, match=r"y\.to_dense\(\)"):
         inject_fisher(torch.ones(2, 2).to_sparse())
     with pytest.raises(ArgumentError, match="complex64"):
@@ -170,7 +170,7 @@ def test_outputs_that_cannot_be_outputs() -> None:
     with pytest.raises(ArgumentError, match="loss_scale=True"):
         inject_fisher(torch.ones(2, 2), loss_scale=True)
     with pytest.raises(ArgumentError, match="got list"):
-        newton_loss(lambda y: y, [1.0])
+        newton_loss(lambda y: y, [1.0], curvature="hessian")
 
 
 def test_mistyped_options() -> None:
@@ -186,7 +186,7 @@ def test_mistyped_options() -> None:
 
 def test_the_users_own_mistake_keeps_its_own_error() -> None:
     with pytest.raises(RuntimeError, match="size of tensor"):
-        newton_loss(lambda y, t: (y - t).sum(1), torch.ones(2, 3), torch.ones(2, 4))
+        newton_loss(lambda y, t: (y - t).sum(1), torch.ones(2, 3), torch.ones(2, 4), curvature="hessian")
 
 
 def test_an_own_expansion_of_the_wrong_shape() -> None:
@@ -200,11 +200,11 @@ def test_an_own_expansion_of_the_wrong_shape() -> None:
             return Expansion(*self.parts)
 
     with pytest.raises(ShapeError, match=r"\(2,\) and \(2, 3\)"):
-        newton_loss(Own((2,), (2, 4), (3, 3)), torch.ones(2, 3))
+        newton_loss(Own((2,), (2, 4), (3, 3)), torch.ones(2, 3), curvature="hessian")
     with pytest.raises(ShapeError, match=r"curvature \(4, 4\)"):
-        newton_loss(Own((2,), (2, 3), (4, 4)), torch.ones(2, 3))
+        newton_loss(Own((2,), (2, 3), (4, 4)), torch.ones(2, 3), curvature="hessian")
     with pytest.raises(ArgumentError, match="no curvature"):
-        newton_loss(Own((2,), (2, 3)), torch.ones(2, 3))
+        newton_loss(Own((2,), (2, 3)), torch.ones(2, 3), curvature="hessian")
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
@@ -233,14 +233,14 @@ def test_one_bad_sample_is_as_if_it_were_not_there(bad: float, kind: str, where:
 def test_a_bad_second_derivative_alone_is_left_out_of_the_mean() -> None:
     """√|y|³ at zero: value and gradient are finite, the second derivative is not."""
     y = torch.tensor([[0.0], [1.0]])
-    found = newton_target(lambda y: y.abs().pow(1.5).sum(1), y, damping=1.0)
+    found = newton_target(lambda y: y.abs().pow(1.5).sum(1), y, damping=1.0, curvature="hessian")
     assert_close(found.curvature.dense(), torch.tensor([[0.75]]), 1e-6)
     assert found.kept.all()
 
 
 def test_a_batch_of_bad_samples_only() -> None:
     y = torch.full((3, 2), torch.nan, requires_grad=True)
-    newton = NewtonLoss(lambda y: y.square().sum(1))
+    newton = NewtonLoss(lambda y: y.square().sum(1), curvature="hessian")
     with pytest.warns(UserWarning, match="no sample of the last 3 has a finite loss") as told:
         loss = newton(y)
     assert told[0].filename == __file__
@@ -259,7 +259,7 @@ def test_a_batch_of_bad_samples_only() -> None:
 def test_a_loss_that_learns_is_not_hurt_by_a_batch_of_bad_samples() -> None:
     weight = torch.ones((), requires_grad=True)
     y = torch.full((3, 2), torch.nan, requires_grad=True)
-    loss = newton_loss(lambda y: weight + y.sum(1), y)
+    loss = newton_loss(lambda y: weight + y.sum(1), y, curvature="hessian")
     loss.backward()
     assert math.isnan(loss.item())
     assert (weight.grad, y.grad.abs().sum()) == (0, 0)
@@ -267,7 +267,7 @@ def test_a_loss_that_learns_is_not_hurt_by_a_batch_of_bad_samples() -> None:
 
 def test_a_singular_system_makes_no_step_and_is_counted() -> None:
     y = torch.ones(2, 1, requires_grad=True)
-    newton = NewtonLoss(lambda y: -y.square().sum(1), damping=2.0)  # H = −2 exactly
+    newton = NewtonLoss(lambda y: -y.square().sum(1), damping=2.0, curvature="hessian")  # H = −2 exactly
     with pytest.warns(UserWarning, match="nothing is learned"):
         newton(y).backward()
     assert y.grad.abs().sum() == 0

@@ -102,7 +102,7 @@ def test_compiles_with_inductor(kind: str) -> None:
 
 def test_half_precision_with_a_grad_scaler() -> None:
     torch.manual_seed(0)
-    network, newton = nn.Linear(4, 3).cuda(), NewtonLoss(ripples, damping=5.0)
+    network, newton = nn.Linear(4, 3).cuda(), NewtonLoss(ripples, damping=5.0, curvature="hessian")
     optimizer, scaler = torch.optim.SGD(network.parameters(), lr=0.01), torch.amp.GradScaler("cuda")
     x, target = torch.randn(8, 4).cuda(), torch.zeros(8, 3).cuda()
     for _ in range(5):

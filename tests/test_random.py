@@ -16,7 +16,7 @@ def use(device: str = "cpu") -> None:
     """What calls a loss with a seed of its own: the check of the first call, and `diagnose`."""
     y = torch.randn(6, 2, device=device, generator=torch.Generator(device).manual_seed(0))
     with seeded(3, y.device):
-        NewtonLoss(noisy)(y.requires_grad_())
+        NewtonLoss(noisy, curvature="hessian")(y.requires_grad_())
     diagnose(noisy, y.detach())
 
 

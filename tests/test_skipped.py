@@ -70,7 +70,7 @@ def test_a_few_are_counted_and_not_said() -> None:
 
 
 def test_one_bad_batch_among_many_is_only_said_if_it_is_whole() -> None:
-    newton = NewtonLoss(squares)
+    newton = NewtonLoss(squares, curvature="hessian")
     for seed in range(20):
         target = torch.zeros(8, 3)
         if seed == 15:
@@ -130,7 +130,7 @@ def test_what_was_seen_survives_copies_and_files_and_a_counter_set_back() -> Non
 
 
 def test_a_training_run_of_finite_samples_says_nothing() -> None:
-    network, newton = nn.Linear(4, 3), NewtonLoss(distance)
+    network, newton = nn.Linear(4, 3), NewtonLoss(distance, curvature="hessian")
     optimizer = torch.optim.Adam(network.parameters(), lr=1e-2)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

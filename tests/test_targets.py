@@ -59,12 +59,15 @@ def test_targets_by_name_compile() -> None:
 
 def test_a_name_that_the_loss_does_not_have_is_refused_with_those_it_has() -> None:
     with pytest.raises(ArgumentError, match=r"the targets \(target, weight, power\); by name came targets"):
-        NewtonLoss(weighted)(Y, targets=TARGET)
+        NewtonLoss(weighted, curvature="hessian")(Y, targets=TARGET)
     with pytest.raises(ArgumentError, match="missing a required argument: 'target'"):
-        NewtonLoss(weighted)(Y, weight=2.0)
+        NewtonLoss(weighted, curvature="hessian")(Y, weight=2.0)
     with pytest.raises(ArgumentError, match=r"the targets \(target\); by name came targets"):
-        NewtonLoss(Own())(Y, targets=TARGET)
-    assert torch.equal(gradient(NewtonLoss(Own()), target=TARGET), gradient(NewtonLoss(Own()), TARGET))
+        NewtonLoss(Own(), curvature="hessian")(Y, targets=TARGET)
+    assert torch.equal(
+        gradient(NewtonLoss(Own(), curvature="hessian"), target=TARGET),
+        gradient(NewtonLoss(Own(), curvature="hessian"), TARGET),
+    )
 
 
 @pytest.mark.parametrize(
@@ -89,8 +92,11 @@ def test_wrong_targets_are_named_beside_the_words_of_torch(loss: Any, target: An
 
 
 def test_the_loss_is_named_where_a_newton_loss_is_shown() -> None:
-    assert repr(NewtonLoss(weighted, damping=2.0)) == "NewtonLoss(weighted, curvature='hessian', damping=2.0)"
-    assert "(loss): MSELoss()" in repr(NewtonLoss(nn.MSELoss()))
+    assert (
+        repr(NewtonLoss(weighted, damping=2.0, curvature="hessian"))
+        == "NewtonLoss(weighted, curvature='hessian', damping=2.0)"
+    )
+    assert "(loss): MSELoss()" in repr(NewtonLoss(nn.MSELoss(), curvature="hessian"))
 
 
 @pytest.mark.parametrize("kind", ["hessian", "fisher"])

@@ -47,11 +47,15 @@ def newton_loss(
     mask: Tensor | None = None,
     **options: Unpack[NewtonOptions],
 ) -> Tensor:
-    """The Newton loss of `loss` at `y` as a scalar: `NewtonLoss` as a function, without its checks.
+    """The Newton loss of `loss` at `y` as a scalar: `NewtonLoss` as a function, without its checks and its memory.
+
+    With "auto" the unit ρ is that of this batch alone, since a function keeps nothing. In training that moves the
+    optimum where batches are small, and steps do not shrink near it: use `NewtonLoss`, or pass a number or a
+    `RelativeDamping`.
 
     >>> import torch
     >>> y = torch.zeros(2, 1, requires_grad=True)
-    >>> newton_loss(lambda y: (y - 3).square().sum(1), y, damping=1e-9).backward()
+    >>> newton_loss(lambda y: (y - 3).square().sum(1), y, curvature="hessian", damping=1e-9).backward()
     >>> y.grad  # (y − z*) / N with z* = 3
     tensor([[-1.5000],
             [-1.5000]])
@@ -90,7 +94,7 @@ def newton_target(
     loss: Loss | Expandable,
     y: Tensor,
     *targets: Any,
-    curvature: CurvatureKind = "hessian",
+    curvature: CurvatureKind = "fisher",
     damping: Damping = "auto",
     spectrum: Spectrum | None = None,
     reduction: Reduction | None = None,
@@ -101,7 +105,7 @@ def newton_target(
 ) -> NewtonTarget:
     """The explicit target z* of one damped Newton step on `loss` from the outputs `y`, `(N, ...)`.
 
-        zᵢ* = ȳᵢ − (C + λI)⁻¹ ∇ℓᵢ(ȳᵢ),   C = (1/N) Σ ∇²ℓᵢ  or  (1/N) Σ ∇ℓᵢ∇ℓᵢᵀ
+        zᵢ* = ȳᵢ − (C + λI)⁻¹ ∇ℓᵢ(ȳᵢ),   C = (1/N) Σ ∇ℓᵢ∇ℓᵢᵀ  or  (1/N) Σ ∇²ℓᵢ
 
     for a `damping` λ. Without one, that of "auto", the step is (C/λ + I)⁻¹∇ℓᵢ/ρ with λ and ρ from the batch.
     Target and step carry no graph; the values do where `loss` itself has something to learn. A sample whose value
@@ -109,7 +113,7 @@ def newton_target(
     of it and each has to make this call. The arguments are those of `NewtonLoss`.
 
     >>> import torch
-    >>> newton_target(lambda y: (y - 3).square().sum(1), torch.zeros(2, 1), damping=1e-9).target
+    >>> newton_target(lambda y: (y - 3).square().sum(1), torch.zeros(2, 1), curvature="hessian", damping=1e-9).target
     tensor([[3.],
             [3.]])
     """

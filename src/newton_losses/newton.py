@@ -67,11 +67,11 @@ class NewtonLoss(RunningScale):
     the mean over the samples, or their sum where `loss` is reduced by a sum, so that logs and schedules keep their
     meaning. Its *gradient* is that of ½‖z* − y‖², reduced in the same way:
 
-        ∂/∂yᵢ = (C/λ + I)⁻¹ ∇ℓᵢ / (ρN),   C = (1/N) Σ ∇²ℓᵢ  ("hessian")  or  (1/N) Σ ∇ℓᵢ∇ℓᵢᵀ  ("fisher")
+        ∂/∂yᵢ = (C/λ + I)⁻¹ ∇ℓᵢ / (ρN),   C = (1/N) Σ ∇ℓᵢ∇ℓᵢᵀ  ("fisher")  or  (1/N) Σ ∇²ℓᵢ  ("hessian")
 
     with λ the root mean square of C's eigenvalues, which enter by their absolute values, and ρ that of all entries of
-    the gradients: nothing changes when the loss is multiplied by a constant. With a number as `damping` it is the
-    paper's, (C + λI)⁻¹∇ℓᵢ/N.
+    the gradients over the run so far: nothing changes when the loss is multiplied by a constant, and ρ is so steady
+    that the optimum stays where it is. With a number as `damping` it is the paper's, (C + λI)⁻¹∇ℓᵢ/N.
 
     Call `backward()` as usual. The outputs may have any shape `(N, ...)` and any floating dtype;
     everything is computed in float32 at least. Parameters inside `loss` itself get the gradient of the plain loss,
@@ -80,11 +80,12 @@ class NewtonLoss(RunningScale):
     Args:
         loss: a callable `loss(y, *targets)` that returns one value per sample `(N,)` or a scalar, or an
             object that brings its own `expand`.
-        curvature: "hessian" (the mean Hessian), "fisher" (the empirical Fisher, first derivatives only) or "sample"
+        curvature: "fisher" (the empirical Fisher, first derivatives only), "hessian" (the mean Hessian) or "sample"
             (each sample's own part of the empirical Fisher, ∇ℓᵢ∇ℓᵢᵀ/N: the step ∇ℓᵢ/(λ + ‖∇ℓᵢ‖²/N), without a solve).
-        damping: "auto" stands for `NormalizedDamping()`: λ from the curvature itself and the step in units of the
-            gradient, for Adam and others that bring a length of their own. A number λ > 0, or a scalar tensor, is the
-            paper's method as it stands, to reproduce it or where there is time to search for λ; a rule such as
+        damping: "auto" stands for `RunningDamping()`: λ from the curvature itself, and the step in units of the run's
+            gradients, which the buffer `running_square` keeps. With one output per sample it leaves nothing of a
+            "fisher" or "hessian" curvature: that is one number, and λ the same. A number λ > 0, or a scalar tensor, is
+            the paper's method, to reproduce it or where there is time to search for λ; a rule such as
             `RelativeDamping` keeps Newton's own length, for plain gradient descent.
         spectrum: what becomes of negative eigenvalues of the Hessian: "raw" leaves them (the paper),
             "absolute" takes their absolute value, "clip" sets them to zero. By itself "absolute" with "auto", else
@@ -125,7 +126,7 @@ class NewtonLoss(RunningScale):
     this rank's samples. Every rank has to make each call that is differentiated; calls
     under `torch.no_grad()` ask nothing of the others.
 
-    >>> newton = NewtonLoss(lambda y, target: (y - target).abs().pow(1.5).sum(1), damping=0.01)
+    >>> newton = NewtonLoss(lambda y, target: (y - target).abs().pow(1.5).sum(1))
     >>> y = torch.tensor([[1.0], [4.0]], requires_grad=True)
     >>> loss = newton(y, torch.zeros(2, 1))
     >>> loss.backward()
@@ -138,7 +139,7 @@ class NewtonLoss(RunningScale):
     def __init__(
         self,
         loss: Loss | Expandable,
-        curvature: CurvatureKind = "hessian",
+        curvature: CurvatureKind = "fisher",
         damping: Damping = "auto",
         *,
         spectrum: Spectrum | None = None,
@@ -236,7 +237,7 @@ def compute_newton_loss(
 
     `run` holds the size of the run's gradients, which takes in those of this batch where that `is_new`.
     """
-    kind, reduction = options.get("curvature", "hessian"), options["reduction"]
+    kind, reduction = options.get("curvature", "fisher"), options["reduction"]
     matrix_free = options.get("matrix_free")
     group = None
     if dist.is_available() and dist.is_initialized():

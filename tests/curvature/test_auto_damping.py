@@ -65,8 +65,8 @@ def test_a_scaled_loss_makes_the_same_step_in_float32(scale: float, case: Case, 
 def test_a_scaled_loss_makes_the_same_step_by_products(scale: float, loss: Callable[..., Tensor], seed: int) -> None:
     """The scale of products is an estimate, but the same one; the iterative solver stops at 1e-6."""
     y, target = Case(loss, (5, 6)).draw(seed)
-    plain = newton_target(loss, y, target, damping="auto", matrix_free=True)
-    other = newton_target(scaled(loss, scale), y, target, damping="auto", matrix_free=True)
+    plain = newton_target(loss, y, target, damping="auto", matrix_free=True, curvature="hessian")
+    other = newton_target(scaled(loss, scale), y, target, damping="auto", matrix_free=True, curvature="hessian")
     assert_close(other.step, plain.step, 1e-5)
 
 
@@ -148,24 +148,26 @@ def test_all_forms_of_a_curvature_give_one_step() -> None:
 def test_negative_eigenvalues_lose_their_sign_unless_told_otherwise() -> None:
     y = torch.ones(1, 1, dtype=torch.float64)
     steps = {
-        spectrum: float(newton_target(lambda y: -y.square().sum(1), y, damping="auto", spectrum=spectrum).step)
+        spectrum: float(
+            newton_target(lambda y: -y.square().sum(1), y, damping="auto", spectrum=spectrum, curvature="hessian").step
+        )
         for spectrum in (None, "absolute", "clip")
     }
     assert steps[None] == steps["absolute"] == pytest.approx(-0.5)  # ∇ℓ/ρ = −1, |C|/λ = 1
     assert steps["clip"] == pytest.approx(-1.0)
-    raw = newton_target(lambda y: -y.square().sum(1), y, damping="auto", spectrum="raw")
+    raw = newton_target(lambda y: -y.square().sum(1), y, damping="auto", spectrum="raw", curvature="hessian")
     assert not raw.kept.any()  # C + λ = 0
 
 
 def test_without_curvature_the_step_is_the_normalised_gradient() -> None:
-    found = newton_target(lambda y: 3e-7 * y.sum(1), torch.ones(2, 3), damping="auto")
+    found = newton_target(lambda y: 3e-7 * y.sum(1), torch.ones(2, 3), damping="auto", curvature="hessian")
     assert found.kept.all()
     assert_close(found.step, torch.ones(2, 3), 1e-6)
 
 
 def test_without_a_gradient_there_is_no_step_and_nothing_is_skipped() -> None:
     y = torch.zeros(2, 3, requires_grad=True)
-    newton = NewtonLoss(lambda y: y.square().sum(1), damping="auto", check=False)
+    newton = NewtonLoss(lambda y: y.square().sum(1), damping="auto", check=False, curvature="hessian")
     newton(y).backward()
     assert y.grad.abs().sum() == 0
     assert int(newton.skipped) == 0
@@ -173,9 +175,9 @@ def test_without_a_gradient_there_is_no_step_and_nothing_is_skipped() -> None:
 
 def test_a_sample_that_is_not_finite_has_no_say() -> None:
     y, target = Case(quartic, (7, 3)).draw()
-    wanted = newton_target(quartic, y[1:], target[1:], damping="auto").step
+    wanted = newton_target(quartic, y[1:], target[1:], damping="auto", curvature="hessian").step
     target[0] = torch.nan
-    found = newton_target(quartic, y, target, damping="auto")
+    found = newton_target(quartic, y, target, damping="auto", curvature="hessian")
     assert found.kept.tolist() == [False] + 6 * [True]
     assert_close(found.step[1:], wanted, 1e-12)
 
@@ -183,9 +185,11 @@ def test_a_sample_that_is_not_finite_has_no_say() -> None:
 def test_tiny_and_huge_losses_in_float32() -> None:
     """The squares of such curvatures are beyond float32."""
     y, target = Case(quartic, (7, 3), torch.float32).draw()
-    plain = newton_target(quartic, y, target, damping="auto").step
+    plain = newton_target(quartic, y, target, damping="auto", curvature="hessian").step
     for scale in (1e-25, 1e25):
-        assert_close(newton_target(scaled(quartic, scale), y, target, damping="auto").step, plain, 1e-5)
+        assert_close(
+            newton_target(scaled(quartic, scale), y, target, damping="auto", curvature="hessian").step, plain, 1e-5
+        )
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -203,10 +207,14 @@ def test_compiles_without_a_graph_break(kind: str) -> None:
 
 def test_a_rule_may_give_a_length() -> None:
     y, target = Case(ripples, (7, 3)).draw()
-    plain = newton_target(ripples, y, target, damping=2.0).step
-    assert_close(newton_target(ripples, y, target, damping=lambda _: Damped(2.0, 3.0)).step, 3 * plain, 1e-12)
+    plain = newton_target(ripples, y, target, damping=2.0, curvature="hessian").step
+    assert_close(
+        newton_target(ripples, y, target, damping=lambda _: Damped(2.0, 3.0), curvature="hessian").step,
+        3 * plain,
+        1e-12,
+    )
     with pytest.raises(ArgumentError, match="damping"):
-        newton_target(ripples, y, target, damping=lambda _: Damped(2.0, -3.0))
+        newton_target(ripples, y, target, damping=lambda _: Damped(2.0, -3.0), curvature="hessian")
 
 
 def test_a_rule_made_from_this_one_is_asked() -> None:
@@ -216,7 +224,9 @@ def test_a_rule_made_from_this_one_is_asked() -> None:
             return Damped(damping, length / 2)
 
     y, target = Case(ripples, (7, 3)).draw()
-    step, softer = (newton_target(ripples, y, target, damping=rule).step for rule in ("auto", Softer()))
+    step, softer = (
+        newton_target(ripples, y, target, damping=rule, curvature="hessian").step for rule in ("auto", Softer())
+    )
     assert_close(softer, step / 2, 1e-12)
 
 

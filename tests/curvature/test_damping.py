@@ -27,15 +27,17 @@ from newton_losses.curvature import Dense, LowRank, Products
 )
 def test_what_cannot_be_a_damping_is_refused(bad: object) -> None:
     with pytest.raises(ArgumentError, match="damping"):
-        NewtonLoss(ripples, damping=bad)
+        NewtonLoss(ripples, damping=bad, curvature="hessian")
 
 
 @pytest.mark.parametrize("number", [2, np.float64(2), np.float32(2), np.int64(2), torch.tensor(2), torch.tensor(2.0)])
 def test_any_kind_of_number_is_a_damping(number: object) -> None:
     y, target = torch.randn(2, 4, 3, generator=torch.Generator().manual_seed(0)).double()
-    wanted = newton_target(ripples, y, target, damping=2.0)
-    assert_close(newton_target(ripples, y, target, damping=number).step, wanted.step, 1e-12)
-    assert_close(newton_target(ripples, y, target, damping=lambda _: number).step, wanted.step, 1e-12)
+    wanted = newton_target(ripples, y, target, damping=2.0, curvature="hessian")
+    assert_close(newton_target(ripples, y, target, damping=number, curvature="hessian").step, wanted.step, 1e-12)
+    assert_close(
+        newton_target(ripples, y, target, damping=lambda _: number, curvature="hessian").step, wanted.step, 1e-12
+    )
 
 
 @pytest.mark.parametrize("rule", [NormalizedDamping, RelativeDamping])
@@ -48,7 +50,7 @@ def test_numpys_number_as_a_factor_compiles() -> None:
     """It stopped torch's compiler, which takes it for an array."""
     y, target = torch.randn(2, 4, 3, generator=torch.Generator().manual_seed(0)).double()
     newton, wanted = (
-        NewtonLoss(ripples, damping=NormalizedDamping(number), value="quadratic", check=False)
+        NewtonLoss(ripples, damping=NormalizedDamping(number), value="quadratic", check=False, curvature="hessian")
         for number in (np.float32(2), 2.0)
     )
     torch._dynamo.reset()  # it compiles one function so many times and no more, whoever asks
@@ -63,10 +65,10 @@ def test_a_rule_is_any_callable() -> None:
     def by_gradient(expansion: Expansion) -> torch.Tensor:
         return expansion.gradient.square().mean()
 
-    found = newton_target(ripples, y, target, damping=by_gradient)
-    wanted = newton_target(ripples, y, target, damping=float(found.gradient.square().mean()))
+    found = newton_target(ripples, y, target, damping=by_gradient, curvature="hessian")
+    wanted = newton_target(ripples, y, target, damping=float(found.gradient.square().mean()), curvature="hessian")
     assert_close(found.step, wanted.step, 1e-12)
-    as_tensor = newton_target(ripples, y, target, damping=found.gradient.square().mean())
+    as_tensor = newton_target(ripples, y, target, damping=found.gradient.square().mean(), curvature="hessian")
     assert_close(as_tensor.step, wanted.step, 1e-12)
 
 
@@ -83,12 +85,14 @@ def test_relative_damping_is_the_root_mean_square_eigenvalue() -> None:
 @pytest.mark.parametrize("scale", [1e-6, 1e6])
 def test_relative_damping_leaves_the_hessian_step_alone_when_the_loss_is_scaled(scale: float) -> None:
     y, target = torch.randn(2, 4, 3, generator=torch.Generator().manual_seed(0)).double()
-    plain = newton_target(ripples, y, target, damping=RelativeDamping())
-    scaled = newton_target(lambda y, t: scale * ripples(y, t), y, target, damping=RelativeDamping())
+    plain = newton_target(ripples, y, target, damping=RelativeDamping(), curvature="hessian")
+    scaled = newton_target(
+        lambda y, t: scale * ripples(y, t), y, target, damping=RelativeDamping(), curvature="hessian"
+    )
     assert_close(scaled.step, plain.step, 1e-10)
 
 
 def test_relative_damping_without_curvature_leaves_the_step_out() -> None:
-    found = newton_target(lambda y: y.sum(1), torch.ones(2, 3), damping=RelativeDamping())
+    found = newton_target(lambda y: y.sum(1), torch.ones(2, 3), damping=RelativeDamping(), curvature="hessian")
     assert not found.kept.any()
     assert found.step.abs().sum() == 0

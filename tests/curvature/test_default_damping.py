@@ -26,7 +26,7 @@ def gradient_by(path: str, loss: Callable[..., Tensor], y: Tensor, target: Tenso
     if path == "inject":
         total = loss(inject_fisher(y, **options), target).mean()
     elif path == "products":
-        total = newton_loss(loss, y, target, matrix_free=True, **options)
+        total = newton_loss(loss, y, target, curvature="hessian", matrix_free=True, **options)
     else:
         total = NewtonLoss(loss, path, **options)(y, target)
     return torch.autograd.grad(total, y)[0]
@@ -59,7 +59,7 @@ def test_repeated_parameters_have_it_too() -> None:
 
 def test_it_is_shown_and_survives_a_copy() -> None:
     assert repr(InjectFisher()) == "InjectFisher(damping='auto')"
-    newton = NewtonLoss(quartic)
+    newton = NewtonLoss(quartic, curvature="hessian")
     assert "damping='auto'" in repr(newton)
     y, target = Case(quartic, (7, 3)).draw()
     y.requires_grad_()
@@ -112,7 +112,9 @@ def test_zero_gradients_make_no_step(name: str, dtype: torch.dtype, path: str) -
     assert torch.equal(gradient_by(path, FLAT[name], y, y.clone()), torch.zeros(4, 3, dtype=dtype))
 
 
-@pytest.mark.parametrize("options", [{}, {"curvature": "fisher"}, {"matrix_free": True}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, {"curvature": "hessian"}, {"curvature": "hessian", "matrix_free": True}], ids=str
+)
 @pytest.mark.parametrize("name", FLAT)
 def test_zero_gradients_are_not_counted_as_left_out(name: str, options: dict[str, object]) -> None:
     y = torch.ones(4, 3)
@@ -265,7 +267,17 @@ def test_inside_of_vmap_and_grad(path: str) -> None:
 def test_the_first_call_is_checked_as_ever() -> None:
     y = torch.randn(6, 3, generator=torch.Generator().manual_seed(0))
     with pytest.raises(SeparabilityError):
-        NewtonLoss(lambda y: (y - y.mean(0)).square().sum(1))(y)
-    newton = NewtonLoss(log_sum_exp)
+        NewtonLoss(lambda y: (y - y.mean(0)).square().sum(1), curvature="hessian")(y)
+    newton = NewtonLoss(log_sum_exp, curvature="hessian")
     newton(y.requires_grad_(), y.detach()).backward()
     assert not newton.check
+
+
+@pytest.mark.parametrize("function", [NewtonLoss, newton_target])
+def test_the_default_curvature_is_the_fisher(function: Callable[..., object]) -> None:
+    """First derivatives only: it works for any loss, and no wrong second derivative can enter."""
+    assert inspect.signature(function).parameters["curvature"].default == "fisher"
+    y, target = Case(ripples, (7, 3)).draw()
+    y.requires_grad_()
+    one, other = (newton_loss(ripples, y, target, **options) for options in ({}, {"curvature": "fisher"}))
+    assert torch.equal(*(torch.autograd.grad(loss, y)[0] for loss in (one, other)))

@@ -54,7 +54,10 @@ def test_in_inference_mode(kind: str, made_inside: bool) -> None:
 def test_what_else_takes_derivatives_in_inference_mode() -> None:
     case = Case(ripples, (5, 3))
     y, target = case.draw()
-    stored, products = (newton_target(case.loss, y, target, damping=3.0, matrix_free=free) for free in (False, True))
+    stored, products = (
+        newton_target(case.loss, y, target, damping=3.0, matrix_free=free, curvature="hessian")
+        for free in (False, True)
+    )
     assert_close(products.step, stored.step, 1e-5)
     check_loss(case.loss, y, target)
     assert diagnose(case.loss, y, target).derivatives.first == "right"
@@ -201,7 +204,9 @@ def test_products_leave_out_a_sample_whose_hessian_is_not_finite(operator: type 
         kinked = y.abs().pow(1.5).sum(1)
         return kinked if operator is None else kinked + operator.apply(y).sum(1)
 
-    stored, products = (newton_target(loss, y, damping=0.1, matrix_free=free) for free in (False, True))
+    stored, products = (
+        newton_target(loss, y, damping=0.1, matrix_free=free, curvature="hessian") for free in (False, True)
+    )
     assert stored.kept.all()
     assert products.kept.all()
     assert_close(products.curvature.dense(), stored.curvature.dense(), 1e-12)
@@ -282,7 +287,7 @@ def test_two_threads_may_differentiate_at_the_same_time() -> None:
     """Without a tape the Hessian is made in forward mode, whose levels all threads of a process share."""
     case = Case(ripples, (16, 6))
     y, target = case.draw()
-    step = torch.func.grad(lambda y: newton_loss(case.loss, y, target, damping=2.0))
+    step = torch.func.grad(lambda y: newton_loss(case.loss, y, target, damping=2.0, curvature="hessian"))
     wanted, found = step(y), []
 
     def work() -> None:

@@ -212,7 +212,9 @@ def test_a_compiler_keeps_it_as_well(kind: str) -> None:
 
 def test_the_rule_by_name() -> None:
     assert repr(RunningDamping(2.0)) == "RunningDamping(factor=2.0)"
-    assert RunningDamping() == nl.NewtonLoss(ripples)._rule
+    assert RunningDamping() == nl.NewtonLoss(ripples, curvature="hessian")._rule
     assert RunningDamping() != NormalizedDamping()
-    assert nl.NewtonLoss(ripples, damping=NormalizedDamping()).running_square is None
-    assert math.isclose(nl.NewtonLoss(ripples, damping=RunningDamping(3)).options["damping"].factor, 3)
+    assert nl.NewtonLoss(ripples, damping=NormalizedDamping(), curvature="hessian").running_square is None
+    assert math.isclose(
+        nl.NewtonLoss(ripples, damping=RunningDamping(3), curvature="hessian").options["damping"].factor, 3
+    )

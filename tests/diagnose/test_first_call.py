@@ -28,7 +28,7 @@ def first_call(loss: Any, y: Tensor, *targets: Any, **options: Any) -> list[str]
     """What the first call of a Newton loss warns of."""
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
-        NewtonLoss(loss, **options)(y.detach().requires_grad_(), *targets).backward()
+        NewtonLoss(loss, **{"curvature": "hessian", **options})(y.detach().requires_grad_(), *targets).backward()
     assert all(one.filename == __file__ for one in told)
     return [str(one.message) for one in told]
 
@@ -40,7 +40,7 @@ def test_a_custom_operator_is_named_and_the_fisher_offered(loss: Any, operator: 
     (told,) = first_call(loss, y, target)
     assert operator in told
     assert "curvature='fisher'" in told
-    newton = NewtonLoss(loss)
+    newton = NewtonLoss(loss, curvature="hessian")
     with pytest.warns(UserWarning, match=OFF):
         newton(y.requires_grad_(), target)
     newton(y, target)  # which says it once

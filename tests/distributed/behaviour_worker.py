@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from cases import ripples
 from newton_losses import ArgumentError, InjectFisher, NewtonLoss, inject_fisher, newton_loss, newton_target
 
-NEWTON = NewtonLoss(ripples, damping=2.0)
+NEWTON = NewtonLoss(ripples, damping=2.0, curvature="hessian")
 
 
 def part(rank: int, size: int = 3, *, offset: int = 0) -> tuple[Tensor, Tensor]:
@@ -54,7 +54,7 @@ def averaged(tensor: Tensor, group: dist.ProcessGroup | None = None) -> Tensor:
 
 def alone(rank: int, ranks: int) -> Tensor:
     """`process_group=None`: nothing of the others, on the same batch."""
-    return gradient(network(), NewtonLoss(ripples, damping=2.0, process_group=None), *part(rank))
+    return gradient(network(), NewtonLoss(ripples, damping=2.0, process_group=None, curvature="hessian"), *part(rank))
 
 
 def pairs(rank: int, ranks: int) -> dict[str, Tensor]:
@@ -62,9 +62,9 @@ def pairs(rank: int, ranks: int) -> dict[str, Tensor]:
     groups = [dist.new_group([first, first + 1]) for first in range(0, ranks, 2)]
     group = groups[rank // 2]
     ways = {
-        "newton": NewtonLoss(ripples, damping=2.0, process_group=group),
+        "newton": NewtonLoss(ripples, damping=2.0, process_group=group, curvature="hessian"),
         "inject": lambda y, target: fourth(inject_fisher(y, 0.7, process_group=group), target).mean(),
-        "products": NewtonLoss(ripples, damping=3.0, matrix_free=True, process_group=group),
+        "products": NewtonLoss(ripples, damping=3.0, matrix_free=True, process_group=group, curvature="hessian"),
     }
     return {
         name: gradient(DistributedDataParallel(network(), process_group=group), loss, *part(rank))
@@ -91,7 +91,7 @@ def values(rank: int, ranks: int) -> dict[str, Tensor]:
 
 def target_fields(rank: int, ranks: int) -> dict[str, Any]:
     x, target = part(rank)
-    found = newton_target(ripples, network()(x), target, damping=2.0)
+    found = newton_target(ripples, network()(x), target, damping=2.0, curvature="hessian")
     return {"curvature": found.curvature.dense(), "count": found.count, "total": found.total, "ranks": found.ranks}
 
 
@@ -101,7 +101,9 @@ def rule_that_differs(rank: int, ranks: int) -> dict[str, Tensor]:
     y = network()(x).detach()
     steps = {}
     for name, matrix_free in (("stored", False), ("products", True)):
-        steps[name] = newton_target(ripples, y, target, damping=rule_by_gradient, matrix_free=matrix_free).step
+        steps[name] = newton_target(
+            ripples, y, target, damping=rule_by_gradient, matrix_free=matrix_free, curvature="hessian"
+        ).step
     return steps
 
 
@@ -132,7 +134,7 @@ def skipped(rank: int, ranks: int) -> dict[str, Tensor]:
     """Each rank counts its own samples that were left out."""
     x, target = part(rank)
     target[:rank] = torch.nan
-    newton, inject = NewtonLoss(ripples, damping=2.0), InjectFisher(0.7)
+    newton, inject = NewtonLoss(ripples, damping=2.0, curvature="hessian"), InjectFisher(0.7)
     gradient(network(), newton, x, target)
     gradient(network(), lambda y, target: fourth(inject(y), target).mean(), x, target)
     return {"newton": newton.skipped, "inject": inject.skipped}
@@ -172,7 +174,7 @@ def transforms(rank: int, ranks: int) -> dict[str, Any]:
     weight = model.weight.detach()
 
     def loss(weight: Tensor) -> Tensor:
-        return newton_loss(ripples, x @ weight.mT + model.bias.detach(), target, damping=2.0)
+        return newton_loss(ripples, x @ weight.mT + model.bias.detach(), target, damping=2.0, curvature="hessian")
 
     try:
         torch.func.vmap(loss)(weight.expand(2, -1, -1))
@@ -198,7 +200,7 @@ CHECKS = (
 
 
 def warm_up() -> None:
-    gradient(network(), NewtonLoss(ripples, damping=2.0), *part(0))
+    gradient(network(), NewtonLoss(ripples, damping=2.0, curvature="hessian"), *part(0))
 
 
 def work(folder: Path, rank: int, ranks: int) -> dict[str, Any]:

@@ -21,7 +21,7 @@ def main(ranks: int) -> None:
             super().__init__()
             torch.manual_seed(0)
             self.network = nn.Linear(4, 3).double()
-            self.loss = NewtonLoss(ripples, damping=5.0)
+            self.loss = NewtonLoss(ripples, damping=5.0, curvature="hessian")
 
         def training_step(self, batch: list[Tensor], index: int) -> Tensor:
             x, target = batch

@@ -122,7 +122,7 @@ class Scenario:
 
     def _loss(self, y: Tensor, target: Tensor) -> Tensor:
         if self.inject is None:
-            newton = NewtonLoss(self.loss, **self.options)
+            newton = NewtonLoss(self.loss, **{"curvature": "hessian", **self.options})
             if self.seen:
                 newton((0.3 * y).detach().requires_grad_(), target)
             return newton(y, target, mask=existing(target) if self.masked else None)

@@ -22,14 +22,18 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 
 def test_none_stays_local(found) -> None:
     for rank in range(RANKS):
-        assert_close(found[rank]["alone"], gradient(network(), NewtonLoss(ripples, damping=2.0), *part(rank)), 1e-12)
+        assert_close(
+            found[rank]["alone"],
+            gradient(network(), NewtonLoss(ripples, damping=2.0, curvature="hessian"), *part(rank)),
+            1e-12,
+        )
 
 
 def test_a_group_of_some_ranks(found) -> None:
     ways = {
-        "newton": NewtonLoss(ripples, damping=2.0),
+        "newton": NewtonLoss(ripples, damping=2.0, curvature="hessian"),
         "inject": lambda y, target: fourth(inject_fisher(y, 0.7), target).mean(),
-        "products": NewtonLoss(ripples, damping=3.0, matrix_free=True),
+        "products": NewtonLoss(ripples, damping=3.0, matrix_free=True, curvature="hessian"),
     }
     for name, loss in ways.items():
         for first in (0, 2):
@@ -52,7 +56,7 @@ def test_the_value_is_that_of_the_ranks_own_samples(found) -> None:
 
 def test_what_newton_target_says_of_the_whole_batch(found) -> None:
     x, target = joined(range(RANKS))
-    wanted = newton_target(ripples, network()(x), target, damping=2.0)
+    wanted = newton_target(ripples, network()(x), target, damping=2.0, curvature="hessian")
     for rank in range(RANKS):
         fields = found[rank]["target_fields"]
         assert_close(fields["curvature"], wanted.curvature.dense(), 1e-12)
@@ -104,16 +108,16 @@ def test_torch_func_and_compile(found) -> None:
 
 def test_without_other_processes_nothing_changes() -> None:
     for group in ("default", None):
-        assert NewtonLoss(ripples, process_group=group).options["process_group"] == group
+        assert NewtonLoss(ripples, process_group=group, curvature="hessian").options["process_group"] == group
 
 
 @pytest.mark.parametrize("group", ["world", 0, [0, 1]])
 def test_what_is_not_a_group(group: object) -> None:
     for make in (
-        lambda: NewtonLoss(ripples, process_group=group),
+        lambda: NewtonLoss(ripples, process_group=group, curvature="hessian"),
         lambda: InjectFisher(process_group=group),
         lambda: inject_fisher(torch.ones(2, 2), process_group=group),
-        lambda: newton_target(ripples, torch.ones(2, 2), torch.ones(2, 2), process_group=group),
+        lambda: newton_target(ripples, torch.ones(2, 2), torch.ones(2, 2), process_group=group, curvature="hessian"),
     ):
         with pytest.raises(ArgumentError, match="process_group="):
             make()

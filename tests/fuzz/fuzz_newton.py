@@ -233,7 +233,13 @@ def expand_alone(draw: Draw) -> None:
 
 def not_outputs(draw: Draw) -> None:
     thing = draw.pick((*NOT_TENSORS, torch.tensor(1.0), torch.ones(2, 2, dtype=torch.int64)))
-    call = draw.pick((nl.newton_target, nl.newton_loss, nl.NewtonLoss(make_loss("square", torch.Size((1, 1)), None))))
+    call = draw.pick(
+        (
+            nl.newton_target,
+            nl.newton_loss,
+            nl.NewtonLoss(make_loss("square", torch.Size((1, 1)), None), curvature="hessian"),
+        )
+    )
     try:
         if isinstance(call, nl.NewtonLoss):
             call(thing, thing)

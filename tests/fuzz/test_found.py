@@ -11,7 +11,7 @@ from cases import assert_close
 @pytest.mark.parametrize("thing", [None, 1.5, "text", [1.0]])
 def test_a_module_called_with_something_that_is_no_tensor(thing: object) -> None:
     with pytest.raises(nl.ArgumentError, match="have to be a tensor"):
-        nl.NewtonLoss(lambda y: y.square().sum(1))(thing)
+        nl.NewtonLoss(lambda y: y.square().sum(1), curvature="hessian")(thing)
 
 
 def test_a_fisher_many_orders_above_the_damping_where_there_are_fewer_samples_than_outputs() -> None:
@@ -27,7 +27,7 @@ def test_a_fisher_many_orders_above_the_damping_where_there_are_fewer_samples_th
 def test_the_value_is_there_where_the_system_has_no_solution() -> None:
     """It was 0 in training and 16 in evaluation."""
     y = torch.full((2, 1), 4.0, requires_grad=True)
-    newton = nl.NewtonLoss(lambda y: -y.square().sum(1), damping=2.0)  # H = −2 exactly
+    newton = nl.NewtonLoss(lambda y: -y.square().sum(1), damping=2.0, curvature="hessian")  # H = −2 exactly
     with pytest.warns(UserWarning, match="nothing is learned"):
         assert_close(newton(y), torch.tensor(-16.0), 0)
     with torch.no_grad():
@@ -36,7 +36,7 @@ def test_the_value_is_there_where_the_system_has_no_solution() -> None:
 
 def test_an_infinite_output_at_which_the_loss_is_finite() -> None:
     y = torch.tensor([[torch.inf], [0.0]], requires_grad=True)
-    loss = nl.newton_loss(lambda y: y.sigmoid().sum(1), y, damping=1.0)
+    loss = nl.newton_loss(lambda y: y.sigmoid().sum(1), y, damping=1.0, curvature="hessian")
     loss.backward()
     assert loss.item() == 0.75
     assert torch.isfinite(y.grad).all()
@@ -46,7 +46,7 @@ def test_an_infinite_output_at_which_the_loss_is_finite() -> None:
 def test_a_damping_in_a_tensor_that_is_not_positive_and_finite(damping: torch.Tensor) -> None:
     """Nothing may wait for the device to look at it: no sample moves, and all are counted."""
     y = torch.ones(3, 2, requires_grad=True)
-    newton = nl.NewtonLoss(lambda y: y.square().sum(1), damping=damping)
+    newton = nl.NewtonLoss(lambda y: y.square().sum(1), damping=damping, curvature="hessian")
     with pytest.warns(UserWarning, match="nothing is learned"):
         newton(y).backward()
     assert not y.grad.any()
@@ -56,13 +56,16 @@ def test_a_damping_in_a_tensor_that_is_not_positive_and_finite(damping: torch.Te
 @pytest.mark.parametrize("rule", [lambda _: 0.0, lambda _: -1, lambda _: "small", lambda _: None])
 def test_a_rule_that_gives_no_damping(rule) -> None:
     with pytest.raises(nl.ArgumentError, match="damping"):
-        nl.newton_loss(lambda y: y.square().sum(1), torch.ones(3, 2), damping=rule)
+        nl.newton_loss(lambda y: y.square().sum(1), torch.ones(3, 2), damping=rule, curvature="hessian")
 
 
 def test_relative_damping_beyond_the_range_makes_no_step() -> None:
     """The mean square of the curvature overflows: λ was infinite and the step silently zero."""
     found = nl.newton_target(
-        lambda y: 1e200 * y.square().sum(1), torch.ones(1, 1).double(), damping=nl.RelativeDamping()
+        lambda y: 1e200 * y.square().sum(1),
+        torch.ones(1, 1).double(),
+        damping=nl.RelativeDamping(),
+        curvature="hessian",
     )
     assert not found.kept.any()
 
@@ -70,7 +73,7 @@ def test_relative_damping_beyond_the_range_makes_no_step() -> None:
 def test_vmap_over_a_newton_loss_alone() -> None:
     """`vmap(grad(...))` went through, `vmap` by itself did not."""
     y = torch.ones(4, 3, 2)
-    values = torch.func.vmap(lambda y: nl.newton_loss(lambda y: y.square().sum(1), y))(y)
+    values = torch.func.vmap(lambda y: nl.newton_loss(lambda y: y.square().sum(1), y, curvature="hessian"))(y)
     assert_close(values, torch.full((4,), 2.0), 1e-6)
 
 
@@ -130,7 +133,12 @@ def test_a_factor_that_is_no_positive_number(rule, factor) -> None:
 def test_the_class_of_a_rule_instead_of_a_rule() -> None:
     """It is callable, and was called with the expansion as its factor."""
     with pytest.raises(nl.ArgumentError, match="The factor of NormalizedDamping"):
-        nl.newton_loss(lambda y: y.square().sum(1), torch.ones(3, 2, requires_grad=True), damping=nl.NormalizedDamping)
+        nl.newton_loss(
+            lambda y: y.square().sum(1),
+            torch.ones(3, 2, requires_grad=True),
+            damping=nl.NormalizedDamping,
+            curvature="hessian",
+        )
 
 
 @pytest.mark.parametrize("option", ["curvature", "spectrum", "reduction", "value"])

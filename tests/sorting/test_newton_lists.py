@@ -142,9 +142,11 @@ def test_stored_order_does_not_matter(loss, curvature):
 def test_losses_with_other_targets_take_a_mask():
     y, values, mask = batch()
     low, high = tied_ranks(values, mask=mask)
-    found = gradient_of(NewtonLoss(PartialOrderLoss("softsort", temperature=1.0)), y, low, high, mask=mask)
+    found = gradient_of(
+        NewtonLoss(PartialOrderLoss("softsort", temperature=1.0), curvature="hessian"), y, low, high, mask=mask
+    )
     labels = mask.int().argmax(-1)
-    top = gradient_of(NewtonLoss(TopKLoss({1: 0.5, 2: 0.5})), y, labels, mask=mask)
+    top = gradient_of(NewtonLoss(TopKLoss({1: 0.5, 2: 0.5}), curvature="hessian"), y, labels, mask=mask)
     for gradient in (found, top):
         assert (gradient[~mask] == 0).all()
         assert gradient.isfinite().all()
@@ -167,15 +169,15 @@ def test_a_loss_with_its_own_expansion_is_averaged():
 
 def test_errors_teach():
     y, values, mask = batch()
-    newton = NewtonLoss(coupled)
+    newton = NewtonLoss(coupled, curvature="hessian")
     with pytest.raises(ArgumentError, match=r"the mask is torch.float32\. Pass a boolean"):
         newton(y.requires_grad_(), values, mask, mask=mask.float())
     with pytest.raises(ShapeError, match=r"the mask has shape \(7, 5\) for outputs of shape \(7, 6\)"):
         newton(y, values, mask, mask=mask[:, :5])
     with pytest.raises(ArgumentError, match="exchangeable=True for outputs that are a set"):
-        NewtonLoss(coupled, matrix_free=True)(y, values, mask, mask=mask)
+        NewtonLoss(coupled, matrix_free=True, curvature="hessian")(y, values, mask, mask=mask)
     with pytest.raises(ArgumentError, match="True, False or None"):
-        NewtonLoss(coupled, exchangeable="yes")
+        NewtonLoss(coupled, exchangeable="yes", curvature="hessian")
     with pytest.raises(ArgumentError, match="Pass no mask with them"):
         newton(nested(y.detach(), mask), values, mask, mask=mask)
 
@@ -193,8 +195,8 @@ def test_the_function_is_the_module():
     for loss, targets in ((variance, (values, mask)), (NDCGLoss("softsort"), (values,))):
         results = []
         for function in (
-            NewtonLoss(loss, exchangeable=True),
-            lambda *args, loss=loss, **kw: nl.newton_loss(loss, *args, exchangeable=True, **kw),
+            NewtonLoss(loss, exchangeable=True, curvature="hessian"),
+            lambda *args, loss=loss, **kw: nl.newton_loss(loss, *args, curvature="hessian", exchangeable=True, **kw),
         ):
             leaf = y.clone().requires_grad_()
             value = function(leaf, *targets, mask=mask)

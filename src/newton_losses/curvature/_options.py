@@ -28,7 +28,7 @@ NUMBERS = (int, float, Real, Tensor)
 
 
 def check_options(
-    curvature: object = "hessian",
+    curvature: object = "fisher",
     damping: object = "auto",
     spectrum: object = None,
     reduction: object = None,

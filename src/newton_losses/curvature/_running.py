@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 DECAY = 0.999
 # Neither a sample nor a whole batch counts for more than this many times the usual energy of a batch, N·m·ρ².
 LIMIT = 10.0
-# In the first batch there is no usual energy: a sample has at most this many times the median of all samples.
+# The first batch is as it is; ρ begins with no sample of more than this many times the median energy in it.
 FIRST_LIMIT = 1e4
 # No batch makes ρ² more than this many times larger. Samples enter it as they are: with those that are large left out,
 # it would fall with what the others still have to learn, and a rare class would count for less and less.
@@ -104,24 +104,25 @@ def settle(
     is_first = state[1] == 0
     old = state[0] / state[1]  # 0/0 where nothing is known yet
     limit = LIMIT * count * old
-    if group is None and len(squares) > 0:
-        # Most samples may have no gradient at all: the median is that of the others.
-        usual = torch.nanmedian(torch.where(squares > 0, squares, math.nan))
-        limit = torch.where(is_first, FIRST_LIMIT * usual, limit)
     limit = torch.where(limit > 0, limit, math.inf)
     bounded = torch.minimum(squares, limit).sum()
     if group is not None:
         bounded = sum_over(group, bounded)
     own, mean = bounded / count, total / count
+    first = own
+    if group is None and len(squares) > 0:
+        # Most samples may have no gradient at all: the median is that of the others.
+        usual = torch.nanmedian(torch.where(squares > 0, squares, math.nan))
+        first = torch.minimum(squares, FIRST_LIMIT * usual).sum() / count
     # A batch without any gradient says nothing of its size.
     enters = (mean > 0) & torch.isfinite(mean)
     weight = torch.lerp(torch.ones_like(own), state[1], DECAY)
     run = torch.minimum(torch.lerp(mean, state[0], DECAY) / weight, GROWTH * old)
-    run = torch.where(is_first, own, run)
+    run = torch.where(is_first, first, run)
     if update:
         state.copy_(torch.where(enters, torch.stack([run * weight, weight]), state))
     factor = (own / run).sqrt().clamp(max=math.sqrt(LIMIT))
-    factor = torch.where(enters, factor, 1.0).to(gradient.dtype)
+    factor = torch.where(enters & ~is_first, factor, 1.0).to(gradient.dtype)
     shares = torch.where(squares > limit, (limit / squares).sqrt(), 1.0).to(gradient.dtype)
     return Settled(_with_gradient(expansion, expansion.gradient * shares[:, None], kind), factor)
 
