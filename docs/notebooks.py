@@ -91,7 +91,7 @@ def run_notebook(path: Path, out: Path, *, short: bool = False) -> dict[str, Any
 
     names: dict[str, Any] = {"__name__": "__main__"}
     outputs: list[dict[str, Any]] = []
-    begin = time.monotonic()
+    begin = time.process_time()
     with ink.drawing(), plt.rc_context(STYLE), warnings.catch_warnings():
         # A page that shows a warning is a page to correct; what others deprecate is not for the reader.
         warnings.simplefilter("error")
@@ -116,7 +116,7 @@ def run_notebook(path: Path, out: Path, *, short: bool = False) -> dict[str, Any
                     ink.save(figures[0], out / f"{picture}.svg", cell.header["alt"])  # for the page
                 plt.close("all")
             outputs.append({"text": printed.getvalue().rstrip(), "picture": picture})
-    results = {"seconds": round(time.monotonic() - begin, 1), "outputs": outputs}
+    results = {"seconds": round(time.process_time() - begin, 1), "outputs": outputs}
     (out / "outputs.json").write_text(json.dumps(results, ensure_ascii=False), encoding="utf-8")
     return names
 
@@ -152,7 +152,7 @@ def _run_in_a_process(path: Path, out: Path, mode: str) -> None:
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(f"{path.name} does not run:\n{done.stderr}")
-    _log.info("gallery: ran %s in %s s", path.name, _outputs(out)["seconds"])
+    _log.info("gallery: ran %s in %s s of processor time", path.name, _outputs(out)["seconds"])
 
 
 def _outputs(results: Path) -> dict[str, Any]:
@@ -213,7 +213,7 @@ def as_page(name: str, cells: list[Cell], results: Path) -> str:
         if number == 0:
             parts.append(f"[Download the notebook]({name}.ipynb){{ .md-button download }}\n{{ .download }}")
     if found["seconds"] is not None:
-        parts.append(f"*Run in {found['seconds']:.0f} s on one core when this page was built.*")
+        parts.append(f"*Run when this page was built, in {found['seconds']:.0f} s of processor time.*")
     parts.append(f"*To run it yourself: `{INSTALL}`.*")
     return "\n\n".join(parts) + "\n"
 

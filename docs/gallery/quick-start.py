@@ -165,13 +165,12 @@ axes.legend(loc="lower right")
 axes.set_title("mean and range over seeds", loc="left", size=10)
 
 # %% [markdown]
-# **What to take from it.** The Newton loss learns faster than the plain one,
-# and so does the normalised gradient: the two are level. That is no accident.
-# The items of a list are exchangeable, so the curvature has no direction to
-# prefer, and normalising the batch is all that a Newton loss does here ([how
-# it works](../how-it-works.md)). Where outputs differ in units, are coupled
-# or come from a noisy solver it does more, as [the next
-# notebook](what-it-does.md) shows.
+# **What to take from it.** The Newton loss learns faster than the plain one, and
+# so does the normalised gradient: the two are level. That is no accident. The
+# items of a list are exchangeable, so the curvature has no direction to prefer,
+# and normalising the batch is all that a Newton loss does here
+# ([how it works](../how-it-works.md)). Where outputs differ in units or are
+# coupled it does more, as [the next notebook](what-it-does.md) shows.
 #
 # ## What the network has learned
 #

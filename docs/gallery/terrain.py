@@ -202,11 +202,9 @@ axes.set_title("mean and range over seeds", loc="left", size=10)
 axes.legend(loc="lower right")
 
 # %% [markdown]
-# **The three are level.** The Fenchel-Young loss is convex in the costs and
+# **The three are level.** The Fenchel-Young loss is convex in the costs, and
 # its gradients are bounded, since each is a difference of two paths. There is
-# little for the curvature to repair. It has more to do where a solver's loss
-# is smoothed as a whole and single samples explode, as in [a black-box
-# solver](black-box-solver.md).
+# little for the curvature to repair.
 #
 # ## Paths as they improve
 #
