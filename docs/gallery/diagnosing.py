@@ -8,6 +8,8 @@
 # a case for a Newton loss.
 
 # %%
+import re
+
 import matplotlib.pyplot as plt
 import torch
 from torch import nn
@@ -16,17 +18,8 @@ import newton_losses as nl
 
 
 def summary(report):
-    """The verdict and its reasons; `print(report)` has the measurements, too."""
-    lines = str(report).splitlines()
-    end = next(
-        (
-            number
-            for number, line in enumerate(lines)
-            if not line.startswith(" ") and number > 1
-        ),
-        len(lines),
-    )
-    return "\n".join(lines[:end])
+    """The verdict and its reasons; `print(report)` has what was measured, too."""
+    return re.split("\nWhat a Newton loss|\nMeasured", str(report))[0]
 
 
 # %% [markdown]
@@ -43,10 +36,8 @@ def cross_entropy(logits, labels):
 
 
 generator = torch.Generator().manual_seed(0)
-logits, labels = (
-    torch.randn(64, 10, generator=generator),
-    torch.randint(10, (64,), generator=generator),
-)
+logits = torch.randn(64, 10, generator=generator)
+labels = torch.randint(10, (64,), generator=generator)
 print(summary(nl.diagnose(cross_entropy, logits, labels)))
 
 # %% [markdown]
@@ -60,34 +51,16 @@ print(summary(nl.diagnose(cross_entropy, logits, labels)))
 
 # %%
 def sorting_loss(scores, values):
-    distances = (
-        scores.sort(-1).values[..., :, None] - scores[..., None, :]
-    ).abs()
+    distances = (scores.sort(-1).values[..., :, None] - scores[..., None, :]).abs()
     matrix = (-distances / 0.1).softmax(-1)
-    wanted = torch.nn.functional.one_hot(
-        values.argsort(-1), values.shape[-1]
-    ).to(matrix.dtype)
-    return torch.nn.functional.binary_cross_entropy(
-        matrix, wanted, reduction="none"
-    ).mean((-2, -1))
+    wanted = torch.nn.functional.one_hot(values.argsort(-1), values.shape[-1]).to(matrix.dtype)
+    return torch.nn.functional.binary_cross_entropy(matrix, wanted, reduction="none").mean((-2, -1))
 
 
 values = torch.rand(100, 5, generator=generator)
-close, far = (
-    0.1 * torch.randn(100, 5, generator=generator),
-    3 * torch.randn(100, 5, generator=generator),
-)
-print(
-    "scores close together\n",
-    summary(nl.diagnose(sorting_loss, close, values)),
-    "\n",
-    sep="",
-)
-print(
-    "scores far apart\n",
-    summary(nl.diagnose(sorting_loss, far, values)),
-    sep="",
-)
+close, far = (scale * torch.randn(100, 5, generator=generator) for scale in (0.1, 3.0))
+print("scores close together\n", summary(nl.diagnose(sorting_loss, close, values)), "\n", sep="")
+print("scores far apart\n", summary(nl.diagnose(sorting_loss, far, values)), sep="")
 
 # %% [markdown]
 # The loss itself is harmless there: computed from logarithms, as the library
@@ -97,10 +70,7 @@ print(
 in_log_space = nl.sorting.SortingLoss("softsort", temperature=0.1)
 figure, axes = plt.subplots(figsize=(6.5, 3), layout="constrained")
 bins = torch.logspace(-4, 8, 60)
-for name, loss, colour in (
-    ("as usual", sorting_loss, "C1"),
-    ("in log space", in_log_space, "C0"),
-):
+for name, loss, colour in (("as usual", sorting_loss, "C1"), ("in log space", in_log_space, "C0")):
     norms = nl.expand(loss, far, values, curvature=None).gradient.norm(dim=1)
     axes.hist(norms.clamp(1e-4, 1e8), bins, color=colour, alpha=0.7, label=name)
 axes.set(xscale="log", xlabel="length of a sample's gradient", ylabel="samples")
@@ -123,21 +93,15 @@ print(summary(nl.diagnose(in_log_space, far, values)))
 
 
 # %%
-def likelihood(
-    outputs, target
-):  # outputs are a mean and a logarithm of the standard deviation
+def likelihood(outputs, target):  # outputs are a mean and a logarithm of the standard deviation
     mean, log_deviation = outputs.unbind(1)
     return log_deviation + ((target - mean) / log_deviation.exp()).square() / 2
 
 
 def draw(count, generator):
     x = 6 * torch.rand(count, 1, generator=generator) - 3
-    deviation = 0.02 + 0.3 * torch.sigmoid(
-        4 * x[:, 0]
-    )  # precise on the left, noisy on the right
-    return x, torch.sin(3 * x[:, 0]) + deviation * torch.randn(
-        count, generator=generator
-    )
+    deviation = 0.02 + 0.3 * torch.sigmoid(4 * x[:, 0])  # precise on the left, noisy on the right
+    return x, torch.sin(3 * x[:, 0]) + deviation * torch.randn(count, generator=generator)
 
 
 x, target = draw(256, generator)
@@ -158,11 +122,7 @@ def train(loss, rate, clip, seed):
     torch.manual_seed(seed)
     generator = torch.Generator().manual_seed(seed)
     network = nn.Sequential(
-        nn.Linear(1, 64),
-        nn.Tanh(),
-        nn.Linear(64, 64),
-        nn.Tanh(),
-        nn.Linear(64, 2),
+        nn.Linear(1, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 2)
     )
     optimizer = torch.optim.Adam(network.parameters(), lr=rate)
     schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.01, STEPS)
@@ -187,10 +147,7 @@ def test_loss(network):
 ways = {
     "plain": (likelihood, False),
     "clipped": (likelihood, True),
-    "normalised": (
-        nl.NewtonLoss(likelihood, "fisher", nl.NormalizedDamping(1000.0)),
-        False,
-    ),
+    "normalised": (nl.NewtonLoss(likelihood, "fisher", nl.NormalizedDamping(1000.0)), False),
     "Newton": (nl.NewtonLoss(likelihood, "fisher"), False),
 }
 print("test loss: mean over seeds (range) at the best learning rate")
@@ -199,39 +156,23 @@ for name, (loss, clip) in ways.items():
     found = {}
     for rate in RATES:
         networks = [train(loss, rate, clip, seed) for seed in range(SEEDS)]
-        found[rate] = (
-            networks,
-            torch.tensor([test_loss(network) for network in networks]),
-        )
+        found[rate] = (networks, torch.tensor([test_loss(network) for network in networks]))
     rate = min(found, key=lambda rate: found[rate][1].mean())
     best[name], losses = found[rate]
     low, high = losses.min(), losses.max()
-    print(
-        f"{name:11s} {losses.mean():.3f}  ({low:.3f} to {high:.3f})  at {rate:g}"
-    )
+    print(f"{name:11s} {losses.mean():.3f}  ({low:.3f} to {high:.3f})  at {rate:g}")
 
 # %% tags=["cover"] alt="Predicted means with bands of two deviations, plain and Newton, over data noisier to the right"
-figure, panels = plt.subplots(
-    1, 2, figsize=(7.5, 3), layout="constrained", sharey=True
-)
+figure, panels = plt.subplots(1, 2, figsize=(7.5, 3), layout="constrained", sharey=True)
 grid = torch.linspace(-3, 3, 300)[:, None]
 x, target = draw(300, torch.Generator().manual_seed(7))
-for panel, name, colour in zip(
-    panels, ("plain", "Newton"), ("C1", "C0"), strict=True
-):
+for panel, name, colour in zip(panels, ("plain", "Newton"), ("C1", "C0"), strict=True):
     with torch.no_grad():
         mean, log_deviation = best[name][0](grid).unbind(1)
     band = 2 * log_deviation.exp()
     panel.plot(x, target, ".", color="0.55", markersize=3)
     panel.plot(grid, mean, color=colour)
-    panel.fill_between(
-        grid[:, 0],
-        mean - band,
-        mean + band,
-        color=colour,
-        alpha=0.25,
-        linewidth=0,
-    )
+    panel.fill_between(grid[:, 0], mean - band, mean + band, color=colour, alpha=0.25, linewidth=0)
     panel.set(title=name, xlabel="input", ylim=(-2, 2))
 
 # %% [markdown]

@@ -35,37 +35,22 @@ def draw_queries(count, generator):
     documents = torch.randn(
         int(lengths.sum()), 10, generator=generator
     )  # all of them, one after the other
-    worth = (
-        documents[:, 0] * documents[:, 1]
-        + torch.sin(2 * documents[:, 2])
-        + documents[:, 3]
-    )
+    worth = documents[:, 0] * documents[:, 1] + torch.sin(2 * documents[:, 2]) + documents[:, 3]
     worth = worth + torch.randn(len(worth), generator=generator) / 2
     grades = torch.bucketize(worth, torch.tensor([0.0, 1.0, 2.0, 3.0]))
     # Pad the numbers of the documents: features and grades follow.
-    numbers, mask = sorting.pad_lists(
-        torch.arange(len(documents)).split(lengths.tolist())
-    )
+    numbers, mask = sorting.pad_lists(torch.arange(len(documents)).split(lengths.tolist()))
     return documents[numbers], grades[numbers], mask
 
 
 features, grades, mask = draw_queries(QUERIES, torch.Generator().manual_seed(0))
-print(
-    "features",
-    tuple(features.shape),
-    " grades",
-    tuple(grades.shape),
-    " mask",
-    tuple(mask.shape),
-)
+print("features", tuple(features.shape), " grades", tuple(grades.shape), " mask", tuple(mask.shape))
 print("documents per grade, 0 to 4:", torch.bincount(grades[mask]).tolist())
 
 # %% alt="Twelve padded lists as rows: coloured by grade where a document exists, empty where not"
 figure, axes = plt.subplots(figsize=(7, 2.8), layout="constrained")
 shown = axes.imshow(
-    torch.where(mask, grades.float(), torch.nan)[:12],
-    cmap="viridis",
-    aspect="auto",
+    torch.where(mask, grades.float(), torch.nan)[:12], cmap="viridis", aspect="auto"
 )
 axes.set(xlabel="document", ylabel="query", xticks=range(0, 20, 5), yticks=[])
 figure.colorbar(shown, label="grade", ticks=range(5))
@@ -81,9 +66,7 @@ figure.colorbar(shown, label="grade", ticks=range(5))
 loss = sorting.NDCGLoss("softsort", temperature=0.1)
 scores = torch.randn(mask.shape, generator=torch.Generator().manual_seed(1))
 together = loss(scores, grades, mask)
-alone = torch.stack(
-    [loss(scores[i, mask[i]], grades[i, mask[i]]) for i in range(QUERIES)]
-)
+alone = torch.stack([loss(scores[i, mask[i]], grades[i, mask[i]]) for i in range(QUERIES)])
 difference = (together - alone).abs().max()
 print(f"largest difference between padded and single lists: {difference:.1e}")
 
@@ -91,19 +74,12 @@ print(f"largest difference between padded and single lists: {difference:.1e}")
 # %%
 def train(loss, seed):
     torch.manual_seed(seed)
-    features, grades, mask = draw_queries(
-        QUERIES, torch.Generator().manual_seed(2 * seed)
-    )
+    features, grades, mask = draw_queries(QUERIES, torch.Generator().manual_seed(2 * seed))
     test_features, test_grades, test_mask = draw_queries(
         QUERIES, torch.Generator().manual_seed(2 * seed + 1)
     )
     model = nn.Sequential(
-        nn.Linear(10, 32),
-        nn.ReLU(),
-        nn.Linear(32, 32),
-        nn.ReLU(),
-        nn.Linear(32, 1),
-        nn.Flatten(1),
+        nn.Linear(10, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 1), nn.Flatten(1)
     )
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
     curve = []
@@ -111,16 +87,10 @@ def train(loss, seed):
         if step % 30 == 0:
             with torch.no_grad():
                 scores = model(test_features)
-            curve.append(
-                sorting.ndcg(scores, test_grades, 10, mask=test_mask)
-                .mean()
-                .item()
-            )
+            curve.append(sorting.ndcg(scores, test_grades, 10, mask=test_mask).mean().item())
         batch = torch.randint(QUERIES, (64,))
         optimizer.zero_grad()
-        loss(
-            model(features[batch]), grades[batch], mask=mask[batch]
-        ).mean().backward()
+        loss(model(features[batch]), grades[batch], mask=mask[batch]).mean().backward()
         optimizer.step()
     return model, curve
 
@@ -135,28 +105,18 @@ def train(loss, seed):
 # %%
 losses = {
     "soft NDCG": sorting.NDCGLoss("softsort", temperature=0.1),
-    "soft NDCG, Newton": nl.NewtonLoss(
-        sorting.NDCGLoss("softsort", temperature=0.1), "fisher"
-    ),
+    "soft NDCG, Newton": nl.NewtonLoss(sorting.NDCGLoss("softsort", temperature=0.1), "fisher"),
     "ListNet": sorting.ListNetLoss(),
     "ListNet, Newton": nl.NewtonLoss(sorting.ListNetLoss(), "fisher"),
     "pairs": sorting.PairwiseLogisticLoss(),
 }
-runs = {
-    name: [train(loss, seed) for seed in range(SEEDS)]
-    for name, loss in losses.items()
-}
-curves = {
-    name: torch.tensor([curve for _, curve in found])
-    for name, found in runs.items()
-}
+runs = {name: [train(loss, seed) for seed in range(SEEDS)] for name, loss in losses.items()}
+curves = {name: torch.tensor([curve for _, curve in found]) for name, found in runs.items()}
 
 print("NDCG@10 of new queries, mean and range over seeds")
 for name, found in curves.items():
     last = found[:, -1]
-    print(
-        f"{name:18s} {last.mean():.3f}   ({last.min():.3f} to {last.max():.3f})"
-    )
+    print(f"{name:18s} {last.mean():.3f}   ({last.min():.3f} to {last.max():.3f})")
 
 # %% alt="NDCG of new queries over training steps for five losses"
 figure, axes = plt.subplots(figsize=(7.5, 3.2), layout="constrained")
@@ -189,14 +149,10 @@ axes.legend(loc="upper left", bbox_to_anchor=(1, 1))
 # %% tags=["cover"] alt="Bars of the grades of one query in the order of the scores, untrained, trained, and at best"
 features, grades, mask = draw_queries(50, torch.Generator().manual_seed(123))
 query = int(
-    torch.where(
-        mask.sum(1) == mask.sum(1).max(), grades.float().std(1), 0.0
-    ).argmax()
+    torch.where(mask.sum(1) == mask.sum(1).max(), grades.float().std(1), 0.0).argmax()
 )  # long, with many grades
 torch.manual_seed(0)
-untrained = nn.Sequential(
-    nn.Linear(10, 32), nn.ReLU(), nn.Linear(32, 1), nn.Flatten(1)
-)
+untrained = nn.Sequential(nn.Linear(10, 32), nn.ReLU(), nn.Linear(32, 1), nn.Flatten(1))
 trained, _ = runs["ListNet"][0]
 with torch.no_grad():
     orders = {
@@ -204,23 +160,12 @@ with torch.no_grad():
         for name, model in (("untrained", untrained), ("trained", trained))
     }
 orders["at best"] = grades[query, mask[query]].float()
-figure, panels = plt.subplots(
-    1, 3, figsize=(7.5, 2.4), layout="constrained", sharey=True
-)
+figure, panels = plt.subplots(1, 3, figsize=(7.5, 2.4), layout="constrained", sharey=True)
 for panel, (name, scores) in zip(panels, orders.items(), strict=True):
     own = grades[query, mask[query]]
-    ranked, measure = (
-        own[scores.argsort(descending=True)],
-        sorting.ndcg(scores, own, 10),
-    )
-    panel.bar(
-        range(len(ranked)), ranked + 0.05, color=plt.cm.viridis(ranked / 4)
-    )
-    panel.set(
-        title=f"{name}: {measure:.2f}",
-        xlabel="place",
-        xticks=[],
-    )
+    ranked, measure = (own[scores.argsort(descending=True)], sorting.ndcg(scores, own, 10))
+    panel.bar(range(len(ranked)), ranked + 0.05, color=plt.cm.viridis(ranked / 4))
+    panel.set(title=f"{name}: {measure:.2f}", xlabel="place", xticks=[])
 panels[0].set_ylabel("grade")
 
 # %% [markdown]

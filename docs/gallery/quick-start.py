@@ -31,9 +31,7 @@ TEST = range(1400, len(images))
 
 
 def draw_lists(part, count, generator):
-    chosen = torch.randint(
-        part.start, part.stop, (count, 5, 2), generator=generator
-    )
+    chosen = torch.randint(part.start, part.stop, (count, 5, 2), generator=generator)
     pictures = torch.cat(
         [images[chosen[..., 0]], images[chosen[..., 1]]], -1
     )  # two digits side by side
@@ -45,9 +43,7 @@ def draw_lists(part, count, generator):
 pictures, values = draw_lists(TRAINING, 3, torch.Generator().manual_seed(0))
 figure, axes = plt.subplots(3, 5, figsize=(7, 2.6), layout="constrained")
 for row, shown, numbers in zip(axes, pictures, values, strict=True):
-    for place, picture, rank in zip(
-        row, shown, numbers.argsort().argsort(), strict=True
-    ):
+    for place, picture, rank in zip(row, shown, numbers.argsort().argsort(), strict=True):
         place.imshow(picture, cmap="gray")
         place.set_title(f"rank {rank}", size=9)
         place.axis("off")
@@ -82,25 +78,16 @@ def train(loss, seed):
     torch.manual_seed(seed)
     generator = torch.Generator().manual_seed(seed)
     network = nn.Sequential(
-        nn.Flatten(2),
-        nn.Linear(128, 64),
-        nn.ReLU(),
-        nn.Linear(64, 64),
-        nn.ReLU(),
-        nn.Linear(64, 1),
+        nn.Flatten(2), nn.Linear(128, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 1)
     )
     optimizer = torch.optim.Adam(network.parameters(), lr=1e-3)
-    test_pictures, test_values = draw_lists(
-        TEST, 1000, torch.Generator().manual_seed(1)
-    )
+    test_pictures, test_values = draw_lists(TEST, 1000, torch.Generator().manual_seed(1))
     curve = []
     for step in range(STEPS + 1):
         if step % 50 == 0:
             with torch.no_grad():
                 scores = network(test_pictures).squeeze(-1)
-            curve.append(
-                nl.sorting.element_wise_match(scores, test_values).mean().item()
-            )
+            curve.append(nl.sorting.element_wise_match(scores, test_values).mean().item())
         pictures, values = draw_lists(TRAINING, 64, generator)
         scores = network(pictures).squeeze(-1)
         optimizer.zero_grad()
@@ -124,41 +111,22 @@ def train(loss, seed):
 losses = {
     "plain": lambda scores, wanted: rank_loss(scores, wanted).mean(),
     "Newton": nl.NewtonLoss(rank_loss, "fisher"),
-    "normalised": nl.NewtonLoss(
-        rank_loss, "fisher", nl.NormalizedDamping(1000.0)
-    ),
+    "normalised": nl.NewtonLoss(rank_loss, "fisher", nl.NormalizedDamping(1000.0)),
 }
-runs = {
-    name: [train(loss, seed) for seed in range(SEEDS)]
-    for name, loss in losses.items()
-}
-curves = {
-    name: torch.tensor([curve for _, curve in found])
-    for name, found in runs.items()
-}
+runs = {name: [train(loss, seed) for seed in range(SEEDS)] for name, loss in losses.items()}
+curves = {name: torch.tensor([curve for _, curve in found]) for name, found in runs.items()}
 
 print("share of ranks that are right on test lists, mean and range over seeds")
 for name, found in curves.items():
     last = found[:, -1]
-    print(
-        f"{name:11s} {last.mean():.1%}   ({last.min():.1%} to {last.max():.1%})"
-    )
+    print(f"{name:11s} {last.mean():.1%}   ({last.min():.1%} to {last.max():.1%})")
 
 # %% tags=["cover"] alt="Share of right ranks over training steps for the plain, the Newton and the normalised loss"
 figure, axes = plt.subplots(figsize=(7, 3.2), layout="constrained")
 steps = 50 * torch.arange(curves["plain"].shape[1])
-for (name, found), colour in zip(
-    curves.items(), ("C1", "C0", "0.5"), strict=True
-):
+for (name, found), colour in zip(curves.items(), ("C1", "C0", "0.5"), strict=True):
     axes.plot(steps, found.mean(0), color=colour, label=name)
-    axes.fill_between(
-        steps,
-        found.amin(0),
-        found.amax(0),
-        color=colour,
-        alpha=0.15,
-        linewidth=0,
-    )
+    axes.fill_between(steps, found.amin(0), found.amax(0), color=colour, alpha=0.15, linewidth=0)
 axes.set(xlabel="step", ylabel="ranks that are right")
 axes.yaxis.set_major_formatter("{x:.0%}")
 axes.legend(loc="lower right")
@@ -183,17 +151,11 @@ pictures, values = draw_lists(TEST, 4, torch.Generator().manual_seed(3))
 with torch.no_grad():
     order = network(pictures).squeeze(-1).argsort(1)
 figure, axes = plt.subplots(4, 5, figsize=(7, 3.6), layout="constrained")
-for row, shown, numbers, ranked in zip(
-    axes, pictures, values, order, strict=True
-):
-    for place, item, wanted in zip(
-        row, ranked, numbers.sort().values, strict=True
-    ):
+for row, shown, numbers, ranked in zip(axes, pictures, values, order, strict=True):
+    for place, item, wanted in zip(row, ranked, numbers.sort().values, strict=True):
         place.imshow(shown[item], cmap="gray")
         place.set_title(
-            f"{numbers[item]:02d}",
-            size=10,
-            color="C2" if numbers[item] == wanted else "C3",
+            f"{numbers[item]:02d}", size=10, color="C2" if numbers[item] == wanted else "C3"
         )
         place.axis("off")
 

@@ -38,18 +38,14 @@ print("P @ scores", P @ scores)
 
 # %%
 def soft_permutation(scores, temperature):
-    distances = (
-        scores.sort(-1).values[..., :, None] - scores[..., None, :]
-    ).abs()
+    distances = (scores.sort(-1).values[..., :, None] - scores[..., None, :]).abs()
     return (-distances / temperature).softmax(-1)
 
 
 # %% alt="The soft permutation matrix of five scores at four temperatures, from blurred to sharp"
 figure, panels = plt.subplots(1, 4, figsize=(7.5, 2.3), layout="constrained")
 for panel, temperature in zip(panels, (3.0, 1.0, 0.3, 0.05), strict=True):
-    panel.imshow(
-        soft_permutation(scores, temperature), cmap="viridis", vmin=0, vmax=1
-    )
+    panel.imshow(soft_permutation(scores, temperature), cmap="viridis", vmin=0, vmax=1)
     panel.set_title(f"temperature {temperature:g}", size=10)
     panel.set(xticks=range(5), yticks=range(5), xlabel="item")
 panels[0].set_ylabel("rank")
@@ -63,18 +59,13 @@ panels[0].set_ylabel("rank")
 # %% alt="The rank of a moving item: a staircase for hard ranks, smooth curves for soft ranks at two temperatures"
 moving = torch.linspace(-1, 5, 300)
 lists = torch.stack(
-    [
-        torch.cat([value[None], torch.tensor([0.5, 1.4, 2.6, 3.1])])
-        for value in moving
-    ]
+    [torch.cat([value[None], torch.tensor([0.5, 1.4, 2.6, 3.1])]) for value in moving]
 )
 figure, axes = plt.subplots(figsize=(6, 3), layout="constrained")
 axes.plot(moving, lists.argsort(-1).argsort(-1)[:, 0], color="C1", label="hard")
 for temperature, colour in ((0.3, "C0"), (1.0, "C2")):
     P = soft_permutation(lists, temperature)
-    share = P / P.sum(
-        -2, keepdim=True
-    )  # how an item is shared out among the ranks
+    share = P / P.sum(-2, keepdim=True)  # how an item is shared out among the ranks
     axes.plot(
         moving,
         (share * torch.arange(5)[:, None]).sum(-2)[:, 0],
@@ -94,9 +85,7 @@ axes.legend()
 # %%
 def simple_loss(scores, values, temperature=0.5):
     P = soft_permutation(scores, temperature)
-    Q = torch.nn.functional.one_hot(values.argsort(-1), values.shape[-1]).to(
-        P.dtype
-    )
+    Q = torch.nn.functional.one_hot(values.argsort(-1), values.shape[-1]).to(P.dtype)
     return -(Q * P.log() + (1 - Q) * (1 - P).log()).mean((-2, -1))
 
 
@@ -145,9 +134,7 @@ for name, track in tracks.items():
 figure, panels = plt.subplots(1, 2, figsize=(7.5, 3.2), layout="constrained")
 for panel, name in zip(panels, ("SoftSort, ours", "NeuralSort"), strict=True):
     for way, colour in zip(
-        tracks[name][:, 0].T,
-        plt.cm.viridis(torch.linspace(0.1, 0.95, 8)),
-        strict=True,
+        tracks[name][:, 0].T, plt.cm.viridis(torch.linspace(0.1, 0.95, 8)), strict=True
     ):
         panel.plot(way, color=colour, linewidth=2)
     panel.set(title=name, xlabel="step")
@@ -186,13 +173,8 @@ for spread in (1.0, 3.0, 10.0, 30.0, 100.0):
 
 # %%
 generator = torch.Generator().manual_seed(0)
-many, values = (
-    torch.randn(1000, 5, generator=generator),
-    torch.rand(1000, 5, generator=generator),
-)
-difference = (
-    (simple_loss(many, values) - library_loss(many, values)).abs().max()
-)
+many, values = (torch.randn(1000, 5, generator=generator), torch.rand(1000, 5, generator=generator))
+difference = (simple_loss(many, values) - library_loss(many, values)).abs().max()
 print(f"largest difference on 1,000 random lists: {difference:.1e}")
 
 # %% [markdown]
@@ -210,10 +192,7 @@ settings = {
 }
 for algorithm, setting in settings.items():
     ranks = nl.sorting.soft_rank(scores, algorithm, **setting)
-    print(
-        f"soft ranks of {algorithm:11s}",
-        "  ".join(f"{rank:.2f}" for rank in ranks),
-    )
+    print(f"soft ranks of {algorithm:11s}", "  ".join(f"{rank:.2f}" for rank in ranks))
 
 # %% [markdown]
 # As a Newton loss it is `nl.NewtonLoss(library_loss, "fisher")`. For lists

@@ -32,26 +32,13 @@ train_maps, _, train_paths = terrain.draw(TRAINING, split="train")
 test_maps, test_costs, test_paths = terrain.draw(TEST, split="test")
 
 
-def pixels_of_cells(
-    maps,
-):  # (maps, 96, 96, 3) to (maps, 12, 12, 192), standardised
+def pixels_of_cells(maps):  # (maps, 96, 96, 3) to (maps, 12, 12, 192), standardised
     pixels = (maps - train_maps.mean((0, 1, 2))) / train_maps.std((0, 1, 2))
-    return (
-        torch.tensor(pixels, dtype=torch.float32)
-        .reshape(-1, 12, 8, 12, 8, 3)
-        .transpose(2, 3)
-        .flatten(3)
-    )
+    return torch.tensor(pixels).float().reshape(-1, 12, 8, 12, 8, 3).transpose(2, 3).flatten(3)
 
 
-cells, wanted = (
-    pixels_of_cells(train_maps),
-    torch.tensor(train_paths, dtype=torch.float32),
-)
-test_cells, test_wanted = (
-    pixels_of_cells(test_maps),
-    torch.tensor(test_paths, dtype=torch.float32),
-)
+cells, wanted = pixels_of_cells(train_maps), torch.tensor(train_paths).float()
+test_cells, test_wanted = pixels_of_cells(test_maps), torch.tensor(test_paths).float()
 
 
 def draw_path(axes, path, colour, dotted=False):
@@ -59,14 +46,8 @@ def draw_path(axes, path, colour, dotted=False):
     left, way = np.argwhere(np.asarray(path)).tolist(), [[0, 0]]
     left.remove(way[0])
     while left:  # on to the nearest cell that is left
-        way.append(
-            min(
-                left,
-                key=lambda cell: max(
-                    abs(cell[0] - way[-1][0]), abs(cell[1] - way[-1][1])
-                ),
-            )
-        )
+        row, column = way[-1]
+        way.append(min(left, key=lambda cell: max(abs(cell[0] - row), abs(cell[1] - column))))
         left.remove(way[-1])
     rows, columns = 8 * np.array(way).T + 3.5  # a cell has 8×8 pixels
     if not dotted:
@@ -94,11 +75,7 @@ for panel, picture, path in zip(panels, train_maps, train_paths, strict=False):
 # %%
 def make_network():
     return nn.Sequential(
-        nn.Linear(192, 32),
-        nn.ReLU(),
-        nn.Linear(32, 1),
-        nn.Softplus(),
-        nn.Flatten(2),
+        nn.Linear(192, 32), nn.ReLU(), nn.Linear(32, 1), nn.Softplus(), nn.Flatten(2)
     )
 
 
@@ -137,13 +114,7 @@ def train(newton, seed):
 
 
 def share_right(costs):
-    return (
-        (nl.paths.shortest_path(costs) == test_wanted)
-        .flatten(1)
-        .all(1)
-        .float()
-        .mean()
-    )
+    return (nl.paths.shortest_path(costs) == test_wanted).flatten(1).all(1).float().mean()
 
 
 # %% [markdown]
@@ -154,48 +125,25 @@ def share_right(costs):
 kinds = {
     "plain": lambda loss: loss,
     "Newton": lambda loss: nl.NewtonLoss(loss, "fisher"),
-    "normalised": lambda loss: nl.NewtonLoss(
-        loss, "fisher", nl.NormalizedDamping(1000.0)
-    ),
+    "normalised": lambda loss: nl.NewtonLoss(loss, "fisher", nl.NormalizedDamping(1000.0)),
 }
-runs = {
-    name: [train(kind, seed) for seed in range(SEEDS)]
-    for name, kind in kinds.items()
-}
+runs = {name: [train(kind, seed) for seed in range(SEEDS)] for name, kind in kinds.items()}
 curves = {
-    name: torch.tensor(
-        [
-            [share_right(costs) for costs in learned.values()]
-            for learned in found
-        ]
-    )
+    name: torch.tensor([[share_right(costs) for costs in learned.values()] for learned in found])
     for name, found in runs.items()
 }
 
-print(
-    f"cheapest paths found exactly on {TEST} test maps, mean and range over seeds"
-)
+print(f"cheapest paths found exactly on {TEST} test maps, mean and range over seeds")
 for name, found in curves.items():
     last = found[:, -1]
-    print(
-        f"{name:11s} {last.mean():.1%}   ({last.min():.1%} to {last.max():.1%})"
-    )
+    print(f"{name:11s} {last.mean():.1%}   ({last.min():.1%} to {last.max():.1%})")
 
 # %% alt="Share of exact paths over steps for the plain, the Newton and the normalised loss"
 figure, axes = plt.subplots(figsize=(7, 3.2), layout="constrained")
 steps = list(runs["plain"][0])
-for (name, found), colour in zip(
-    curves.items(), ("C1", "C0", "0.5"), strict=True
-):
+for (name, found), colour in zip(curves.items(), ("C1", "C0", "0.5"), strict=True):
     axes.plot(steps, found.mean(0), color=colour, label=name)
-    axes.fill_between(
-        steps,
-        found.amin(0),
-        found.amax(0),
-        color=colour,
-        alpha=0.15,
-        linewidth=0,
-    )
+    axes.fill_between(steps, found.amin(0), found.amax(0), color=colour, alpha=0.15, linewidth=0)
 axes.set(xlabel="step", ylabel="paths found exactly")
 axes.yaxis.set_major_formatter("{x:.0%}")
 axes.set_title("mean and range over seeds", loc="left", size=10)
@@ -213,10 +161,8 @@ axes.legend(loc="lower right")
 # the right what was hidden.
 
 # %% tags=["cover"] alt="Learned costs of a map and the path they lead to at four moments of training, beside the truth"
-learned, number = (
-    runs["Newton"][0],
-    test_paths.sum((1, 2)).argmax(),
-)  # the map with the longest detour
+learned = runs["Newton"][0]
+number = test_paths.sum((1, 2)).argmax()  # the map with the longest detour
 moments = [*steps[:2], steps[len(steps) // 2], steps[-1]]
 figure, panels = plt.subplots(2, 5, figsize=(7.5, 3.4), layout="constrained")
 for column, step in zip(panels.T, moments, strict=False):
@@ -236,8 +182,8 @@ for panel in panels.flat:
 # %% [markdown]
 # ## Did it learn the costs?
 #
-# Nobody told the network what a cell costs. Each dot is a cell of a test map,
-# each column a kind of ground.
+# Nobody told the network what a cell costs. A box shows the middle half of all
+# cells of one kind of ground on the test maps, and their median.
 
 # %% alt="Learned cost over hidden cost: cheap ground gets low costs, expensive ground high ones"
 hidden = test_costs.astype(float)
@@ -251,10 +197,7 @@ axes.boxplot(
 )
 axes.set_xticks(
     range(1, 6),
-    [
-        f"{name}\n{cost:.1f}"
-        for name, cost in zip(terrain.NAMES, terrain.COSTS, strict=True)
-    ],
+    [f"{name}\n{cost:.1f}" for name, cost in zip(terrain.NAMES, terrain.COSTS, strict=True)],
 )
 axes.set(xlabel="kind of ground and its hidden cost", ylabel="learned cost")
 for name, cost in zip(terrain.NAMES, kinds_of_ground, strict=True):

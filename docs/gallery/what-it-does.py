@@ -38,13 +38,10 @@ def quartic(y):
 y = torch.randn(64, 5, generator=torch.Generator().manual_seed(0))
 factors = torch.logspace(-4, 4, 17)
 plain = [
-    gradient_size(lambda y, factor=factor: (factor * quartic(y)).mean(), y)
-    for factor in factors
+    gradient_size(lambda y, factor=factor: (factor * quartic(y)).mean(), y) for factor in factors
 ]
 newton = [
-    gradient_size(
-        nl.NewtonLoss(lambda y, factor=factor: factor * quartic(y), "fisher"), y
-    )
+    gradient_size(nl.NewtonLoss(lambda y, factor=factor: factor * quartic(y), "fisher"), y)
     for factor in factors
 ]
 
@@ -64,10 +61,7 @@ axes.legend()
 # %%
 sorting = nl.sorting.SortingLoss("softsort", temperature=0.5)
 generator = torch.Generator().manual_seed(1)
-scores, values = (
-    torch.randn(256, 5, generator=generator),
-    torch.rand(256, 5, generator=generator),
-)
+scores, values = (torch.randn(256, 5, generator=generator), torch.rand(256, 5, generator=generator))
 found = nl.newton_target(sorting, scores, values, curvature="fisher")
 cosine = torch.cosine_similarity(found.gradient, found.step).clamp(max=1)
 angle = cosine.acos().rad2deg().max()
@@ -85,9 +79,7 @@ print(f"angle between gradient and Newton step: {angle:.2f}° at most")
 # %%
 generator = torch.Generator().manual_seed(2)
 count, outputs, damping = 32, 64, 1.0
-directions = torch.nn.functional.normalize(
-    torch.randn(count, outputs, generator=generator), dim=1
-)
+directions = torch.nn.functional.normalize(torch.randn(count, outputs, generator=generator), dim=1)
 slopes = torch.logspace(-1, 3, count)[:, None] * directions
 
 
@@ -96,11 +88,7 @@ def sloped(y, slopes):  # a loss whose gradients are the slopes
 
 
 found = nl.newton_target(
-    sloped,
-    torch.zeros(count, outputs),
-    slopes,
-    curvature="fisher",
-    damping=damping,
+    sloped, torch.zeros(count, outputs), slopes, curvature="fisher", damping=damping
 )
 before, after = found.gradient.norm(dim=1), found.step.norm(dim=1)
 
@@ -115,14 +103,7 @@ axes.loglog(
     alpha=0.5,
     label="‖g‖ / (λ + ‖g‖²/N)",
 )
-axes.loglog(
-    before,
-    after,
-    "o",
-    color="C0",
-    markersize=4,
-    label="Newton step of a sample",
-)
+axes.loglog(before, after, "o", color="C0", markersize=4, label="Newton step of a sample")
 axes.set(xlabel="length of a sample's gradient", ylabel="length of its step")
 axes.legend()
 
@@ -141,10 +122,7 @@ axes.legend()
 
 # %%
 def valley(y):  # curvature 1 along the valley and 20 across it
-    along, across = (
-        0.9 * y[:, 0] + 0.44 * y[:, 1],
-        0.9 * y[:, 1] - 0.44 * y[:, 0],
-    )
+    along, across = (0.9 * y[:, 0] + 0.44 * y[:, 1], 0.9 * y[:, 1] - 0.44 * y[:, 0])
     return along.square() / 2 + 20 * across.square() / 2
 
 
@@ -153,25 +131,14 @@ points = torch.cartesian_prod(axis, axis)
 found = nl.newton_target(valley, points, curvature="hessian", damping=0.1)
 
 # %% tags=["cover"] alt="Arrows over a narrow valley: gradients point across it, Newton steps point to its minimum"
-figure, panels = plt.subplots(
-    1, 2, figsize=(7.5, 3.8), layout="constrained", sharey=True
-)
+figure, panels = plt.subplots(1, 2, figsize=(7.5, 3.8), layout="constrained", sharey=True)
 fine = torch.linspace(-2.3, 2.3, 200)
 heights = valley(torch.cartesian_prod(fine, fine)).reshape(200, 200).T
 for panel, arrows, title, colour in zip(
-    panels,
-    (found.gradient, found.step),
-    ("gradients", "Newton steps"),
-    ("C1", "C0"),
-    strict=True,
+    panels, (found.gradient, found.step), ("gradients", "Newton steps"), ("C1", "C0"), strict=True
 ):
     panel.contour(
-        fine,
-        fine,
-        heights,
-        levels=[0.1, 0.5, 1.5, 4, 10, 20, 40],
-        colors="0.6",
-        linewidths=0.7,
+        fine, fine, heights, levels=[0.1, 0.5, 1.5, 4, 10, 20, 40], colors="0.6", linewidths=0.7
     )
     unit = -torch.nn.functional.normalize(arrows, dim=1)
     panel.quiver(*points.T, *unit.T, color=colour, angles="xy", width=0.007)
@@ -187,16 +154,8 @@ panels[0].set_ylabel("output 2")
 # %%
 to_minimum = torch.nn.functional.normalize(points, dim=1)
 for damping in (1000.0, 10.0, 1.0, 0.1, "auto"):
-    step = nl.newton_target(
-        valley, points, curvature="hessian", damping=damping
-    ).step
-    angle = (
-        torch.cosine_similarity(step, to_minimum)
-        .clamp(max=1)
-        .acos()
-        .rad2deg()
-        .mean()
-    )
+    step = nl.newton_target(valley, points, curvature="hessian", damping=damping).step
+    angle = torch.cosine_similarity(step, to_minimum).clamp(max=1).acos().rad2deg().mean()
     print(f"λ = {damping!s:6s}  {angle:4.1f}° off the minimum on average")
 
 # %% [markdown]
@@ -208,9 +167,7 @@ start = torch.tensor([[-2.0, -0.2]])
 ways = {"gradient descent": [start], "Newton steps": [start]}
 for _ in range(12):
     here = ways["gradient descent"][-1]
-    ways["gradient descent"].append(
-        here - 0.09 * nl.expand(valley, here, curvature=None).gradient
-    )
+    ways["gradient descent"].append(here - 0.09 * nl.expand(valley, here, curvature=None).gradient)
     here = ways["Newton steps"][-1]
     ways["Newton steps"].append(
         nl.newton_target(valley, here, curvature="hessian", damping=0.5).target
@@ -222,12 +179,7 @@ for name, way in ways.items():
 # %% alt="Paths of gradient descent and of Newton steps in the valley; only the Newton steps arrive"
 figure, axes = plt.subplots(figsize=(6, 3.4), layout="constrained")
 axes.contour(
-    fine,
-    fine,
-    heights,
-    levels=[0.1, 0.5, 1.5, 4, 10, 20, 40],
-    colors="0.6",
-    linewidths=0.7,
+    fine, fine, heights, levels=[0.1, 0.5, 1.5, 4, 10, 20, 40], colors="0.6", linewidths=0.7
 )
 for (name, way), colour in zip(ways.items(), ("C1", "C0"), strict=True):
     axes.plot(*torch.cat(way).T, "o-", color=colour, markersize=4, label=name)
@@ -254,8 +206,7 @@ def distance(y, target):
 def train(loss, rate, seed):
     torch.manual_seed(seed)
     teacher, student = (
-        nn.Sequential(nn.Linear(6, 32), nn.Tanh(), nn.Linear(32, 2))
-        for _ in range(2)
+        nn.Sequential(nn.Linear(6, 32), nn.Tanh(), nn.Linear(32, 2)) for _ in range(2)
     )
     optimizer = torch.optim.Adam(student.parameters(), lr=rate)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, STEPS)
@@ -273,9 +224,7 @@ def train(loss, rate, seed):
 # %%
 losses = {
     "plain": distance,
-    "normalised": nl.NewtonLoss(
-        distance, "fisher", nl.NormalizedDamping(1000.0)
-    ),
+    "normalised": nl.NewtonLoss(distance, "fisher", nl.NormalizedDamping(1000.0)),
     "Newton, Fisher": nl.NewtonLoss(distance, "fisher"),
     "Newton, Hessian": nl.NewtonLoss(distance, "hessian"),
 }
@@ -283,15 +232,12 @@ print("loss on new samples: mean over seeds (range) at the best learning rate")
 best = {}
 for name, loss in losses.items():
     found = {
-        rate: torch.tensor([train(loss, rate, seed) for seed in range(SEEDS)])
-        for rate in RATES
+        rate: torch.tensor([train(loss, rate, seed) for seed in range(SEEDS)]) for rate in RATES
     }
     rate = min(found, key=lambda rate: found[rate].mean())
     best[name] = found[rate]
     low, high = best[name].min(), best[name].max()
-    print(
-        f"{name:16s} {best[name].mean():.4f}  ({low:.4f} to {high:.4f})  at {rate:g}"
-    )
+    print(f"{name:16s} {best[name].mean():.4f}  ({low:.4f} to {high:.4f})  at {rate:g}")
 
 # %% [markdown]
 # Newton losses end at half the plain loss or less. Most of that is the
