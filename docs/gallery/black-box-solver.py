@@ -174,14 +174,14 @@ axes.set_title("mean and range over seeds", loc="left", size=10)
 axes.legend(loc="upper left", bbox_to_anchor=(1, 1))
 
 # %% [markdown]
-# **The loss decides, not the curvature.** The Fenchel-Young loss learns far more
-# from as many calls of the solver: it sees *which* pairs were
-# wrong, where the smoothed loss sees only how many. As a Newton loss the smoothed
+# **The loss decides, not the curvature.** The Fenchel-Young loss learns far
+# more from as many calls of the solver: it sees *which* pairs were wrong,
+# where the smoothed loss sees only how many. As a Newton loss the smoothed
 # one gains nothing that would stand out from the seeds. So: if your solver
 # minimises a linear cost, use `FenchelYoungLoss`; if it is a black box of any
-# other kind, `SmoothedLoss` works for whatever can be called. (On the benchmark's
-# maps and larger network, smoothed losses did gain from the Fisher:
-# see [the evidence](../evidence.md).)
+# other kind, `SmoothedLoss` works for whatever can be called. (On the
+# benchmark's maps and larger network, smoothed losses did gain from the
+# Fisher: see [the evidence](../evidence.md).)
 #
 # ## What the network has learned
 #

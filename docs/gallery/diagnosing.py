@@ -145,17 +145,17 @@ def test_loss(network):
 
 # %%
 ways = {
-    "plain": (likelihood, False),
-    "clipped": (likelihood, True),
-    "normalised": (nl.NewtonLoss(likelihood, "fisher", nl.NormalizedDamping(1000.0)), False),
-    "Newton": (nl.NewtonLoss(likelihood, "fisher"), False),
+    "plain": lambda: likelihood,
+    "clipped": lambda: likelihood,
+    "normalised": lambda: nl.NewtonLoss(likelihood, "fisher", nl.NormalizedDamping(1000.0)),
+    "Newton": lambda: nl.NewtonLoss(likelihood, "fisher"),
 }
 print("test loss: mean over seeds (range) at the best learning rate")
 best = {}
-for name, (loss, clip) in ways.items():
+for name, make in ways.items():
     found = {}
     for rate in RATES:
-        networks = [train(loss, rate, clip, seed) for seed in range(SEEDS)]
+        networks = [train(make(), rate, name == "clipped", seed) for seed in range(SEEDS)]
         found[rate] = (networks, torch.tensor([test_loss(network) for network in networks]))
     rate = min(found, key=lambda rate: found[rate][1].mean())
     best[name], losses = found[rate]

@@ -67,8 +67,8 @@ def rank_loss(scores, wanted):
 # %% [markdown]
 # ## Training
 #
-# The loop takes any loss that returns a scalar. Every 50 steps it measures
-# the share of test items that get the right rank.
+# The loop takes any loss. Every 50 steps it measures the share of test items
+# that get the right rank.
 
 # %% short="STEPS, SEEDS = 4, 1"
 STEPS, SEEDS = 800, 5
@@ -91,7 +91,7 @@ def train(loss, seed):
         pictures, values = draw_lists(TRAINING, 64, generator)
         scores = network(pictures).squeeze(-1)
         optimizer.zero_grad()
-        loss(scores, values.argsort(1).argsort(1)).backward()
+        loss(scores, values.argsort(1).argsort(1)).mean().backward()
         optimizer.step()
     return network, curve
 
@@ -99,7 +99,8 @@ def train(loss, seed):
 # %% [markdown]
 # ## The comparison
 #
-# Three losses, five seeds each, everything else the same:
+# Three losses, five seeds each, everything else the same. Each run makes its
+# own Newton loss, which keeps a running scale of the gradients it sees.
 #
 # - **plain**: the loss as it is;
 # - **Newton**: the same loss with its curvature;
@@ -109,11 +110,11 @@ def train(loss, seed):
 
 # %%
 losses = {
-    "plain": lambda scores, wanted: rank_loss(scores, wanted).mean(),
-    "Newton": nl.NewtonLoss(rank_loss, "fisher"),
-    "normalised": nl.NewtonLoss(rank_loss, "fisher", nl.NormalizedDamping(1000.0)),
+    "plain": lambda: rank_loss,
+    "Newton": lambda: nl.NewtonLoss(rank_loss, "fisher"),
+    "normalised": lambda: nl.NewtonLoss(rank_loss, "fisher", nl.NormalizedDamping(1000.0)),
 }
-runs = {name: [train(loss, seed) for seed in range(SEEDS)] for name, loss in losses.items()}
+runs = {name: [train(make(), seed) for seed in range(SEEDS)] for name, make in losses.items()}
 curves = {name: torch.tensor([curve for _, curve in found]) for name, found in runs.items()}
 
 print("share of ranks that are right on test lists, mean and range over seeds")
@@ -133,12 +134,12 @@ axes.legend(loc="lower right")
 axes.set_title("mean and range over seeds", loc="left", size=10)
 
 # %% [markdown]
-# **What to take from it.** The Newton loss learns faster than the plain one, and
-# so does the normalised gradient: the two are level. That is no accident. The
-# items of a list are exchangeable, so the curvature has no direction to prefer,
-# and normalising the batch is all that a Newton loss does here
-# ([how it works](../how-it-works.md)). Where outputs differ in units or are
-# coupled it does more, as [the next notebook](what-it-does.md) shows.
+# **What to take from it.** The Newton loss learns faster than the plain one,
+# and so does the normalised gradient: the two are level. That is no accident.
+# The items of a list are exchangeable, so the curvature has no direction to
+# prefer, and normalising the batch is all that a Newton loss does here ([how
+# it works](../how-it-works.md)). Where outputs differ in units or are coupled
+# it does more, as [the next notebook](what-it-does.md) shows.
 #
 # ## What the network has learned
 #

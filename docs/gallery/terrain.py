@@ -182,8 +182,8 @@ for panel in panels.flat:
 # %% [markdown]
 # ## Did it learn the costs?
 #
-# Nobody told the network what a cell costs. A box shows the middle half of all
-# cells of one kind of ground on the test maps, and their median.
+# Nobody told the network what a cell costs. A box shows the middle half of
+# all cells of one kind of ground on the test maps, and their median.
 
 # %% alt="Learned cost over hidden cost: cheap ground gets low costs, expensive ground high ones"
 hidden = test_costs.astype(float)

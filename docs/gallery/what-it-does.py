@@ -223,16 +223,16 @@ def train(loss, rate, seed):
 
 # %%
 losses = {
-    "plain": distance,
-    "normalised": nl.NewtonLoss(distance, "fisher", nl.NormalizedDamping(1000.0)),
-    "Newton, Fisher": nl.NewtonLoss(distance, "fisher"),
-    "Newton, Hessian": nl.NewtonLoss(distance, "hessian"),
+    "plain": lambda: distance,
+    "normalised": lambda: nl.NewtonLoss(distance, "fisher", nl.NormalizedDamping(1000.0)),
+    "Newton, Fisher": lambda: nl.NewtonLoss(distance, "fisher"),
+    "Newton, Hessian": lambda: nl.NewtonLoss(distance, "hessian"),
 }
 print("loss on new samples: mean over seeds (range) at the best learning rate")
 best = {}
-for name, loss in losses.items():
+for name, make in losses.items():
     found = {
-        rate: torch.tensor([train(loss, rate, seed) for seed in range(SEEDS)]) for rate in RATES
+        rate: torch.tensor([train(make(), rate, seed) for seed in range(SEEDS)]) for rate in RATES
     }
     rate = min(found, key=lambda rate: found[rate].mean())
     best[name] = found[rate]
