@@ -9,6 +9,7 @@ Results are kept in .cache/gallery until the notebook or the library changes.
     python docs/notebooks.py docs/gallery/quick-start.py FOLDER    # runs one, and leaves its results in FOLDER
 """
 
+import ast
 import contextlib
 import hashlib
 import importlib.metadata
@@ -187,7 +188,9 @@ def as_ipynb(cells: list[Cell], results: Path) -> str:
                 picture = b64encode((results / f"{output['picture']}.png").read_bytes()).decode()
                 data = {"image/png": picture, "text/plain": cell.header["alt"]}
                 shown.append({"output_type": "display_data", "data": data, "metadata": {}})
-            one |= {"cell_type": "code", "execution_count": None, "source": cell.source, "outputs": shown}
+            # Jupyter shows what a last expression returns, unless a semicolon ends it.
+            quiet = ";" if isinstance(ast.parse(cell.source).body[-1], ast.Expr) else ""
+            one |= {"cell_type": "code", "execution_count": None, "source": cell.source + quiet, "outputs": shown}
         else:
             text = re.sub(r"(?<!!)\[([^\]]+)\]\((?!\w+://)[^)]*\)", r"\1", cell.source)
             one |= {"cell_type": "markdown", "source": text + (f"\n\n`{INSTALL}`" if number == 0 else "")}

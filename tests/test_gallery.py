@@ -184,7 +184,9 @@ def test_what_a_cell_prints_and_draws_is_kept(tmp_path: Path, short: bool, count
     assert run_notebook(path, tmp_path, short=short)["COUNT"] == count
     cells = read_cells(path)
     assert f"\n{count}\n" in as_page("small", cells, tmp_path)
-    shown = json.loads(as_ipynb(cells, tmp_path))["cells"][2]["outputs"]
+    cell = json.loads(as_ipynb(cells, tmp_path))["cells"][2]
+    assert cell["source"].endswith("print(COUNT);"), "Jupyter shows nothing but what is printed"
+    shown = cell["outputs"]
     assert shown[0]["text"] == f"{count}\n"
     assert shown[1]["data"]["text/plain"] == "A line"
 
