@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from newton_losses import NewtonLoss
+from newton_losses import NewtonLoss, ShapeError
 from newton_losses.curvature import expand
 from newton_losses.sorting import (
     LaplaceSort,
@@ -94,6 +94,37 @@ def test_a_newton_loss_uses_them(name):
     plain(other, *targets, mask=mask).backward()
     torch.testing.assert_close(leaf.grad, other.grad, rtol=1e-9, atol=1e-12)
     assert found.curvature.among.isfinite()
+
+
+class Quartic:
+    """A loss of users: Σ y⁴ over the outputs that exist."""
+
+    calls = 0
+
+    def __call__(self, y, mask):
+        return torch.where(mask, y.pow(4), 0.0).sum(-1)
+
+    def hessian_sums(self, y, target, mask=None):
+        self.calls += 1
+        assert torch.equal(mask, target)
+        trace = torch.where(mask, 12 * y.square(), 0.0).sum(-1)
+        return trace, trace
+
+
+def test_a_users_loss_may_bring_them_too():
+    generator = torch.Generator().manual_seed(7)
+    scores = torch.randn(4, 3, generator=generator, dtype=torch.float64)
+    mask = torch.rand(4, 3, generator=generator) < 0.7
+    loss = Quartic()
+    found = expand(loss, scores, mask, mask=mask, exchangeable=True).curvature
+    expected = expand(lambda y, mask: loss(y, mask), scores, mask, mask=mask, exchangeable=True).curvature
+    assert loss.calls == 1
+    torch.testing.assert_close((found.among, found.common), (expected.among, expected.common))
+    loss.hessian_sums = lambda y, target, mask=None: (torch.ones(3), torch.ones(3))
+    with pytest.raises(
+        ShapeError, match=r"hessian_sums returned shapes \(3,\) and \(3,\) for outputs of shape \(4, 3\)"
+    ):
+        expand(loss, scores, mask, mask=mask, exchangeable=True)
 
 
 def test_at_ties_stored_order_has_no_influence():

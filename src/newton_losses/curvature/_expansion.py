@@ -247,7 +247,7 @@ def expand_lists(
         total = make_total(loss, y.shape, targets, reduction)  # type: ignore[arg-type]
         by_products = _too_large(flat) if matrix_free is None else matrix_free
         is_averaged = exchangeable and curvature == "hessian"
-        sums = brought_sums(loss, flat.reshape(y.shape), targets) if is_averaged else None
+        sums = brought_sums(loss, flat.reshape(y.shape), targets, mask) if is_averaged else None
         return Expansion(*list_derivatives(total, flat, loss, curvature, flat_mask, exchangeable, by_products, sums))
 
 

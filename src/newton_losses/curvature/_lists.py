@@ -12,7 +12,7 @@ from torch import Tensor
 from ..errors import ArgumentError, ShapeError
 from ._derivatives import Derivatives, first_order, is_finite, second_products
 from ._forms import Exchangeable, Masked, signs, widened
-from ._loss_contract import Total
+from ._loss_contract import Total, name_of
 
 # Samples of one batched solve times the size of their matrices.
 CELLS_AT_ONCE = 2**24
@@ -66,7 +66,9 @@ def masked_fisher(gradient: Tensor, mask: Tensor, kept: Tensor) -> Masked:
     return Masked(mean.matrix, mask, mean.pairs, semidefinite=True)
 
 
-def brought_sums(loss: object, y: Tensor, targets: tuple[Any, ...]) -> tuple[Tensor, Tensor] | None:
+def brought_sums(
+    loss: object, y: Tensor, targets: tuple[Any, ...], mask: Tensor | None
+) -> tuple[Tensor, Tensor] | None:
     """tr Hᵢ and 1ᵀHᵢ1, both `(N,)`, of a loss that knows them in closed form.
 
     Such a loss has a method `hessian_sums(y, *targets, mask=mask)`, which returns both, or `None` where it does not.
@@ -75,7 +77,14 @@ def brought_sums(loss: object, y: Tensor, targets: tuple[Any, ...]) -> tuple[Ten
     if y.ndim != 2 or not hasattr(known, "hessian_sums"):
         return None
     with torch.no_grad():
-        sums: tuple[Tensor, Tensor] | None = known.hessian_sums(y, *targets, **named)
+        sums: tuple[Tensor, Tensor] | None = known.hessian_sums(
+            y, *targets, **(named if mask is None else {**named, "mask": mask})
+        )
+    if sums is not None and not sums[0].shape == sums[1].shape == y.shape[:1]:
+        raise ShapeError(
+            f"{name_of(known)}.hessian_sums returned shapes {tuple(sums[0].shape)} and {tuple(sums[1].shape)} for "
+            f"outputs of shape {tuple(y.shape)}. It returns tr H and 1ᵀH1 of each sample, ({len(y)},) both."
+        )
     return sums
 
 
