@@ -21,7 +21,7 @@ from newton_losses.curvature import Curvature
 from newton_losses.errors import ArgumentError, NewtonLossesError
 from newton_losses_bench.config import PATHS_ALGORITHMS, SORTING_ALGORITHMS, PathsConfig, RunConfig, SortingConfig
 from newton_losses_bench.describe import number
-from newton_losses_bench.tasks import make_task
+from newton_losses_bench.train import make_task
 from newton_losses_bench.train_step import Trainer
 
 

@@ -25,8 +25,8 @@ import torch
 
 from newton_losses_bench.config import PATHS_ALGORITHMS, SORTING_ALGORITHMS, PathsConfig, RunConfig, SortingConfig
 from newton_losses_bench.demo import DemoConfig, RawPixelNetwork, glyphs
-from newton_losses_bench.tasks import SortingTask, Task, make_task
-from newton_losses_bench.train import run
+from newton_losses_bench.tasks import SortingTask, Task
+from newton_losses_bench.train import make_task, run
 
 GRID = tuple(10.0**power for power in range(-3, 4))
 FACTORS = ("auto:0.1", "auto", "auto:10")

@@ -16,7 +16,7 @@ from .config import RunConfig
 from .machine import Interrupted, is_out_of_memory, on_device, precision_flags, stop_requests
 from .settings import option
 from .store import AVERAGE, Record, RunError, RunFolder
-from .tasks import Figures, Task, make_task
+from .tasks import TASKS, Figures, Task
 from .train_step import Trainer
 
 # A crash throws a run back by at most this much, evaluations being further apart.
@@ -54,6 +54,11 @@ class Progress:
 
     def close(self) -> None:
         """No event follows."""
+
+
+def make_task(config: RunConfig) -> Task:
+    """The task that a resolved configuration describes: its data, its network and its loss."""
+    return TASKS[config.task](config)
 
 
 def run(

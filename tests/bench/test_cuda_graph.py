@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from newton_losses_bench.config import PathsConfig, SortingConfig
-from newton_losses_bench.tasks import make_task
+from newton_losses_bench.train import make_task
 from newton_losses_bench.train_step import Trainer
 
 pytestmark = pytest.mark.gpu

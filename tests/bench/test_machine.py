@@ -14,8 +14,7 @@ from newton_losses_bench.machine import is_out_of_memory, on_device, resolve_dev
 from newton_losses_bench.store import RunError, RunFolder
 from newton_losses_bench.sweep.jobs import Job, as_begun
 from newton_losses_bench.sweep.processes import LocalPool
-from newton_losses_bench.tasks import make_task
-from newton_losses_bench.train import run
+from newton_losses_bench.train import make_task, run
 
 CONFIG = small_runs(steps=4, eval_every=2, epochs=2)["sorting"]
 

@@ -12,9 +12,9 @@ from newton_losses_bench.config import PATHS_ALGORITHMS, SORTING_ALGORITHMS, Pat
 from newton_losses_bench.describe import outcome
 from newton_losses_bench.machine import Interrupted, StopRequests
 from newton_losses_bench.store import RunError, read_checkpoint
-from newton_losses_bench.tasks import load_maps, make_task
+from newton_losses_bench.tasks import load_maps
 from newton_losses_bench.tasks.paths import tenths
-from newton_losses_bench.train import Progress, run
+from newton_losses_bench.train import Progress, make_task, run
 from newton_losses_bench.train_step import Trainer
 
 SORTING = SortingConfig(

@@ -13,8 +13,7 @@ from newton_losses_bench.config import ConvexConfig
 from newton_losses_bench.machine import Interrupted
 from newton_losses_bench.progress import TensorBoard
 from newton_losses_bench.store import checksummed_json, read_json, read_record
-from newton_losses_bench.tasks import make_task
-from newton_losses_bench.train import Progress, run
+from newton_losses_bench.train import Progress, make_task, run
 from newton_losses_bench.train_step import Trainer, WeightAverage
 
 EVERY, POWER = WeightAverage.EVERY, WeightAverage.POWER

@@ -7,8 +7,7 @@ import pytest
 from newton_losses_bench.cells import cells
 from newton_losses_bench.config import ConvexConfig
 from newton_losses_bench.store import Store
-from newton_losses_bench.tasks import make_task
-from newton_losses_bench.train import run
+from newton_losses_bench.train import make_task, run
 
 
 @pytest.mark.parametrize("cell", cells("cvxpy"), ids=lambda cell: cell.key)
