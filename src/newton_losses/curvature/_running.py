@@ -57,8 +57,12 @@ class RunningScale(nn.Module):
     def _scale_on(self, tensor: Tensor) -> Tensor | None:
         """The buffer on the device of `tensor`."""
         state = self.running_square
-        if state is not None and isinstance(tensor, Tensor) and state.device != tensor.device:
-            state = self.running_square = state.to(tensor.device, dtype=_dtype(tensor.device))
+        if state is None or not isinstance(tensor, Tensor) or tensor.is_meta or state.device == tensor.device:
+            return state
+        device, dtype = tensor.device, _dtype(tensor.device)
+        # One that was made on the meta device has no numbers yet.
+        state = torch.zeros(2, device=device, dtype=dtype) if state.is_meta else state.to(device, dtype=dtype)
+        self.running_square = state
         return state
 
     def _apply(self, fn: Any, recurse: bool = True) -> "RunningScale":
