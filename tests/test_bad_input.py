@@ -2,6 +2,7 @@
 
 import math
 import warnings
+from typing import Any
 
 import pytest
 import torch
@@ -11,9 +12,11 @@ from cases import Case, assert_close, ripples
 from newton_losses import (
     ArgumentError,
     DerivativeError,
+    InjectFisher,
     NewtonLoss,
     SeparabilityError,
     ShapeError,
+    check_loss,
     expand,
     inject_fisher,
     newton_loss,
@@ -282,3 +285,48 @@ def test_a_skipped_sample_costs_the_quadratic_value_no_digits(kind: str) -> None
     options = {"curvature": kind, "damping": 2.0, "value": "quadratic"}
     found, wanted = (newton_loss(ripples, y[:n], target[:n], **options) for n in (4, 3))
     assert_close(found, wanted, 1e-14)
+
+
+META = torch.zeros(4, 3, device="meta", requires_grad=True)
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # nested tensors are a prototype
+    STRIDED, JAGGED = (
+        torch.nested.as_nested_tensor([torch.ones(2), torch.ones(3)], layout=layout)
+        for layout in (torch.strided, torch.jagged)
+    )
+
+
+@pytest.mark.parametrize("y", [META, STRIDED, JAGGED], ids=["meta", "strided", "jagged"])
+@pytest.mark.parametrize(
+    "call",
+    [
+        newton_target, expand, check_loss, diagnose, newton_loss,
+        *(lambda loss, y, kind=kind: NewtonLoss(loss, kind, check=False)(y) for kind in (*KINDS, "sample")),
+    ],
+)  # fmt: skip
+def test_outputs_without_values_or_a_shape_are_refused_in_a_sentence(call: Any, y: Tensor) -> None:
+    def squares(y: Tensor) -> Tensor:
+        return y.square().sum(1)
+
+    if y is JAGGED and (call is newton_loss or call.__name__ == "<lambda>"):
+        assert torch.isfinite(call(squares, y))  # padded, and with a mask
+        return
+    with pytest.raises(ArgumentError, match=r"on the meta device|nested tensor"):
+        call(squares, y)
+
+
+def test_a_model_on_the_meta_device_keeps_its_shapes() -> None:
+    with torch.device("meta"):
+        model = torch.nn.Sequential(torch.nn.Linear(3, 2), InjectFisher())
+    model(META).sum().backward()
+    assert META.grad.shape == (4, 3)
+    with pytest.raises(ArgumentError, match="nested tensor"):
+        inject_fisher(STRIDED)
+    on_host = model.to_empty(device="cpu")
+    with pytest.warns(UserWarning, match="no sample of the last 2"):
+        (on_host(torch.ones(2, 3)).sum(1) * torch.nan).mean().backward()
+    newton = NewtonLoss(lambda y: y.square().sum(1), check=False)
+    with pytest.raises(ArgumentError):
+        newton(META)
+    newton(torch.ones(2, 3, requires_grad=True)).backward()
+    assert int(newton.skipped) == 0

@@ -27,11 +27,12 @@ def skip_counter(module: nn.Module, tensor: Tensor) -> Tensor | None:
     Inside a `torch.func` transform there is nothing to add to, and `None`: a buffer outside of it must not take in the
     transform's own tensors.
     """
-    if inside_transform():
+    if inside_transform() or tensor.is_meta:
         return None
     counter: Tensor = module.skipped  # type: ignore[assignment]
     if counter.device != tensor.device:
-        counter = counter.to(tensor.device)
+        # One that was made on the meta device has no number yet.
+        counter = torch.zeros_like(counter, device=tensor.device) if counter.is_meta else counter.to(tensor.device)
         module.skipped = counter
     return counter
 

@@ -8,6 +8,7 @@ from typing import Any, Unpack
 
 from torch import Tensor
 
+from ._arguments import padded_outputs
 from .curvature import (
     CurvatureKind,
     Damping,
@@ -65,6 +66,8 @@ def newton_loss(
     check_is_loss(loss)
     reduction = resolve_reduction(loss, options.get("reduction"))
     options["exchangeable"] = is_exchangeable(loss, options.get("exchangeable"))
+    if isinstance(y, Tensor) and y.is_nested:
+        y, targets, mask = padded_outputs(y, targets, mask, "newton_loss")
     loss, targets, mask = with_mask(loss, y, targets, mask)
     if value_only(value):
         return plain_value(loss, y, targets, reduction, mask)

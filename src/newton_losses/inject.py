@@ -205,6 +205,8 @@ class _InjectFisher(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, arrived: Tensor) -> tuple[Tensor | None, ...]:
+        if arrived.is_meta:  # a shape without values
+            return arrived, None, None
         counter = None if ctx.module is None else skip_counter(ctx.module, arrived)
         with full_precision(arrived):
             run = None if ctx.module is None else ctx.module._scale_on(arrived)

@@ -36,6 +36,11 @@ def check_outputs(y: Tensor) -> None:
     """Refuse what cannot be outputs `(N, ...)`."""
     if not isinstance(y, Tensor):
         raise ArgumentError(f"The outputs have to be a tensor of shape (N, ...), got {type(y).__name__}.")
+    if y.is_nested:
+        raise ArgumentError(
+            "The outputs are a nested tensor. NewtonLoss and newton_loss take one in jagged layout; elsewhere pad it, "
+            "y.to_padded_tensor(0.0), and pass a mask of what exists."
+        )
     if y.dim() == 0:
         raise ShapeError(
             "The outputs are a scalar. They need a batch dimension first, (N, ...); "
@@ -52,6 +57,11 @@ def check_outputs(y: Tensor) -> None:
 def flatten_outputs(y: Tensor) -> Tensor:
     """The outputs as detached `(N, m)`, in float32 at least, after checking that they can be outputs."""
     check_outputs(y)
+    if y.is_meta:
+        raise ArgumentError(
+            "The outputs are on the meta device: they have a shape and no values, and a loss has no derivatives there. "
+            "Move them to a device, or leave the loss out."
+        )
     wide = widen(y.detach())
     if y.dim() == 2:
         return wide
