@@ -1,4 +1,4 @@
-"""The machine of a run: its device, how exactly that computes, when it is full; its signals; what to record of it.
+"""The machine of a run: its device, how exactly that computes, when it is full; signals; locks; what to record of it.
 
 Ctrl-C and a polite `kill` let the step finish and be saved. A second signal stops at once.
 """
@@ -179,6 +179,39 @@ def stop_requests(*, answers: bool = True) -> Iterator[StopRequests]:
             outer = getattr(handler, "__self__", None)
             if isinstance(outer, StopRequests) and stop.requested == number:
                 outer.requested = number
+
+
+# Locks
+
+
+def take_lock(path: Path, *, wait: bool) -> int:
+    """Lock a folder, or a file that is created if missing, and return its descriptor: closing it releases the lock.
+
+    Without `wait`, a lock that another process holds is a `BlockingIOError`. Windows has nothing to lock with, and some
+    network file systems have no locks either: then a `wait` ends at once.
+    """
+    try:
+        import fcntl
+    except ImportError:
+        return os.open(os.devnull, os.O_RDWR)
+    descriptor = os.open(path, os.O_RDONLY) if path.is_dir() else os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        if not wait:
+            os.close(descriptor)
+            raise
+    return descriptor
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Wait for the lock of a file or folder, and hold it for a while."""
+    descriptor = take_lock(path, wait=True)
+    try:
+        yield
+    finally:
+        os.close(descriptor)
 
 
 # What a result depends on besides its configuration

@@ -22,14 +22,16 @@ def main() -> None:
         sys.exit(2)
     with quiet_interrupts():
         from .app import app
+    # One more Ctrl-C after the last word was said prints no traceback: while Python shuts down it ends the process, and
+    # on the way there, also in the `finally`, it is caught.
     try:
-        app(prog_name="newton-losses")
-    except KeyboardInterrupt:  # one more Ctrl-C, after the last word was said
+        try:
+            app(prog_name="newton-losses")
+        finally:
+            if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+                signal.signal(signal.SIGINT, signal.SIG_DFL)
+    except KeyboardInterrupt:
         sys.exit(130)
-    finally:
-        # One more Ctrl-C, while Python shuts down, ends the process instead of printing a traceback.
-        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-            signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 @contextlib.contextmanager

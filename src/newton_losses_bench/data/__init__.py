@@ -15,7 +15,6 @@ from .files import DataError as DataError
 from .files import DataNotFoundError as DataNotFoundError
 from .files import Splits as Splits
 from .files import data_root as data_root
-from .files import take_lock as take_lock
 from .path_maps import PathBatch as PathBatch
 from .path_maps import PathMaps as PathMaps
 from .path_maps import Warcraft as Warcraft

@@ -18,6 +18,8 @@ from urllib.request import urlopen
 
 from newton_losses.errors import ArgumentError, NewtonLossesError
 
+from ..machine import locked
+
 ROOT_VARIABLE = "NEWTON_LOSSES_DATA"
 _T = TypeVar("_T")
 
@@ -95,36 +97,6 @@ def atomic_folder(path: Path) -> Iterator[Path]:
         shutil.rmtree(replaced, ignore_errors=True)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-
-
-def take_lock(path: Path, *, wait: bool) -> int:
-    """Lock a folder, or a file that is created if missing, and return its descriptor: closing it releases the lock.
-
-    Without `wait`, a lock that another process holds is a `BlockingIOError`. Windows has nothing to lock with, and some
-    network file systems have no locks either: then a `wait` ends at once.
-    """
-    try:
-        import fcntl
-    except ImportError:
-        return os.open(os.devnull, os.O_RDWR)
-    descriptor = os.open(path, os.O_RDONLY) if path.is_dir() else os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        if not wait:
-            os.close(descriptor)
-            raise
-    return descriptor
-
-
-@contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Wait for the lock of a file or folder, and hold it for a while."""
-    descriptor = take_lock(path, wait=True)
-    try:
-        yield
-    finally:
-        os.close(descriptor)
 
 
 def file_md5(path: Path) -> str:

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from newton_losses.errors import ArgumentError
 
+from ..machine import locked
 from .files import (
     DataError,
     DataNotFoundError,
@@ -26,7 +27,6 @@ from .files import (
     data_root,
     file_md5,
     known_split,
-    locked,
     root_options,
 )
 from .path_maps import PARTS, TILE, MapFiles, PathMaps, file_name, normalized_splits

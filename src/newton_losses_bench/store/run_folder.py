@@ -25,8 +25,7 @@ from typing import Self
 import torch
 
 from ..config import RunConfig, configuration_class
-from ..data import take_lock
-from ..machine import device_kind, environment
+from ..machine import device_kind, environment, take_lock
 from ..settings import option
 from .atomic_io import (
     BadCheckpoint,
