@@ -98,7 +98,7 @@ def check(loss: SortingLoss, scores: Tensor, values: Tensor, where: str, outcome
     (gradient,) = torch.autograd.grad(value.sum(), leaf)
     small = loss.expand(scores, values, curvature="hessian")
     large = loss.expand(scores.double(), values, curvature="hessian")
-    found = {"value": value, "backward": gradient, "gradient": small.gradient, "hessian": small.curvature}
+    found = {"value": value, "backward": gradient, "gradient": small.gradient, "hessian": small.curvature.dense()}
     outcome.cases += len(scores)
     for quantity, tensor in found.items():
         if not bool(tensor.isfinite().all()):
@@ -109,8 +109,8 @@ def check(loss: SortingLoss, scores: Tensor, values: Tensor, where: str, outcome
     for quantity in ("backward", "gradient"):
         outcome.note(quantity, (found[quantity].double() - large.gradient).norm(dim=-1) / norms, where)
     terms = (terms * sharpness(loss.relaxation, scores)).mean()
-    size = torch.maximum(large.curvature.norm(), terms).clamp(min=FLOOR)
-    outcome.note("hessian", (small.curvature.double() - large.curvature).norm() / size, where)
+    size = torch.maximum(large.curvature.dense().norm(), terms).clamp(min=FLOOR)
+    outcome.note("hessian", (small.curvature.dense().double() - large.curvature.dense()).norm() / size, where)
 
 
 def fuzz(cases: int, seed: int, largest: int = 64) -> Outcome:

@@ -9,6 +9,7 @@ from torch import Tensor
 from cases import EXACT, SINGLE, Case, Cube, assert_close, brute_force, quartic, ripples
 from newton_losses import DerivativeError, Expansion, diagnose, expand, newton_loss, newton_target
 from newton_losses.curvature import Dense, LowRank, Products, check_loss
+from newton_losses.sorting import SortingLoss
 
 
 @pytest.mark.parametrize("case", EXACT, ids=str)
@@ -301,3 +302,15 @@ def test_two_threads_may_differentiate_at_the_same_time() -> None:
         thread.join()
     assert len(found) == 30
     assert all(torch.equal(one, wanted) for one in found)
+
+
+def test_a_curvature_is_one_kind_of_thing() -> None:
+    """A form, whoever made it: the library, a loss of its own, or whoever writes an expansion."""
+    y, target = Case(ripples, (5, 3)).draw()
+    made = Expansion(torch.zeros(5), torch.zeros(5, 3), torch.eye(3))
+    sorted_ = [SortingLoss("softsort").expand(y, target, curvature=kind) for kind in ("hessian", "fisher")]
+    automatic = [expand(ripples, y, target, curvature=kind) for kind in ("hessian", "fisher")]
+    for found in (made, *sorted_, *automatic):
+        assert not isinstance(found.curvature, Tensor)
+        dense = found.curvature.dense()
+        assert_close(found.curvature.product(torch.eye(3).to(dense)), dense, 1e-12)

@@ -45,14 +45,19 @@ class Expansion:
     - `value` is `(N,)`: ℓᵢ(ȳᵢ).
     - `gradient` is `(N, m)`: ∇ℓᵢ(ȳᵢ), of the sample's own loss, without any factor 1/N.
     - `curvature` is one curvature for the batch, with the factor 1/N: the mean Hessian
-      (1/N) Σ ∇²ℓᵢ(ȳᵢ), the empirical Fisher (1/N) Σ ∇ℓᵢ ∇ℓᵢᵀ or each sample's own part of it. An
-      `(m, m)` tensor, or one of the forms in `newton_losses.curvature` (`LowRank`, `Products`, `OwnParts`) that stand
-      for such a matrix without storing it. `None` where it was not asked for.
+      (1/N) Σ ∇²ℓᵢ(ȳᵢ), the empirical Fisher (1/N) Σ ∇ℓᵢ ∇ℓᵢᵀ or each sample's own part of it. One of the
+      forms in `newton_losses.curvature`: `Dense` is stored, others (`LowRank`, `Products`, `OwnParts`) stand for a
+      matrix without storing it; all have `dense()` and `product(vectors)`. An `(m, m)` tensor that is given becomes
+      `Dense`. `None` where it was not asked for.
     """
 
     value: Tensor
     gradient: Tensor
     curvature: "Tensor | Curvature | None" = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.curvature, Tensor):
+            object.__setattr__(self, "curvature", Dense(self.curvature))
 
 
 @runtime_checkable
@@ -378,8 +383,9 @@ def _own_expansion(
     if own.curvature is None:
         raise ArgumentError(f"{name} has no curvature, although curvature={kind!r} was asked for.")
     curvature = own.curvature
-    if isinstance(curvature, Tensor):
-        if curvature.shape != (size, size):
-            raise ShapeError(f"{name} has a curvature {tuple(curvature.shape)}; it has to be ({size}, {size}).")
-        curvature = Dense(curvature, semidefinite=kind == "fisher")
+    if type(curvature) is Dense:
+        matrix = curvature.matrix
+        if matrix.shape != (size, size):
+            raise ShapeError(f"{name} has a curvature {tuple(matrix.shape)}; it has to be ({size}, {size}).")
+        curvature = Dense(matrix, curvature.semidefinite or kind == "fisher", curvature.count)
     return Expansion(own.value, own.gradient, curvature)

@@ -115,7 +115,7 @@ class SortingLoss(nn.Module):
         count neither in it nor in N. After `y` come the values and the mask, by position or by name.
 
         >>> loss = SortingLoss("softsort", temperature=1.0)
-        >>> loss.expand(torch.zeros(4, 3), torch.rand(4, 3)).curvature.shape
+        >>> loss.expand(torch.zeros(4, 3), torch.rand(4, 3)).curvature.dense().shape
         torch.Size([3, 3])
         """
         if y.ndim != 2:
