@@ -330,3 +330,32 @@ def test_a_model_on_the_meta_device_keeps_its_shapes() -> None:
         newton(META)
     newton(torch.ones(2, 3, requires_grad=True)).backward()
     assert int(newton.skipped) == 0
+
+
+def centred(y: Tensor, target: Tensor) -> Tensor:
+    return (y - y.mean(0) - target).square().sum(1)
+
+
+def test_a_batch_of_two_after_one_of_one_is_still_checked() -> None:
+    newton, (y, target) = NewtonLoss(centred), Case(ripples, (3, 3)).draw()
+    newton(y[:1], target[:1])
+    with pytest.raises(SeparabilityError):
+        newton(y[:2], target[:2])
+
+
+def test_what_was_compiled_unchecked_is_checked_by_hand_or_by_the_first_eager_call() -> None:
+    torch._dynamo.reset()
+    newton, (y, target) = NewtonLoss(centred, "fisher"), Case(ripples, (4, 3)).draw()
+    torch.compile(newton, backend="eager", fullgraph=True)(y, target)
+    with pytest.raises(SeparabilityError):
+        newton(y, target)
+    with pytest.raises(SeparabilityError):
+        check_loss(centred, y, target)
+
+
+def test_the_quadratic_value_is_the_same_without_gradients() -> None:
+    y, target = Case(ripples, (4, 3)).draw()
+    wanted = newton_loss(ripples, y, target, value="quadratic")
+    with torch.no_grad():
+        assert_close(newton_loss(ripples, y, target, value="quadratic"), wanted, 0)
+        assert_close(NewtonLoss(ripples, value="quadratic")(y, target), wanted, 0)

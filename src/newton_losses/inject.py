@@ -76,6 +76,9 @@ def inject_fisher(
     they were not there; behind a `GradScaler` they stay non-finite, because it looks for them to skip the step and
     lower the scale.
 
+    What follows must not mix the samples of the batch, and cannot be checked from here: `check_loss(loss, y, *targets)`
+    does that, with the loss as a function.
+
     Where `torch.distributed` is initialised, F is that of all ranks' samples, and what leaves is such
     that its average over the ranks, which DDP and FSDP take, is that of one process with the whole batch.
     Every rank has to run its backward pass, also for an empty batch. `process_group` is as in `NewtonLoss`.

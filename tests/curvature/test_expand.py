@@ -314,3 +314,23 @@ def test_a_curvature_is_one_kind_of_thing() -> None:
         assert not isinstance(found.curvature, Tensor)
         dense = found.curvature.dense()
         assert_close(found.curvature.product(torch.eye(3).to(dense)), dense, 1e-12)
+
+
+def test_a_stored_hessian_that_was_asked_for_is_stored_however_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("newton_losses.curvature._expansion.DENSE_ELEMENTS", 10)
+    case = Case(ripples, (5, 3))
+    assert isinstance(expand(case.loss, *case.draw()).curvature, Products)
+    assert isinstance(expand(case.loss, *case.draw(), matrix_free=False).curvature, Dense)
+
+
+@pytest.mark.parametrize("size", [1, 3, 16, 17, 40])
+def test_the_scale_of_every_form_is_that_of_its_eigenvalues(size: int) -> None:
+    drawn = torch.randn(size, size, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    matrix = drawn.mT @ drawn
+    wanted = torch.linalg.eigvalsh(matrix).square().mean()
+    assert_close(Dense(matrix).mean_square(), wanted, 1e-12)
+    assert_close(LowRank(drawn).mean_square(), wanted, 1e-12)
+    found = Products(lambda rows: rows @ matrix, size, matrix).mean_square()
+    assert_close(found, wanted, 1e-12 if size <= 16 else 0.5)  # 16 probes of ±1
+    # Of a multiple of the identity no probe is wrong.
+    assert_close(Products(lambda rows: 3 * rows, size, matrix).mean_square(), torch.tensor(9.0), 1e-12)
