@@ -25,6 +25,8 @@ def on_page_content(text: str, *, page: Any, **_: Any) -> str:
             raise FileNotFoundError(f"{page.file.src_path}: there is no {file} (for a page in {folder})")
         drawing = _STYLE.sub("", file.read_text(encoding="utf-8"), count=1)
         drawing = drawing[drawing.index("<svg") :]
+        if width := re.search(r' width="(\d+)"', match[0]):
+            drawing = re.sub(r' width="[\d.]+"', width[0], drawing, count=1)
         if "aria-label=" not in drawing[: drawing.index(">")]:
             drawing = drawing.replace("<svg", f'<svg role="img" aria-label="{html.escape(words)}"', 1)
         return drawing
