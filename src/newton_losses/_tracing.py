@@ -16,7 +16,12 @@ def is_captured(device: torch.device) -> bool:
 
 
 def refuse_export() -> None:
-    """Raise where `torch.export` is recording a program. (Versions before 2.7 do not tell.)"""
+    """Raise where `torch.export` is recording a program. (Versions before 2.7 do not tell.)
+
+    Inside torch.compile, some versions take every question of this kind for true.
+    """
+    if torch.compiler.is_dynamo_compiling():
+        return
     if torch.compiler.is_compiling() and getattr(torch.compiler, "is_exporting", bool)():
         raise ArgumentError(
             "NewtonLoss: torch.export cannot record the derivatives of a loss that a Newton step is made of. Export "

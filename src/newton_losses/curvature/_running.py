@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 DECAY = 0.999
 # Neither a sample nor a whole batch counts for more than this many times the usual energy of a batch, N·m·ρ².
 LIMIT = 10.0
-# The first batch is as it is; ρ begins with no sample of more than this many times the median energy in it.
+# The first batch is as it is; ρ begins with no sample of more than this many times the energy that a tenth exceed.
 FIRST_LIMIT = 1e4
 # No batch makes ρ² more than this many times larger. Samples enter it as they are: with those that are large left out,
 # it would fall with what the others still have to learn, and a rare class would count for less and less.
@@ -115,9 +115,9 @@ def settle(
     own, mean = bounded / count, total / count
     first = own
     if group is None and len(squares) > 0:
-        # Most samples may have no gradient at all: the median is that of the others.
-        usual = torch.nanmedian(torch.where(squares > 0, squares, math.nan))
-        first = torch.minimum(squares, FIRST_LIMIT * usual).sum() / count
+        # Most samples may have no gradient, or one that is only rounding; the few that explode are above this one.
+        usual = squares.topk(min(len(squares), 1 + math.ceil(len(squares) / 10))).values[-1]
+        first = torch.where(usual > 0, torch.minimum(squares, FIRST_LIMIT * usual), squares).sum() / count
     # A batch without any gradient says nothing of its size.
     enters = (mean > 0) & torch.isfinite(mean)
     weight = torch.lerp(torch.ones_like(own), state[1], DECAY)
