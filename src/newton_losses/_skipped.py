@@ -73,7 +73,7 @@ class SkipWatch:
             if self._copy is None:
                 number = torch.empty((), dtype=counter.dtype, pin_memory=True)
                 number.copy_(counter, non_blocking=True)
-                event = torch.cuda.Event()
+                event = torch.cuda.Event()  # type: ignore[no-untyped-call]
                 event.record(torch.cuda.current_stream(counter.device))
                 self._copy = number, event, self.seen
 
@@ -81,7 +81,7 @@ class SkipWatch:
         if self._copy is None:
             return
         number, event, seen = self._copy
-        if event.query():
+        if event.query():  # type: ignore[no-untyped-call]
             self._copy = None
             self._judge(int(number), seen, seen)
 

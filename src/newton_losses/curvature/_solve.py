@@ -237,7 +237,9 @@ def _solve_directly(curvature: Products, rows: Tensor, damping: Tensor | float, 
     values, vectors = torch.linalg.eigh(matrix.to(_solve_dtype(rows)))  # a λ for each row
     if spectrum != "raw":
         values = values.abs() if spectrum == "absolute" else values.clamp(min=0)
-    return (((rows.to(values.dtype) @ vectors) / (values + damping.to(values.dtype))) @ vectors.mT).to(rows.dtype)
+    turned = (rows.to(values.dtype) @ vectors) / (values + damping.to(values.dtype))
+    solved: Tensor = (turned @ vectors.mT).to(rows.dtype)
+    return solved
 
 
 # What is below this part of the matrix's norm may end with a sign between −1 and 1: an error of |C| as small.
