@@ -4,10 +4,12 @@ import copy
 import pickle
 import warnings
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from newton_losses import ArgumentError, InjectFisher, NewtonLoss, NonFiniteError
 
@@ -139,6 +141,30 @@ def test_a_training_run_of_finite_samples_says_nothing() -> None:
             newton(network(leaf(8, 4, seed=seed)), torch.zeros(8, 3)).backward()
             optimizer.step()
     assert int(newton.skipped) == 0
+
+
+class Operators(TorchDispatchMode):
+    """Counts what torch runs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += 1
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_watching_runs_no_operator_after_the_first_call(kind: str) -> None:
+    counts = []
+    for action in ("ignore", "warn", "raise"):
+        newton, y = NewtonLoss(squares, kind, on_nonfinite=action), leaf(8, 3)
+        newton(y, torch.zeros(8, 3))
+        with Operators() as operators:
+            newton(y, torch.zeros(8, 3)).backward()
+        counts.append(operators.count)
+    assert counts[0] == counts[1] == counts[2]
 
 
 @pytest.mark.gpu
