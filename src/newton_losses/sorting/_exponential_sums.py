@@ -77,7 +77,7 @@ class _NarrowRanks(torch.autograd.Function):
     def forward(ctx: Any, scores: Tensor, order: Tensor, exists: Tensor | None, temperature: float) -> Tensor:
         growth = _growth(scores.gather(-1, order).double(), temperature)
         fall = growth.reciprocal()
-        weights: Tensor | float = 1.0 if exists is None else exists
+        weights: Tensor | float = 1.0 if exists is None else exists.double()
         before, after = _both_sides(weights, growth, fall)
         ctx.save_for_backward(scores, order, growth, fall, before + after)
         ctx.weights, ctx.temperature = weights, temperature

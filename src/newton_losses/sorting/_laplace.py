@@ -6,7 +6,6 @@ A sum of n exponentials e^{−|x − xₖ|} at n sorted points is one pass from 
 (Struski et al., 2025). The curvature of losses of these is in `_laplace_curvature.py`.
 """
 
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -46,11 +45,15 @@ class LaplaceSort(Relaxation):
         self.temperature = positive_number(temperature, "temperature", "LaplaceSort")
 
     def expected_ranks(self, scores: Tensor, descending: bool, mask: Tensor | None) -> Tensor:
-        points = SortedLists(scores, mask, self.temperature)
-        ranks = points.ranks_of_items()
+        if is_narrow(scores, self.temperature):
+            ranks = narrow_ranks(scores, order_of(scores, mask), first_places(mask), self.temperature)
+        else:
+            points = SortedLists(scores, mask, self.temperature)
+            ranks = points.to_items(points.ranks())
         if not descending:
             return ranks.to(scores.dtype)
-        return (points.count.unsqueeze(-1) - 1 - ranks).to(scores.dtype)
+        count = scores.shape[-1] if mask is None else mask.sum(-1, keepdim=True)
+        return (count - 1 - ranks).to(scores.dtype)
 
     def top_weights(self, scores: Tensor, k: int, largest: bool, mask: Tensor | None) -> Tensor:
         return self.log_top_weights(scores, k, largest, mask).exp()
@@ -136,39 +139,17 @@ class SortedLists:
     def __init__(self, scores: Tensor, mask: Tensor | None, temperature: float) -> None:
         # Items that do not exist come last, with the largest score: a sign may just have turned that into the smallest.
         self.scores = scores if mask is None else filled(scores, mask)
-        self.temperature, self.places_that_exist = temperature, first_places(mask)
-        exact = self.scores.detach()
-        self.order = ascending_order(exact if mask is None else torch.where(mask, exact, torch.inf))
+        self.temperature = temperature
+        self.wide = as_wide(self.scores)
+        self.order = order_of(self.scores, mask)
+        self.ascending = self.wide.gather(-1, self.order)
+        exists = first_places(mask)
+        self.exists = torch.ones_like(self.wide.detach()) if exists is None else exists.to(self.wide.dtype)
+        self.count = self.exists.sum(-1)
         self.narrow = is_narrow(self.scores, temperature)
+        self.before = self.sums_before(self.exists)
+        self.after = self.sums_after(self.exists)
 
-    @cached_property
-    def wide(self) -> Tensor:
-        """The scores in float64, by item."""
-        return as_wide(self.scores)
-
-    @cached_property
-    def ascending(self) -> Tensor:
-        return self.wide.gather(-1, self.order)
-
-    @cached_property
-    def exists(self) -> Tensor:
-        """1 for each place that an item has, and 0 for the others."""
-        there, wide = self.places_that_exist, self.wide.detach()
-        return torch.ones_like(wide) if there is None else there.to(wide.dtype)
-
-    @cached_property
-    def count(self) -> Tensor:
-        return self.exists.sum(-1)
-
-    @cached_property
-    def before(self) -> Tensor:
-        return self.sums_before(self.exists)
-
-    @cached_property
-    def after(self) -> Tensor:
-        return self.sums_after(self.exists)
-
-    @cached_property
     def squares(self) -> tuple[Tensor, Tensor]:
         """Σ_{k<j} e^{−2(x_j − x_k)/τ} at each sorted place, and Σ_{k>j}."""
         half = self.temperature / 2
@@ -186,12 +167,6 @@ class SortedLists:
     def ranks(self) -> Tensor:
         """Σ_{k≠j} F((x_j − x_k)/τ) at each sorted place."""
         return places(self.scores.shape[-1], self.wide) + (self.after - self.before) / 2
-
-    def ranks_of_items(self) -> Tensor:
-        if not self.narrow:
-            return self.to_items(self.ranks())
-        there = None if self.places_that_exist is None else self.exists
-        return narrow_ranks(self.scores, self.order, there, self.temperature)
 
     def to_items(self, by_place: Tensor) -> Tensor:
         return torch.zeros_like(by_place).scatter(-1, self.order, by_place)
@@ -234,6 +209,12 @@ class SortedLists:
         rest = (self.count.unsqueeze(-1) - k).clamp(min=0.25)
         beyond = x + self.temperature * (left / (2 * rest)).log()
         return torch.where(place < 0, first, torch.where(place == last, beyond, inner))
+
+
+def order_of(scores: Tensor, mask: Tensor | None) -> Tensor:
+    """The item numbers in ascending order of the scores; those that do not exist come last."""
+    exact = scores.detach()
+    return ascending_order(exact if mask is None else torch.where(mask, exact, torch.inf))
 
 
 def log_laplace(x: Tensor) -> Tensor:

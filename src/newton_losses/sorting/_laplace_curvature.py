@@ -40,7 +40,7 @@ class RankDerivatives:
     def __init__(self, points: SortedLists) -> None:
         self.points = points
         self.degree = (points.before + points.after) / 2
-        self.square = self.degree.square() + sum(points.squares) / 4
+        self.square = self.degree.square() + sum(points.squares()) / 4
         # Equal neighbours are in both sums, and belong in neither.
         ascending, last = points.ascending.contiguous(), points.count.unsqueeze(-1) - 1
         first_equal = torch.searchsorted(ascending, ascending)
@@ -85,7 +85,7 @@ class ThresholdDerivatives:
         to_right = torch.where(has_right, (x.gather(-1, at_right) - threshold) / tau, torch.inf)
         nearest = torch.where(equal > 0, 0.0, torch.minimum(to_left, to_right))
         sums = []
-        for rate, (before, after) in ((1, (points.before, points.after)), (2, points.squares)):
+        for rate, (before, after) in ((1, (points.before, points.after)), (2, points.squares())):
             sums.append((before.gather(-1, at_left) + 1) * torch.exp(rate * (nearest - to_left)))
             sums.append((after.gather(-1, at_right) + 1) * torch.exp(rate * (nearest - to_right)))
         one_left, one_right, two_left, two_right = sums
