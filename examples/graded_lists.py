@@ -10,6 +10,7 @@ others gave. Lists are padded, and a mask says which movies exist. The measure i
 
 import argparse
 import importlib.util
+from copy import deepcopy
 from functools import partial
 from pathlib import Path
 
@@ -21,18 +22,15 @@ from torch import Tensor, nn
 import newton_losses as nl
 from newton_losses.sorting import ListNetLoss, NDCGLoss, ndcg, pad_lists
 
-Lists = tuple[Tensor, Tensor, Tensor]
-
 
 def read(ending: str) -> list[list[str]]:
-    package = importlib.util.find_spec("recbole")
-    if package is None or package.origin is None:
+    if (package := importlib.util.find_spec("recbole")) is None or package.origin is None:
         raise SystemExit("The ratings come with recbole, which is not installed: pip install --no-deps recbole")
     path = Path(package.origin).parent / "dataset_example" / "ml-100k" / f"ml-100k.{ending}"
     return [line.split("\t") for line in path.read_text().splitlines()[1:]]
 
 
-def load(seed: int) -> tuple[Lists, Lists]:
+def load(seed: int) -> tuple[tuple[Tensor, ...], ...]:
     """Features `(N, n, d)`, grades and mask of the training lists, and of those of held-out people."""
     person, movie, grade = np.array([row[:3] for row in read("inter")], dtype=int).T - 1
     movies = read("item")
@@ -42,7 +40,7 @@ def load(seed: int) -> tuple[Lists, Lists]:
     held_out = np.random.default_rng(seed).random(person.max() + 1)[person] < 0.3
     features = np.hstack([about[movie], decade[movie], what_others_gave(movie, grade, ~held_out)])
 
-    def lists(chosen: np.ndarray) -> Lists:
+    def lists(chosen: np.ndarray) -> tuple[Tensor, ...]:
         index, mask = pad_lists([torch.as_tensor(np.flatnonzero(person == one)) for one in np.unique(person[chosen])])
         return torch.as_tensor(features).float()[index], torch.as_tensor(grade)[index], mask
 
@@ -56,9 +54,10 @@ def what_others_gave(movie: np.ndarray, grade: np.ndarray, known: np.ndarray) ->
     return np.stack([(total + 5 * 2.5) / (count + 5) - 2.5, np.log1p(count) / 3 - 1], axis=1)
 
 
-def train(loss: nn.Module, data: tuple[Lists, Lists], seed: int, steps: int) -> float:
+def train(loss: nn.Module, data: tuple[tuple[Tensor, ...], ...], seed: int, steps: int) -> float:
     (features, grades, mask), (test, test_grades, test_mask) = data
     torch.manual_seed(seed)
+    loss = deepcopy(loss)  # a Newton loss keeps the size of the gradients it has seen
     model = nn.Sequential(nn.Linear(features.shape[-1], 32), nn.ReLU(), nn.Linear(32, 1), nn.Flatten(1))
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
     for _ in range(steps):
@@ -69,7 +68,7 @@ def train(loss: nn.Module, data: tuple[Lists, Lists], seed: int, steps: int) -> 
     return float(ndcg(model(test).detach(), test_grades, 10, mask=test_mask).mean())
 
 
-def lightgbm_ranker(data: tuple[Lists, Lists], seed: int, steps: int) -> float:
+def lightgbm_ranker(data: tuple[tuple[Tensor, ...], ...], seed: int, steps: int) -> float:
     (features, grades, mask), (test, test_grades, there) = data
     ranker = LGBMRanker(n_estimators=min(100, steps), random_state=seed, n_jobs=1, verbose=-1)
     ranker.fit(features[mask].numpy(), grades[mask].numpy(), group=mask.sum(-1).tolist())
@@ -83,9 +82,9 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--seeds", type=int, default=5)
     arguments = parser.parse_args()
-    kinds = {"": lambda loss: loss, ", Newton": nl.NewtonLoss, ", Fisher": partial(nl.NewtonLoss, curvature="fisher")}
-    splits = [load(seed) for seed in range(arguments.seeds)]
+    kinds = {"": lambda loss: loss, ", Fisher": nl.NewtonLoss, ", Hessian": partial(nl.NewtonLoss, curvature="hessian")}
     print(f"NDCG@10 of held-out people after {arguments.steps} steps, {arguments.seeds} splits")
+    splits = [load(seed) for seed in range(arguments.seeds)]
     methods = {"LightGBM": lightgbm_ranker}
     for name, plain in (("NDCG", NDCGLoss("laplace")), ("ListNet", ListNetLoss())):
         for kind, make in kinds.items():

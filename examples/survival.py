@@ -10,6 +10,7 @@ and none of its columns was known only after the outcome.
 """
 
 import argparse
+from copy import deepcopy
 
 import numpy as np
 import torch
@@ -17,7 +18,7 @@ from sklearn.model_selection import train_test_split
 from sksurv.datasets import load_gbsg2
 from sksurv.linear_model import CoxPHSurvivalAnalysis
 from sksurv.metrics import concordance_index_censored
-from torch import Tensor, nn
+from torch import nn
 
 import newton_losses as nl
 from newton_losses.sorting import PartialOrderLoss, survival_ranks
@@ -51,26 +52,22 @@ def cox(seed: int) -> float:
 
 
 def learn(loss: nn.Module, seed: int, steps: int) -> float:
+    loss = deepcopy(loss)  # a Newton loss keeps the size of the gradients it has seen
     train, test, known, held_out = load(seed)
     features, time = torch.as_tensor(train, dtype=torch.float32), torch.as_tensor(known["time"].copy())
     event = torch.as_tensor(known["cens"].copy())
     torch.manual_seed(seed)
     generator = torch.Generator().manual_seed(seed)
-    model = nn.Linear(features.shape[1], 1)
+    model = nn.Sequential(nn.Linear(features.shape[1], 1), nn.Flatten(-2))
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
     for _ in range(steps):
         lists = torch.randint(len(features), (32, LIST), generator=generator)
         lowest, highest = survival_ranks(time[lists], event[lists])
         optimizer.zero_grad()
-        loss(risks(model, features[lists]), lowest, highest).mean().backward()
+        loss(model(features[lists]), lowest, highest).mean().backward()
         optimizer.step()
     with torch.no_grad():
-        return concordance(risks(model, torch.as_tensor(test, dtype=torch.float32)).numpy(), held_out)
-
-
-def risks(model: nn.Module, features: Tensor) -> Tensor:
-    scores: Tensor = model(features).squeeze(-1)
-    return scores
+        return concordance(model(torch.as_tensor(test, dtype=torch.float32)).numpy(), held_out)
 
 
 def main() -> None:

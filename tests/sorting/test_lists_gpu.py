@@ -61,9 +61,11 @@ def losses():
 @pytest.mark.parametrize(("loss", "targets"), list(losses()))
 def test_losses_equal_those_on_the_cpu(loss, targets):
     scores, _, mask = lists()
-    for one in (loss, NewtonLoss(loss, curvature="hessian"), NewtonLoss(loss, "fisher")):
-        expected = gradient(one, scores, targets, mask)
-        torch.testing.assert_close(gradient(one, scores.cuda(), moved(targets), mask.cuda()), expected)
+    for curvature in (None, "hessian", "fisher", "sample"):
+        # One each: a Newton loss keeps the size of the gradients that it has seen.
+        here, there = (loss if curvature is None else NewtonLoss(loss, curvature) for _ in range(2))
+        expected = gradient(here, scores, targets, mask)
+        torch.testing.assert_close(gradient(there, scores.cuda(), moved(targets), mask.cuda()), expected)
 
 
 @pytest.mark.parametrize("relaxation", RELAXATIONS, ids=str)
