@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from newton_losses import ArgumentError, InjectFisher, NewtonLoss, NonFiniteError
+from newton_losses._skipped import SkipWatch
 
 KINDS = ["hessian", "fisher"]
 
@@ -141,6 +142,52 @@ def test_a_training_run_of_finite_samples_says_nothing() -> None:
             newton(network(leaf(8, 4, seed=seed)), torch.zeros(8, 3)).backward()
             optimizer.step()
     assert int(newton.skipped) == 0
+
+
+class OnDevice(Tensor):
+    """A number on the host that says that it is on a GPU."""
+
+    device = property(lambda self: torch.device("cuda"))  # type: ignore[assignment]
+
+
+class Arrives:
+    """An event on a GPU, which a copy has reached or not."""
+
+    arrived = False
+
+    def record(self, stream: object) -> None: ...
+
+    def query(self) -> bool:
+        return Arrives.arrived
+
+
+def test_on_a_device_a_copy_is_read_once_it_has_arrived(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same without a GPU: calls 64, 128, … take a copy, and none of them reads one that is on its way."""
+    empty = torch.empty
+    monkeypatch.setattr(torch, "empty", lambda *shape, pin_memory, **options: empty(*shape, **options))
+    monkeypatch.setattr(torch.cuda, "Event", Arrives)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: None)
+    monkeypatch.setattr("newton_losses._skipped.is_captured", lambda device: False)
+    watch, counter = SkipWatch("NewtonLoss", "warn"), torch.zeros((), dtype=torch.int64).as_subclass(OnDevice)
+
+    def calls(number: int, skipped: int) -> None:
+        for _ in range(number):
+            counter.add_(skipped)
+            watch.seen += 8
+            watch.look(counter, 8)
+
+    calls(64, 0)
+    calls(63, 8)
+    calls(1, 8)  # the first copy, of 512 good samples, is still on its way
+    Arrives.arrived = True
+    calls(64, 8)  # now it is read, and a second one taken after 1,024 bad ones
+    with pytest.warns(UserWarning, match="1024 of the last 1024|no sample of the last 1024"):
+        calls(64, 8)
+    calls(200, 8)
+    strict = SkipWatch("NewtonLoss", "raise")
+    strict.seen = 8
+    with pytest.raises(NonFiniteError):
+        strict.look(counter, 8, wait=True)
 
 
 class Operators(TorchDispatchMode):
