@@ -119,7 +119,8 @@ class Worker:
 
     def rest(self) -> tuple[int, str, str]:
         """Exit code, the rest of its events, and its log."""
-        output, errors = self.process.communicate(timeout=60)
+        self.process.wait(timeout=60)  # the end of its input, which `communicate` begins with, would stop it
+        output, errors = self.process.communicate()
         return self.process.returncode, output, errors
 
 
