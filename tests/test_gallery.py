@@ -76,9 +76,9 @@ def black_box_solver(names: Names) -> None:
 
 def diagnosing(names: Names) -> None:
     found = {name: sum(map(names["test_loss"], networks)) / len(networks) for name, networks in names["best"].items()}
-    assert found["Newton"] < found["plain"]
-    assert found["Newton"] < found["clipped"]
-    assert found["normalised"] < found["plain"]
+    by_batch = found["Newton, by batch"]
+    assert max(by_batch, found["normalised"]) < min(found["plain"], found["clipped"], found["Newton"])
+    assert abs(by_batch - found["normalised"]) < 0.03, "level"
 
 
 def learning_to_rank(names: Names) -> None:
