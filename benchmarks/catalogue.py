@@ -36,7 +36,7 @@ VARIANTS: dict[str, dict[str, Any] | None] = {
     "normalised": {"curvature": "fisher", "damping": NormalizedDamping(1000)},
     "fisher": {"curvature": "fisher", "damping": NormalizedDamping()},
     "hessian": {"curvature": "hessian", "damping": NormalizedDamping()},
-    "default": {},
+    "default": {"curvature": "fisher"},
     "sample": {"curvature": "sample"},
 }
 
@@ -156,7 +156,7 @@ def diagnosed(problem: Problem, own: dict[str, Any]) -> Report:
 
 
 class Measured(NamedTuple):
-    """What `diagnose` found, what its rule makes of it, and what training with the empirical Fisher showed."""
+    """What `diagnose` found, what its rule makes of it, and what training with the default showed."""
 
     grows: float
     leads: float
@@ -188,14 +188,14 @@ def table(options: argparse.Namespace) -> None:
     for problem in PROBLEMS:
         own = found.get(problem.name, {})
         cells = "".join(f"{_cell(own, variant):>26}" for variant in shown)
-        if "fisher" not in own:
+        if "default" not in own:
             print(f"{problem.name:26}{cells}")
             continue
         report = diagnosed(problem, own)
         grows, leads = 0.0, 0.0
         if report.descent is not None and report.verdict != "fix":
             grows, leads = report.descent.grows, report.descent.lead(report.descent.candidates[0])
-        one = Measured(grows, leads, report.verdict, label(gains(own, "fisher") or []))
+        one = Measured(grows, leads, report.verdict, label(gains(own, "default") or []))
         measured[problem.name] = one
         print(f"{problem.name:26}{cells}   {one.verdict:4} {grows:8.2g} {leads:.2f}", flush=True)
     _print_confusion(measured)

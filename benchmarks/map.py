@@ -93,6 +93,17 @@ def errors(setting: dict[str, float], variant: str) -> list[float]:
     return min(tried, key=statistics.mean)
 
 
+def written(found: dict[str, Any]) -> str:
+    """As JSON, one line per setting."""
+    dials = (
+        f" {json.dumps(dial)}: {{\n"
+        + ",\n".join(f"  {json.dumps(value)}: {json.dumps(own)}" for value, own in values.items())
+        + "\n }"
+        for dial, values in found.items()
+    )
+    return "{\n" + ",\n".join(dials) + "\n}\n"
+
+
 def main() -> None:
     torch.set_num_threads(1)
     found: dict[str, Any] = json.loads(FILE.read_text()) if FILE.exists() else {}
@@ -103,7 +114,7 @@ def main() -> None:
             for variant in VARIANTS:
                 if variant not in own:
                     own[variant] = [round(one, 3) for one in errors(setting, variant)]
-                    FILE.write_text(json.dumps(found, indent=1) + "\n")
+                    FILE.write_text(written(found))
             gains = {one: math.exp(statistics.mean(own["normalised"]) - statistics.mean(own[one])) for one in own}
             print(f"{dial:20}{value:8g}", *(f"{name} {gain:6.2f}" for name, gain in gains.items()), flush=True)
 

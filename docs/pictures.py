@@ -1,5 +1,8 @@
 """The pictures of index.md, how-it-works.md and diagnose.md: `python docs/pictures.py` writes them anew."""
 
+import json
+import math
+import statistics
 import tempfile
 from pathlib import Path
 
@@ -91,9 +94,32 @@ def report() -> None:
         (FOLDER / "diagnose.svg").write_text(in_variables(file.read_text(), "diagnose", words))
 
 
+def map_of_gains() -> None:
+    """From the figures that `python benchmarks/map.py` has written."""
+    found = json.loads((Path(__file__).parents[1] / "benchmarks" / "map.json").read_text())
+    figure = Figure(figsize=(9, 2.8), layout="constrained")
+    panels = figure.subplots(1, len(found), sharey=True)
+    names = {"clipped": "clipped", "sample": "sample", "fisher": "Fisher", "hessian": "Hessian"}
+    for axes, (dial, values) in zip(panels, found.items(), strict=True):
+        axes.axhline(1, color=RULE)
+        for tone, (variant, name) in enumerate(names.items()):
+            gains = [
+                math.exp(statistics.mean(own["normalised"]) - statistics.mean(own[variant])) for own in values.values()
+            ]
+            axes.plot(range(len(gains)), gains, "o-", color=TONES[tone + 1], label=name, markersize=3)
+        axes.set(xlabel=dial, yscale="log", xticks=range(len(values)), xticklabels=list(values))
+        axes.tick_params(axis="x", labelsize=7)
+        axes.spines[["top", "right"]].set_visible(False)
+    panels[0].set(ylabel="gain over normalising")
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside upper center", ncols=4)
+    words = "The gain of clipping, sample, Fisher and Hessian over the normalised gradient, along five dials"
+    save(figure, FOLDER / "map.svg", words)
+
+
 if __name__ == "__main__":
     FOLDER.mkdir(exist_ok=True)
     with drawing():
         one_output()
         two_outputs()
+        map_of_gains()
         report()

@@ -214,11 +214,12 @@ class _InjectFisher(torch.autograd.Function):
         with full_precision(arrived):
             run = None if ctx.module is None else ctx.module._scale_on(arrived)
             is_new = counter is not None and ctx.module.training
-            step = _short_way(arrived, ctx.settings, counter, run, is_new)
+            step = _short_way(arrived, ctx.settings, counter, run, is_new, is_new and ctx.module._is_known)
             step = step or _long_way(arrived, ctx.settings, run, is_new)
         if counter is not None and step.kept is not None and not step.counted:
             counter.add_((~step.kept).sum())
         if counter is not None and not torch.compiler.is_compiling():
+            ctx.module._is_known = ctx.module._is_known or is_new
             _look(ctx.module, counter, step, len(arrived))
         rows = step.rows
         leaving = rows.reshape(arrived.shape).to(arrived.dtype)
@@ -248,7 +249,7 @@ class _InjectFisherOnTape(torch.autograd.Function):
 
 
 def _short_way(
-    arrived: Tensor, settings: _Settings, counter: Tensor | None, run: Tensor | None, is_new: bool
+    arrived: Tensor, settings: _Settings, counter: Tensor | None, run: Tensor | None, is_new: bool, known: bool
 ) -> Solved | None:
     """In one process, with a damping and a scale that are plain numbers: from what arrived to what leaves."""
     damping, reduction, loss_scale, process_group, curvature = settings
@@ -268,7 +269,7 @@ def _short_way(
     unit: Tensor | float = 1.0
     if run is not None:  # it has the unit of the ∇ℓᵢ, of which a step in the batch's own unit knows nothing
         bare = Expansion(flat.new_zeros(len(flat)), flat * share)
-        settled, unit = settle(bare, "fisher", run, update=is_new)
+        settled, unit = settle(bare, "fisher", run, update=is_new, known=known)
         flat = settled.gradient
     form = OwnParts(flat) if curvature == "sample" else empirical_fisher(flat)
     if isinstance(own, RunningDamping):

@@ -188,7 +188,9 @@ class NewtonLoss(RunningScale):
             self._check_loss(loss, y, targets)
         counter = skip_counter(self, y) if isinstance(y, Tensor) else None  # what is none will be refused
         run, is_new = self._scale_on(y), self.training and counter is not None
-        found = compute_newton_loss(loss, y, targets, self.value, self.options, self._rule, counter, mask, run, is_new)
+        known, self._is_known = self._is_known, self._is_known or (is_new and not torch.compiler.is_compiling())
+        own = self.value, self.options, self._rule, counter, mask, run, is_new, known
+        found = compute_newton_loss(loss, y, targets, *own)
         if counter is not None and found.kept is not None and not found.counted:
             counter.add_((~found.kept).sum())
         if counter is not None and not torch.compiler.is_compiling():
@@ -232,10 +234,12 @@ def compute_newton_loss(
     mask: Tensor | None = None,
     run: Tensor | None = None,
     is_new: bool = False,
+    known: bool = False,
 ) -> _Found:
     """The Newton loss, after its arguments have been checked; `rule` is what the damping comes to in one process.
 
-    `run` holds the size of the run's gradients, which takes in those of this batch where that `is_new`.
+    `run` holds the size of the run's gradients, which takes in those of this batch where that `is_new`; it is `known`
+    where it has certainly taken in another.
     """
     kind, reduction = options.get("curvature", "fisher"), options["reduction"]
     matrix_free = options.get("matrix_free")
@@ -262,7 +266,7 @@ def compute_newton_loss(
         expansion = expand(loss, y, *targets, curvature=kind, reduction=reduction, matrix_free=matrix_free)
     else:
         expansion = expand_loss(loss, y, targets, kind, reduction, matrix_free)
-    expansion, unit = settle(expansion, kind, run, update=is_new, group=group)
+    expansion, unit = settle(expansion, kind, run, update=is_new, group=group, known=known)
     shared = None if group is None else share_curvature(expansion, kind, group, matrix_free=matrix_free)
     expansion = expansion if shared is None else shared.expansion
     # The factor of the gradient, made for an average over the ranks, and that of this rank's own value.

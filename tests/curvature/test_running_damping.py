@@ -9,7 +9,9 @@ from torch import Tensor, nn
 
 import newton_losses as nl
 from cases import Case, quartic, ripples
-from newton_losses.curvature import NormalizedDamping, RunningDamping
+from newton_losses.curvature import Expansion, NormalizedDamping, RunningDamping, settle
+from newton_losses.curvature import _running as running
+from triton_interpreter import DEVICE, run_interpreted
 
 KINDS = ("hessian", "fisher")
 
@@ -233,3 +235,32 @@ def test_gradients_that_are_only_rounding_do_not_set_the_unit():
         newton(leaf, weight).backward()
         found.append(leaf.grad)
     torch.testing.assert_close(found[1], found[0])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("shape", [(1, 1), (7, 3), (33, 200), (200, 5)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_one_kernel_does_the_same(shape: tuple[int, int], dtype: torch.dtype) -> None:
+    """With a sample that explodes, one that is not finite, one without a finite value, and none of these."""
+    from newton_losses.curvature._running_triton import launch_settle
+
+    generator = torch.Generator().manual_seed(0)
+    for spoil in (False, True):
+        gradient, value = torch.randn(shape, generator=generator, dtype=dtype), torch.zeros(shape[0], dtype=dtype)
+        if spoil and shape[0] > 5:
+            gradient[1] *= 1e6
+            gradient[3, 0], value[4] = math.nan, math.inf
+        for state in ([0.0, 0.0], [0.2, 0.3], [1e-9, 0.3], [7.0, 0.3]):
+            known, fresh = (torch.tensor(state, dtype=torch.float64) for _ in range(2))
+            wanted = settle(Expansion(value, gradient), "fisher", known, update=True)
+            known_there = fresh.to(DEVICE)
+            constants = running.DECAY, running.LIMIT, running.GROWTH
+            bounded, factor = launch_settle(gradient.to(DEVICE), value.to(DEVICE), known_there, True, *constants)
+            torch.testing.assert_close(bounded.cpu(), wanted.expansion.gradient, equal_nan=True)
+            torch.testing.assert_close(float(factor), float(wanted.factor), rtol=1e-5, atol=1e-6)
+            if state[1] > 0 or not spoil:  # the first batch of all has its own rule, outside of the kernel
+                torch.testing.assert_close(known_there.cpu(), known)
+
+
+def test_the_kernel_in_the_interpreter() -> None:
+    run_interpreted(__file__)

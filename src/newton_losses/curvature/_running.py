@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from ._damping import RunningDamping, whole_samples
 from ._distributed import sum_over
 from ._expansion import Expansion, FisherFactor, FisherMatrix, empirical_fisher, finite
+from ._fisher import HAS_TRITON, MOST_NUMBERS
 from ._forms import Exchangeable, Masked, OwnParts, widened
 from ._lists import exchangeable_fisher, masked_fisher
 
@@ -49,6 +50,7 @@ class RunningScale(nn.Module):
     """
 
     running_square: Tensor | None
+    _is_known = False  # whether a batch has certainly been taken in
 
     def _keep_scale(self, damping: object) -> None:
         is_kept = isinstance(damping, RunningDamping)
@@ -86,11 +88,18 @@ class RunningScale(nn.Module):
 
 
 def settle(
-    expansion: Expansion, kind: str, state: Tensor | None, *, update: bool, group: "ProcessGroup | None" = None
+    expansion: Expansion,
+    kind: str,
+    state: Tensor | None,
+    *,
+    update: bool,
+    group: "ProcessGroup | None" = None,
+    known: bool = False,
 ) -> Settled:
     """Bound the gradients of a batch by the run's, and take the batch into the run's mean square.
 
     Without a `state` nothing is known of other batches, and the batch's own unit stays. Nothing waits for the device.
+    Where it is `known` that this is not the first batch, one kernel does it on CUDA.
     """
     gradient = expansion.gradient.detach()
     if state is None or gradient.shape[1] == 0:
@@ -99,6 +108,12 @@ def settle(
         found = _on_host(expansion, state, update)
         if found is not None:
             return found
+    if group is None and known and _fits_kernel(expansion, state):
+        from ._running_triton import launch_settle
+
+        value = expansion.value.detach()
+        bounded, factor = launch_settle(gradient, value, state, update, DECAY, LIMIT, GROWTH)
+        return Settled(_with_gradient(expansion, bounded, kind), factor)
     usable = finite(expansion)
     squares = torch.where(usable, widened(gradient).square().sum(1), 0.0) / gradient.shape[1]
     total, count = squares.sum(), whole_samples(expansion, usable).to(squares.dtype)
@@ -138,6 +153,19 @@ def _is_on_host(expansion: Expansion) -> bool:
         and gradient.numel() > 0
         and not torch.compiler.is_compiling()
         and type(gradient) is Tensor
+        and getattr(expansion.curvature, "mask", None) is None
+        and not torch._C._are_functorch_transforms_active()
+    )
+
+
+def _fits_kernel(expansion: Expansion, state: Tensor) -> bool:
+    gradient = expansion.gradient
+    return (
+        HAS_TRITON
+        and gradient.device.type == "cuda"
+        and 0 < gradient.numel() <= MOST_NUMBERS
+        and state.dtype == torch.float64
+        and not torch.compiler.is_compiling()
         and getattr(expansion.curvature, "mask", None) is None
         and not torch._C._are_functorch_transforms_active()
     )

@@ -1,0 +1,111 @@
+"""What `settle` does to a batch as one kernel: bound its gradients, and take it into the run's mean square.
+
+One program reads all gradients three times; they are few, and beside a launch that takes no time. Imports triton.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ._fisher_triton import _load, _on_device, _store, finite_values
+
+_Decorator = Callable[[Callable[..., Any]], Any]
+_jit: _Decorator = triton.jit
+_kernel: _Decorator = triton.jit(do_not_specialize=["samples", "outputs"])
+
+# Numbers of the gradients that are read at a time.
+AT_A_TIME = 2048
+
+
+def launch_settle(
+    gradient: Tensor, value: Tensor | None, state: Tensor, update: bool, decay: float, limit: float, growth: float
+) -> tuple[Tensor, Tensor]:
+    """The bounded gradients, and the factor of the step in the dtype of the gradients; `state` changes in place."""
+    samples, outputs = gradient.shape
+    gradient = gradient.contiguous()
+    columns = min(triton.next_power_of_2(outputs), 128)
+    rows = AT_A_TIME // columns
+    bounded = torch.empty_like(gradient)
+    factor = torch.empty((), dtype=gradient.dtype, device=gradient.device)
+    with _on_device(gradient):
+        settle_batch[(1,)](
+            gradient, None if value is None else value.contiguous(), state, bounded, factor, samples, outputs,
+            UPDATE=update, DECAY=decay, LIMIT=limit, GROWTH=growth, ROWS=rows, COLUMNS=columns,
+            ROW_BLOCKS=triton.cdiv(samples, rows), COLUMN_BLOCKS=triton.cdiv(outputs, columns), num_warps=8,
+        )  # fmt: skip
+    return bounded, factor
+
+
+@_kernel
+def settle_batch(  # type: ignore[no-untyped-def]
+    gradient, value, state, bounded, factor, samples, outputs,
+    UPDATE: tl.constexpr, DECAY: tl.constexpr, LIMIT: tl.constexpr, GROWTH: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, ROW_BLOCKS: tl.constexpr, COLUMN_BLOCKS: tl.constexpr,
+):  # fmt: skip
+    i = tl.arange(0, ROWS)
+    j = tl.arange(0, COLUMNS)
+    total = tl.zeros([ROWS], tl.float64)
+    seen = tl.zeros([ROWS], tl.int32)
+    for block in range(ROW_BLOCKS):
+        n = block * ROWS + i
+        squares, good = row_squares(gradient, value, n, j, samples, outputs, ROWS, COLUMNS, COLUMN_BLOCKS)
+        total += tl.where(good, squares, 0.0)
+        seen += good.to(tl.int32)
+    size = outputs.to(tl.float64)
+    count = tl.maximum(tl.sum(seen, 0), 1).to(tl.float64)
+    mean = tl.sum(total, 0) / (size * count)
+    # Read before the next sum, which all threads wait for, and written after it.
+    old_total = tl.load(state)
+    old_weight = tl.load(state + 1)
+    is_known = old_weight > 0
+    old = old_total / tl.where(is_known, old_weight, 1.0)
+    limit = LIMIT * count * size * old
+    limit = tl.where(is_known & (limit > 0), limit, float("inf"))
+    total = tl.zeros([ROWS], tl.float64)
+    for block in range(ROW_BLOCKS):
+        n = block * ROWS + i
+        squares, good = row_squares(gradient, value, n, j, samples, outputs, ROWS, COLUMNS, COLUMN_BLOCKS)
+        total += tl.where(good, tl.minimum(squares, limit), 0.0)
+    own = tl.sum(total, 0) / (size * count)
+
+    enters = (mean > 0) & (mean < float("inf"))
+    weight = DECAY * old_weight + (1 - DECAY)
+    run = tl.minimum((DECAY * old_total + (1 - DECAY) * mean) / weight, GROWTH * old)
+    run = tl.where(is_known, run, own)
+    ratio = own / tl.where(run > 0, run, 1.0)
+    found = tl.where(enters & is_known, tl.sqrt(tl.minimum(ratio, LIMIT)), 1.0)
+    tl.store(factor, found.to(factor.dtype.element_ty))
+    if UPDATE:
+        tl.store(state, tl.where(enters, run * weight, old_total))
+        tl.store(state + 1, tl.where(enters, weight, old_weight))
+
+    for block in range(ROW_BLOCKS):
+        n = block * ROWS + i
+        squares, good = row_squares(gradient, value, n, j, samples, outputs, ROWS, COLUMNS, COLUMN_BLOCKS)
+        is_large = good & (squares > limit)
+        share = tl.where(is_large, tl.sqrt(limit / tl.where(is_large, squares, 1.0)), 1.0)
+        for part in range(COLUMN_BLOCKS):
+            k = part * COLUMNS + j
+            g = _load(gradient, n[:, None], k[None, :], samples, outputs)
+            g = tl.where(is_large[:, None], g * share[:, None], g)
+            _store(bounded, n[:, None], k[None, :], g.to(bounded.dtype.element_ty), samples, outputs)
+
+
+@_jit
+def row_squares(  # type: ignore[no-untyped-def]
+    gradient, value, n, j, samples, outputs, ROWS: tl.constexpr, COLUMNS: tl.constexpr, COLUMN_BLOCKS: tl.constexpr
+):  # fmt: skip
+    """The sum of squares of each of these rows, and which of them exist and are finite."""
+    squares = tl.zeros([ROWS], tl.float64)
+    worst = tl.zeros([ROWS], tl.int32)
+    for part in range(COLUMN_BLOCKS):
+        g = _load(gradient, n[:, None], part * COLUMNS + j[None, :], samples, outputs)
+        is_finite = tl.abs(g) < float("inf")
+        worst = tl.maximum(worst, tl.max((is_finite == 0).to(tl.int32), 1))
+        g = tl.where(is_finite, g, 0.0)
+        squares += tl.sum(g * g, 1)
+    return squares, finite_values(value, n, samples) & (worst == 0)
