@@ -1,10 +1,11 @@
 """Ranks, top-k losses, NDCG losses and Newton losses of lists beside peers, forward and backward, in one run.
 
-Run as `python benchmarks/lists.py [--rounds 10] [--sizes 10 100 1000 100000] [--only ranks]`. All candidates take turns
-in every round, so that a busy machine slows all alike. Figures are how long a candidate takes compared with our
-`"laplace"` in the same round, median over the rounds; what that takes itself is in milliseconds. Peers that are not
-installed are named as such: diffsort, difftopk, fast-soft-sort, softtorch, torchsort (which needs a compiler), allRank
-(which needs torchvision). A candidate is left out at sizes that it cannot hold, or that would take minutes.
+Run as `python benchmarks/lists.py [--rounds 10] [--sizes 10 100 1000 100000] [--only ranks]`, and with
+`--names laplace torchsort` for some of the candidates. All take turns in every round, so that a busy machine slows all
+alike. Figures are how long a candidate takes compared with the first one, our `"laplace"`, in the same round, median
+over the rounds; what that takes itself is in milliseconds. Peers that are not installed are named as such: diffsort,
+difftopk, fast-soft-sort, softtorch, torchsort (which needs a compiler), allRank (which needs torchvision). A candidate
+is left out at sizes that it cannot hold, or that would take minutes.
 """
 
 import argparse
@@ -132,6 +133,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--sizes", type=int, nargs="+", default=[10, 100, 1000, 100_000])
     parser.add_argument("--only", choices=GROUPS, nargs="+", default=list(GROUPS))
+    parser.add_argument("--names", nargs="+", default=[""], help="parts of the names of the candidates to time")
     arguments = parser.parse_args()
     missing = [name for name, module in PEERS.items() if peer(module) is None]
     print(
@@ -147,7 +149,11 @@ def main() -> None:
                 leaf = scores.clone().requires_grad_()
                 function(leaf).square().sum().backward()
 
-            functions = {name: lambda f=function: step(f) for name, function in GROUPS[title](n).items()}
+            functions = {
+                name: lambda f=function: step(f)
+                for name, function in GROUPS[title](n).items()
+                if any(part in name for part in arguments.names)
+            }
             taken = rounds_of(functions, arguments.rounds, warm_up=2)
             base = 1000 * statistics.median(next(iter(taken.values())))
             print(f"\n{title}, n = {n:,}: {base:.3f} ms for the first")
