@@ -66,8 +66,8 @@ def main():
     names = [f"{name}\n{cost:.1f}" for name, cost in zip(terrain.NAMES, terrain.COSTS, strict=True)]
     bar.ax.set_xticklabels(names)
     drawn = io.BytesIO()
-    figure.savefig(drawn, dpi=96, transparent=True)
-    Image.open(drawn).convert("RGBA").save(Path(__file__).with_name("terrain.webp"), quality=60, method=6)
+    figure.savefig(drawn, dpi=80, transparent=True)
+    Image.open(drawn).convert("RGBA").save(Path(__file__).with_name("terrain.webp"), quality=50, method=6)
 
 
 if __name__ == "__main__":
