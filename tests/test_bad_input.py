@@ -359,3 +359,8 @@ def test_the_quadratic_value_is_the_same_without_gradients() -> None:
     with torch.no_grad():
         assert_close(newton_loss(ripples, y, target, value="quadratic"), wanted, 0)
         assert_close(NewtonLoss(ripples, value="quadratic")(y, target), wanted, 0)
+
+
+def test_a_first_batch_of_one_sample_is_checked_for_what_it_can_tell() -> None:
+    with pytest.raises(DerivativeError, match="does not depend on the outputs"):
+        NewtonLoss(lambda y: y.detach().square().sum(1), "fisher")(torch.ones(1, 3, requires_grad=True))

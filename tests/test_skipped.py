@@ -188,6 +188,8 @@ def test_on_a_device_a_copy_is_read_once_it_has_arrived(monkeypatch: pytest.Monk
     strict.seen = 8
     with pytest.raises(NonFiniteError):
         strict.look(counter, 8, wait=True)
+    counter.add_(8)
+    strict.look(counter, 8, wait=True)  # only the first call waits
 
 
 class Operators(TorchDispatchMode):

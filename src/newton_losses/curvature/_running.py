@@ -84,7 +84,7 @@ class RunningScale(nn.Module):
             state_dict.pop(name, None)
         elif name not in state_dict:
             state_dict[name] = torch.zeros_like(self.running_square)
-        super()._load_from_state_dict(state_dict, prefix, *others)  # type: ignore[no-untyped-call]
+        super()._load_from_state_dict(state_dict, prefix, *others)
 
 
 def settle(
