@@ -364,7 +364,7 @@ def _empty(flat: Tensor, kind: CurvatureKind | None) -> Expansion:
 
 
 def _own_expansion(
-    loss: Expandable, y: Tensor, targets: tuple[Any, ...], kind: CurvatureKind | None, **options: Any
+    loss: Expandable, y: Tensor, targets: tuple[Any, ...], kind: OwnKind | None, **options: Any
 ) -> Expansion:
     if y.numel() == 0:
         return _empty(y.flatten(1) if y.dim() > 1 else y.unsqueeze(1), kind)
