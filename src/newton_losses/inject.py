@@ -64,10 +64,10 @@ def inject_fisher(
 
         (F/λ + I)⁻¹ gᵢ/ρ,   F = (1/N) Σ ∇ℓᵢ∇ℓᵢᵀ
 
-    with λ the root mean square of F's eigenvalues and ρ that of all entries of the ∇ℓᵢ (`NormalizedDamping`): no
-    constant factor of the loss changes it. With a number as `damping` it is the paper's, (F + λI)⁻¹gᵢ. With
-    `curvature="sample"` each sample has its own part of F alone, ∇ℓᵢ∇ℓᵢᵀ/N: nothing is solved, and large gradients are
-    softly clipped.
+    with λ the root mean square of F's eigenvalues and ρ that of all entries of the ∇ℓᵢ (`RunningDamping`, here of this
+    batch alone): no constant factor of the loss changes it. With a number as `damping` it is the paper's,
+    (F + λI)⁻¹gᵢ. With `curvature="sample"` each sample has its own part of F alone, ∇ℓᵢ∇ℓᵢᵀ/N: nothing is solved, and
+    large gradients are softly clipped.
 
     F is quadratic in the gradient, so it has to know any factor that the loss is multiplied by before
     `backward()`: `loss_scale` is that factor (1/k when k batches are accumulated), or the `GradScaler`
@@ -97,7 +97,9 @@ def inject_fisher(
 class InjectFisher(RunningScale):
     """`inject_fisher` as a module, for the end of a model: `nn.Sequential(network, InjectFisher())`.
 
-    In evaluation nothing flows back, so nothing changes. The buffer `skipped` counts the samples whose
+    In evaluation nothing flows back, so nothing changes. With "auto" the buffer `running_square` keeps the unit ρ over
+    the run, as in `NewtonLoss`, which a function cannot: in training, prefer the module. The
+    buffer `skipped` counts the samples whose
     gradient was not finite, on the device; `on_nonfinite` is as in `NewtonLoss`. Behind a `GradScaler`, which looks for
     such gradients itself, nothing is said.
 
