@@ -10,7 +10,6 @@ from drawing import NOT_TENSORS, Draw, same, tolerance, working
 from torch import Tensor
 
 import newton_losses as nl
-from newton_losses.curvature import LowRank
 
 # Of one number z: a loss, its first and its second derivative. A sample's loss is their sum.
 LOSSES = {
@@ -105,13 +104,13 @@ def check_step(found: nl.NewtonTarget, options: dict[str, Any]) -> None:
         assert torch.equal(found.kept, usable), f"{rule!r} left out {~found.kept & usable} of a definite system"
     equation = equation._replace(rows=equation.rows[found.kept[usable]])
     relative = tolerance(found.step)
-    if isinstance(found.curvature, LowRank) and beyond_digits(equation, relative):
+    if options["curvature"] == "fisher" and beyond_digits(equation, relative):
         return
     check_solution(equation, found.step[found.kept].double(), relative, torch.finfo(found.step.dtype).tiny)
 
 
 def beyond_digits(equation: Equation, relative: float) -> bool:
-    """Whether λ is so far below the curvature that a system of N×N inner products has too few digits for it."""
+    """Whether λ is so far below the Fisher that a product with an explicit inverse has too few digits for it."""
     return bool(torch.linalg.matrix_norm(equation.matrix) * 1e-15 > relative * equation.damping)
 
 
@@ -206,7 +205,7 @@ def check_injected(left: Tensor, arrived: Tensor, damping: Any, reduction: str, 
         return
     equation = by_definition(damping, fisher, gradient, None, "fisher", len(rows))
     relative = 1e-2 if arrived.dtype.itemsize == 2 else tolerance(arrived)
-    if len(rows) < rows.shape[1] and beyond_digits(equation, relative):
+    if beyond_digits(equation, relative):
         return
     # a number below the range of the dtype is lost in a step, whatever the tolerance
     tiny = torch.finfo(arrived.dtype).smallest_normal * count / scale / relative

@@ -22,7 +22,8 @@ NOT_DAMPINGS = (
 NOT_SPECTRA = ("abs", "Raw", "none", "", True, *NOT_WORDS)
 NOT_CURVATURES = ("gauss", "Fisher", "", None, *NOT_WORDS)
 NOT_REDUCTIONS = ("average", "batchmean", "", *NOT_WORDS)
-NOT_BACKENDS = ("cuda", "Numba", "triton", "", None, True, *NOT_WORDS)
+# Where there is a GPU, "triton" is one.
+NOT_BACKENDS = ("cuda", "Numba", *(() if torch.cuda.is_available() else ("triton",)), "", None, True, *NOT_WORDS)
 NOT_SCALES = (0, 0.0, float("nan"), float("inf"), "1", None, 1j, [1.0], np.ones(3), torch.ones(2))
 
 
