@@ -28,3 +28,9 @@ def scores_and_values(count: int, n: int, seed: int = 0, dtype: torch.dtype = to
     scores = torch.randn(count, n, generator=generator, dtype=torch.float64)
     values = torch.rand(count, n, generator=generator).argsort(-1)
     return scores.to(dtype), values
+
+
+def numbers(expansion):
+    """Values, gradients and the curvature's matrix by name."""
+    curvature = expansion.curvature.dense()
+    return {"value": expansion.value, "gradient": expansion.gradient, "curvature": curvature}

@@ -6,7 +6,7 @@ The tests marked `gpu` run on CUDA, and, but for those that need a device, in Tr
 
 import pytest
 import torch
-from sorting_cases import DISTRIBUTIONS, scores_and_values
+from sorting_cases import DISTRIBUTIONS, numbers, scores_and_values
 from test_stability import adversarial, sorting_fuzz
 from torch._subclasses import FakeTensorMode
 
@@ -31,8 +31,7 @@ def pair(distribution="logistic", steepness=2.0, ties="share", network="odd_even
 
 
 def assert_same(first, second):
-    for name in ("value", "gradient", "curvature"):
-        torch.testing.assert_close(getattr(first, name), getattr(second, name))
+    torch.testing.assert_close(numbers(first), numbers(second))
 
 
 def expansions(losses, scores, values):
@@ -94,7 +93,7 @@ def test_float32_and_gradients_by_backward():
     scores, values = scores_and_values(3, 4, dtype=torch.float32)
     losses = pair(network="bitonic")
     found, expected = expansions(losses, scores, values)
-    assert found.value.dtype == found.gradient.dtype == found.curvature.dtype == torch.float32
+    assert found.value.dtype == found.gradient.dtype == found.curvature.dense().dtype == torch.float32
     assert_same(found, expected)
     leaf, values = scores.to(DEVICE).requires_grad_(), values.to(DEVICE)
     torch.testing.assert_close(
@@ -147,7 +146,7 @@ def test_equals_the_torch_path_far_beyond_the_range_of_floats(distribution, stee
         found, expected = expansions(losses, scores[one], values[one])
         terms = (sorting_fuzz.CANCELLED * expected.value.clamp(max=1)).clamp(min=1e-28)
         for name, order in (("value", 0), ("gradient", 1), ("curvature", 2)):
-            result, right = getattr(found, name), getattr(expected, name)
+            result, right = numbers(found)[name], numbers(expected)[name]
             assert result.isfinite().all(), (name, row)
             sharpness = sorting_fuzz.sharpness(losses[1].relaxation, scores[one]).to(DEVICE)
             size = torch.maximum(right.norm(), terms * sharpness**order)
@@ -164,7 +163,7 @@ def test_a_batch_in_parts_is_the_same(monkeypatch):
     monkeypatch.setattr(_network_triton, "SCRATCH", 40_000)
     found, by_torch = expansions(losses, scores, values)
     for name in ("value", "gradient", "curvature"):
-        assert torch.equal(getattr(found, name), getattr(expected, name))
+        assert torch.equal(numbers(found)[name], numbers(expected)[name])
     assert_same(found, by_torch)
 
 
@@ -188,7 +187,7 @@ def test_a_sample_that_is_not_a_number_stays_alone():
 def test_no_samples():
     found = pair()[0].expand(*torch.zeros(2, 0, 3, device=DEVICE), curvature="hessian")
     assert found.gradient.shape == (0, 3)
-    assert not found.curvature.any()
+    assert not found.curvature.dense().any()
 
 
 @pytest.mark.gpu
@@ -217,7 +216,7 @@ def test_it_is_taken_on_request_and_steps_aside(monkeypatch):
 def test_the_operators_keep_torchs_contracts():
     with FakeTensorMode():
         found = pair()[0].expand(*torch.zeros(2, 7, 4, device=DEVICE), curvature="hessian")
-        assert (found.value.shape, found.gradient.shape, found.curvature.shape) == ((7,), (7, 4), (4, 4))
+        assert (found.value.shape, found.gradient.shape, found.curvature.dense().shape) == ((7,), (7, 4), (4, 4))
     partners = torch.tensor([[1, 0], [0, 1]], device=DEVICE)
     target = torch.eye(2, dtype=torch.float64, device=DEVICE).expand(2, 2, 2)
     logs = torch.full((2, 2, 2, 2), -0.7, dtype=torch.float64, device=DEVICE)
@@ -253,7 +252,7 @@ def test_nothing_waits_for_the_device_and_all_is_captured_in_a_graph():
 def test_the_hessian_is_the_same_at_every_call():
     scores, values = (tensor.to(DEVICE) for tensor in scores_and_values(1000, 10))
     loss, _ = pair()
-    first, second = (loss.expand(scores, values, curvature="hessian").curvature for _ in range(2))
+    first, second = (loss.expand(scores, values, curvature="hessian").curvature.dense() for _ in range(2))
     assert torch.equal(first, second)
 
 
