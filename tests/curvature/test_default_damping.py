@@ -281,3 +281,9 @@ def test_the_default_curvature_is_the_fisher(function: Callable[..., object]) ->
     y.requires_grad_()
     one, other = (newton_loss(ripples, y, target, **options) for options in ({}, {"curvature": "fisher"}))
     assert torch.equal(*(torch.autograd.grad(loss, y)[0] for loss in (one, other)))
+
+
+def test_gradients_whose_squares_vanish_in_float32_keep_their_size() -> None:
+    y, options = torch.tensor([[0.3, -1.2], [0.7, 0.4]]), {"damping": NormalizedDamping(0.01), "curvature": "hessian"}
+    plain, small = (newton_target(lambda y, s=s: s * ripples(y, 0 * y), y, **options).step for s in (1.0, 2e-22))
+    assert_close(small, plain, 1e-5)

@@ -141,7 +141,7 @@ def _on_host(
     matrix = curvature.matrix.detach().to(torch.float64, copy=True)  # it will be changed
     count, size = gradient.shape
     spread = float(torch.linalg.vector_norm(matrix)) / math.sqrt(size)
-    energy = float(torch.linalg.vector_norm(gradient))
+    energy = float(torch.linalg.vector_norm(gradient, dtype=torch.float64))  # squares of float32 numbers vanish
     inside = SAFE[0] < energy < SAFE[1] and spread < SAFE[1]  # what is not finite is not inside
     mean_value = value.mean()
     if not (inside and math.isfinite(mean_value)):
