@@ -134,7 +134,7 @@ axes.legend(loc="lower right")
 axes.set_title("mean and range over seeds", loc="left", size=10)
 
 # %% [markdown]
-# **What to take from it.** The Newton loss learns faster than the plain one,
+# **What to take from it.** The Newton loss ends a little above the plain one,
 # and so does the normalised gradient: the two are level. That is no accident.
 # The items of a list are exchangeable, so the curvature has no direction to
 # prefer, and normalising the batch is all that a Newton loss does here ([how
