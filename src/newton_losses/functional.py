@@ -18,6 +18,7 @@ from .curvature import (
     Loss,
     Reduction,
     Spectrum,
+    agreed_form,
     check_is_loss,
     check_options,
     check_value,
@@ -31,7 +32,6 @@ from .curvature import (
 from .newton import (
     NewtonOptions,
     Value,
-    agreed_form,
     compute_newton_loss,
     is_exchangeable,
     plain_value,

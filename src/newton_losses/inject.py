@@ -256,8 +256,7 @@ def _short_way(
     """In one process, with a damping and a scale that are plain numbers: from what arrived to what leaves."""
     damping, reduction, loss_scale, process_group, curvature = settings
     rule = resolve_damping(damping, None)
-    is_known = isinstance(rule, RunningDamping) or knows_damping(rule)
-    if not isinstance(loss_scale, (int, float)) or not is_known or arrived.numel() == 0:
+    if not isinstance(loss_scale, (int, float)) or not knows_damping(rule) or arrived.numel() == 0:
         return None
     if resolve_group(process_group) is not None:
         return None
@@ -274,9 +273,8 @@ def _short_way(
         settled, unit = settle(bare, "fisher", run, update=is_new, known=known)
         flat = settled.gradient
     form = OwnParts(flat) if curvature == "sample" else empirical_fisher(flat)
-    if isinstance(own, RunningDamping):
-        own = own.in_batch(form, flat)
     if isinstance(form, OwnParts):
+        own = own.in_batch(form, flat) if isinstance(own, RunningDamping) else own
         step = sample_step(form, own, mean=reduction == "mean")
     else:
         step = fisher_step(flat, None, own, mean=reduction == "mean", counter=counter)

@@ -26,13 +26,13 @@ from .curvature import (
     Reduction,
     RunningScale,
     Spectrum,
+    agreed_form,
     check_is_loss,
     check_loss,
     check_options,
     check_value,
     expand,
     expand_loss,
-    goes_by_products,
     loss_values,
     name_of,
     plain_damping,
@@ -88,8 +88,7 @@ class NewtonLoss(RunningScale):
             the paper's method, to reproduce it or where there is time to search for λ; a rule such as
             `RelativeDamping` keeps Newton's own length, for plain gradient descent.
         spectrum: what becomes of negative eigenvalues of the Hessian: "raw" leaves them (the paper),
-            "absolute" takes their absolute value, "clip" sets them to zero. By itself "absolute" with "auto", else
-            "raw".
+            "absolute" takes their absolute value, "clip" sets them to zero. By default "raw", and "absolute" with "auto".
         reduction: how a scalar `loss` was reduced, "mean" or "sum"; by default the loss's own
             attribute `reduction`, else "mean" is assumed, and the first call warns if that shows to be wrong.
         matrix_free: solve with Hessian products instead of a stored Hessian; by default where it is large. λ is then
@@ -122,9 +121,9 @@ class NewtonLoss(RunningScale):
 
     Where `torch.distributed` is initialised, C is that of all ranks' samples and N their number, and
     the gradient is such that its average over the ranks, which DDP and FSDP take, is that of one process with
-    the whole batch; the batches of the ranks may differ in size or be empty. The value stays that of
-    this rank's samples. Every rank has to make each call that is differentiated; calls
-    under `torch.no_grad()` ask nothing of the others.
+    the whole batch; the batches of the ranks may differ in size or be empty. The value stays that of this rank's
+    samples. Every rank has to make each call that is differentiated; calls under `torch.no_grad()` ask nothing of the
+    others.
 
     >>> newton = NewtonLoss(lambda y, target: (y - target).abs().pow(1.5).sum(1))
     >>> y = torch.tensor([[1.0], [4.0]], requires_grad=True)
@@ -182,12 +181,13 @@ class NewtonLoss(RunningScale):
         loss, targets, mask = with_mask(loss, y, targets, mask)
         if value_only(self.value):
             return plain_value(loss, y, targets, self.options["reduction"], mask)
-        refuse_export()
+        if torch.compiler.is_compiling():
+            refuse_export()
         is_checked = self.check and _may_wait(y)
         if is_checked:
             self._check_loss(loss, y, targets)
-        counter = skip_counter(self, y) if isinstance(y, Tensor) else None  # what is none will be refused
-        run, is_new = self._scale_on(y), self.training and counter is not None
+        counter, run = self._buffers_beside(y)
+        is_new = self.training and counter is not None
         known, self._is_known = self._is_known, self._is_known or (is_new and not torch.compiler.is_compiling())
         own = self.value, self.options, self._rule, counter, mask, run, is_new, known
         found = compute_newton_loss(loss, y, targets, *own)
@@ -198,6 +198,14 @@ class NewtonLoss(RunningScale):
             if found.kept is not None:
                 self._watch.look(counter, len(y), wait=is_checked)
         return found.value
+
+    def _buffers_beside(self, y: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        """The counter of skipped samples and the running unit, on the device of `y`."""
+        counter, run = self.skipped, self.running_square
+        is_plain = not torch.compiler.is_compiling() and not torch._C._are_functorch_transforms_active()
+        if is_plain and isinstance(y, Tensor) and not y.is_meta and counter.device == y.device:
+            return counter, run if run is None or run.device == y.device else self._scale_on(y)
+        return skip_counter(self, y) if isinstance(y, Tensor) else None, self._scale_on(y)
 
     def _check_loss(self, loss: Loss | Expandable, y: Tensor, targets: tuple[Any, ...]) -> None:
         """Until a batch can tell; but a batch of one sample never can, and such are not checked a second time."""
@@ -385,13 +393,6 @@ class _Surrogate(torch.autograd.Function):
             if pulled.shape != y.shape or pulled.dtype != y.dtype:
                 pulled = pulled.reshape(y.shape).to(y.dtype)
         return pulled, slope if ctx.needs_input_grad[1] else None, None, None, None
-
-
-def agreed_form(loss: Loss | Expandable, y: Tensor, matrix_free: bool | None) -> bool | None:
-    """Products or a matrix, from what all ranks know alike. A loss with its own expansion has its own form."""
-    if isinstance(loss, Expandable):
-        matrix_free = None if matrix_free else matrix_free
-    return True if goes_by_products(y.shape[1:].numel(), matrix_free) else matrix_free
 
 
 def _may_wait(y: Tensor) -> bool:

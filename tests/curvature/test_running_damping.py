@@ -242,7 +242,7 @@ def test_gradients_that_are_only_rounding_do_not_set_the_unit():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_one_kernel_does_the_same(shape: tuple[int, int], dtype: torch.dtype) -> None:
     """With a sample that explodes, one that is not finite, one without a finite value, and none of these."""
-    from newton_losses.curvature._running_triton import launch_settle
+    from newton_losses.curvature._settle_triton import launch_settle
 
     generator = torch.Generator().manual_seed(0)
     for spoil in (False, True):

@@ -11,7 +11,7 @@ from ._derivative_errors import custom_operators as custom_operators
 from ._derivative_errors import names_of as names_of
 from ._derivatives import forward_products as forward_products
 from ._distributed import Shared as Shared
-from ._distributed import goes_by_products as goes_by_products
+from ._distributed import agreed_form as agreed_form
 from ._distributed import share_curvature as share_curvature
 from ._expansion import CurvatureKind as CurvatureKind
 from ._expansion import Expandable as Expandable
@@ -55,11 +55,11 @@ from ._options import plain_damping as plain_damping
 from ._options import resolve_group as resolve_group
 from ._options import resolve_reduction as resolve_reduction
 from ._running import RunningScale as RunningScale
-from ._running import settle as settle
 from ._sample import sample_step as sample_step
 from ._second_check import warn_of_the_loss as warn_of_the_loss
 from ._separability import check_loss as check_loss
 from ._solve import damped_solve as damped_solve
 from ._step import Step as Step
 from ._step import newton_step as newton_step
+from ._step import settle as settle
 from ._step import solve_step as solve_step

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ..errors import ArgumentError
-from ._expansion import CurvatureKind, Expansion, finite
+from ._expansion import CurvatureKind, Expandable, Expansion, finite
 from ._forms import Curvature, Dense, Exchangeable, LowRank, Masked, OwnParts, Products, as_curvature
 
 if TYPE_CHECKING:
@@ -224,3 +224,10 @@ def _times(count: Tensor, tensor: Tensor) -> Tensor:
 def _wide(tensor: Tensor) -> Tensor:
     """In float64, so that ranks agree on a dtype and a small damping survives next to large squares."""
     return tensor if tensor.device.type == "mps" else tensor.double()
+
+
+def agreed_form(loss: object, y: Tensor, matrix_free: bool | None) -> bool | None:
+    """Products or a matrix, from what all ranks know alike. A loss with its own expansion has its own form."""
+    if isinstance(loss, Expandable):
+        matrix_free = None if matrix_free else matrix_free
+    return True if goes_by_products(y.shape[1:].numel(), matrix_free) else matrix_free

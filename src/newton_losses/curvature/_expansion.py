@@ -369,7 +369,7 @@ def _own_expansion(
     if y.numel() == 0:
         return _empty(y.flatten(1) if y.dim() > 1 else y.unsqueeze(1), kind)
     with torch.no_grad():
-        own = loss.expand(y, *targets, curvature=kind, **options)  # type: ignore[arg-type]
+        own = loss.expand(y, *targets, curvature=kind, **options)
     count = y.shape[0]
     size = y.numel() // count
     name = f"The expansion that {name_of(loss)} brings"

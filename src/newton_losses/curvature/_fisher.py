@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from .._backends import obstacle
-from ._damping import DampingRule, NormalizedDamping, RelativeDamping
+from ._damping import DampingRule, NormalizedDamping, RelativeDamping, RunningDamping
 from ._expansion import FisherFactor, FisherMatrix
 from ._loss_contract import one_thread
 
@@ -93,7 +93,7 @@ def fisher_step(
     tensor([[0.1818],
             [0.3636]])
     """
-    plan = _plan(damping)
+    plan = _plan(damping, gradient)
     assert plan is not None
     if not torch.compiler.is_compiling():
         if type(gradient) is not Tensor or torch._C._are_functorch_transforms_active():
@@ -106,9 +106,15 @@ def fisher_step(
     return _by_operators(gradient, value, plan, kept, mean)
 
 
-def _plan(damping: Rule) -> _Plan | None:
-    """What the damping comes to, or `None` for a rule of somebody else, which wants to see an expansion."""
+def _plan(damping: Rule, gradient: Tensor | None = None) -> _Plan | None:
+    """What the damping comes to, or `None` for a rule of somebody else, which wants to see an expansion.
+
+    Of N < m gradients, the default's λ is over the N eigenvalues that can be other than zero.
+    """
     kind = type(damping)
+    if kind is RunningDamping and damping.group is None:  # type: ignore[union-attr]
+        count, size = (1, 1) if gradient is None else gradient.shape
+        return _Plan(factor=damping.factor * math.sqrt(max(1, size / count)), normalized=True)  # type: ignore[union-attr]
     if kind is float or kind is int:
         return _Plan(number=float(damping))  # type: ignore[arg-type]
     if kind is NormalizedDamping:
