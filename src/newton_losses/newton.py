@@ -88,7 +88,7 @@ class NewtonLoss(RunningScale):
             the paper's method, to reproduce it or where there is time to search for λ; a rule such as
             `RelativeDamping` keeps Newton's own length, for plain gradient descent.
         spectrum: what becomes of negative eigenvalues of the Hessian: "raw" leaves them (the paper),
-            "absolute" takes their absolute value, "clip" sets them to zero. By default "raw", and "absolute" with "auto".
+            "absolute" takes their absolute value, "clip" sets them to zero. By default "raw"; with "auto" "absolute".
         reduction: how a scalar `loss` was reduced, "mean" or "sum"; by default the loss's own
             attribute `reduction`, else "mean" is assumed, and the first call warns if that shows to be wrong.
         matrix_free: solve with Hessian products instead of a stored Hessian; by default where it is large. λ is then
