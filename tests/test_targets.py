@@ -80,7 +80,7 @@ def test_a_name_that_the_loss_does_not_have_is_refused_with_those_it_has() -> No
         (weighted, "text", "a str"),
         (nn.CrossEntropyLoss(), None, "a NoneType"),
     ],
-    ids=repr,
+    ids=["float labels", "too few labels", "labels out of range", "too narrow", "text", "none"],
 )
 def test_wrong_targets_are_named_beside_the_words_of_torch(loss: Any, target: Any, words: str) -> None:
     for kind in ("hessian", "fisher"):

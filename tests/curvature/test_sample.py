@@ -13,7 +13,18 @@ from newton_losses.smoothing import SmoothedLoss
 from newton_losses.sorting import SortingLoss
 
 BATCH = NormalizedDamping()
-DAMPINGS = [0.3, torch.tensor(0.3), RelativeDamping(2.0), BATCH, NormalizedDamping(0.1), lambda _: Damped(0.7, 3.0)]
+
+
+def own_rule(_: object) -> Damped:
+    return Damped(0.7, 3.0)
+
+
+def name_of_rule(rule: object) -> str:
+    """The same in every process, which the address of a function is not."""
+    return getattr(rule, "__name__", str(rule))
+
+
+DAMPINGS = [0.3, torch.tensor(0.3), RelativeDamping(2.0), BATCH, NormalizedDamping(0.1), own_rule]
 
 
 def closed_form(gradient: Tensor, damping: object) -> Tensor:
@@ -39,7 +50,7 @@ def step(gradient: Tensor, damping: object = BATCH, **options: object) -> Tensor
     return y.grad
 
 
-@pytest.mark.parametrize("damping", DAMPINGS, ids=str)
+@pytest.mark.parametrize("damping", DAMPINGS, ids=name_of_rule)
 @pytest.mark.parametrize("case", EXACT[:16], ids=str)
 def test_the_closed_form(case: Case, damping: object) -> None:
     y, target = case.draw()
@@ -53,7 +64,7 @@ def test_the_closed_form(case: Case, damping: object) -> None:
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
-@pytest.mark.parametrize("damping", [0.3, BATCH, RelativeDamping(2.0), lambda _: Damped(0.7, 3.0)], ids=str)
+@pytest.mark.parametrize("damping", [0.3, BATCH, RelativeDamping(2.0), own_rule], ids=name_of_rule)
 def test_injected(damping: object, reduction: str) -> None:
     y, target = Case(EXACT[0].loss, (7, 3)).draw()
     y.requires_grad_()
