@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from newton_losses import ArgumentError, Expansion, NewtonLoss
+from newton_losses import ArgumentError, Expansion, NewtonLoss, SeparabilityError
 from newton_losses.sorting import SortingLoss
 
 Y = torch.randn(8, 3, generator=torch.Generator().manual_seed(0))
@@ -28,9 +28,9 @@ class Own:
 
 
 def gradient(newton: nn.Module, *targets: Any, **named: Any) -> Tensor:
-    y = Y.clone().requires_grad_()
-    newton(y, *targets, **named).backward()
-    return y.grad
+    outputs = Y.clone().requires_grad_()
+    newton(outputs, *targets, **named).backward()
+    return outputs.grad
 
 
 @pytest.mark.parametrize("kind", ["hessian", "fisher"])
@@ -119,3 +119,27 @@ def test_a_sum_that_is_taken_for_a_mean_is_said(kind: str) -> None:
         NewtonLoss(nn.MSELoss(reduction="sum"), kind)(Y, TARGET)
         newton = NewtonLoss(nn.functional.mse_loss, kind)
         newton(Y, TARGET)
+
+
+def test_a_target_may_be_called_y() -> None:
+    def loss(prediction: Tensor, y: Tensor) -> Tensor:
+        return (prediction - y).pow(4).sum(1)
+
+    assert torch.equal(gradient(NewtonLoss(loss), y=TARGET), gradient(NewtonLoss(loss), TARGET))
+
+
+def test_a_batch_without_a_finite_sample_does_not_stand_for_the_check() -> None:
+    mixed = NewtonLoss(lambda y, target: (y - y.mean(0) - target).pow(4).sum(1), on_nonfinite="ignore")
+    mixed(Y.clone().requires_grad_(), TARGET * torch.nan)
+    with pytest.raises(SeparabilityError):
+        mixed(Y.clone().requires_grad_(), TARGET)
+
+
+def test_a_state_without_the_unit_leaves_it_as_it_is() -> None:
+    newton = NewtonLoss(weighted)
+    newton(Y.clone().requires_grad_(), TARGET).backward()
+    assert newton.running_square is not None
+    before = newton.running_square.clone()
+    newton.load_state_dict({})
+    assert torch.equal(newton.running_square, before)
+    assert before.all()

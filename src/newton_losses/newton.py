@@ -73,9 +73,8 @@ class NewtonLoss(RunningScale):
     the gradients over the run so far: nothing changes when the loss is multiplied by a constant, and ρ is so steady
     that the optimum stays where it is. With a number as `damping` it is the paper's, (C + λI)⁻¹∇ℓᵢ/N.
 
-    Call `backward()` as usual. The outputs may have any shape `(N, ...)` and any floating dtype;
-    everything is computed in float32 at least. Parameters inside `loss` itself get the gradient of the plain loss,
-    with `value="quadratic"` none.
+    Call `backward()` as usual. The outputs may have any shape `(N, ...)` and any floating dtype; everything is computed
+    in float32 at least. Parameters inside `loss` get the gradient of the plain loss, with `value="quadratic"` none.
 
     Args:
         loss: a callable `loss(y, *targets)` that returns one value per sample `(N,)` or a scalar, or an
@@ -119,11 +118,10 @@ class NewtonLoss(RunningScale):
     samples with a finite loss, and NaN where there is none. An empty batch has the value and the gradient zero. Under
     `torch.no_grad()` the loss alone is evaluated.
 
-    Where `torch.distributed` is initialised, C is that of all ranks' samples and N their number, and
-    the gradient is such that its average over the ranks, which DDP and FSDP take, is that of one process with
-    the whole batch; the batches of the ranks may differ in size or be empty. The value stays that of this rank's
-    samples. Every rank has to make each call that is differentiated; calls under `torch.no_grad()` ask nothing of the
-    others.
+    Where `torch.distributed` is initialised, C is that of all ranks' samples and N their number, and the gradient is
+    such that its average over the ranks, which DDP and FSDP take, is that of one process with the whole batch; the
+    batches of the ranks may differ in size or be empty. The value stays that of this rank's samples. Every rank has to
+    make each call that is differentiated; calls under `torch.no_grad()` ask nothing of the others.
 
     >>> newton = NewtonLoss(lambda y, target: (y - target).abs().pow(1.5).sum(1))
     >>> y = torch.tensor([[1.0], [4.0]], requires_grad=True)
@@ -172,7 +170,7 @@ class NewtonLoss(RunningScale):
         self._watch = SkipWatch("NewtonLoss", on_nonfinite)
         self.register_buffer("skipped", torch.zeros((), dtype=torch.int64), persistent=False)
 
-    def forward(self, y: Tensor, *targets: Any, mask: Tensor | None = None, **named: Any) -> Tensor:
+    def forward(self, y: Tensor, /, *targets: Any, mask: Tensor | None = None, **named: Any) -> Tensor:
         loss = self.loss
         if named:
             loss, targets = positional_targets(loss, y, targets, named, "NewtonLoss")
@@ -191,6 +189,8 @@ class NewtonLoss(RunningScale):
         known, self._is_known = self._is_known, self._is_known or (is_new and not torch.compiler.is_compiling())
         own = self.value, self.options, self._rule, counter, mask, run, is_new, known
         found = compute_newton_loss(loss, y, targets, *own)
+        if is_checked and found.kept is not None and not bool(found.kept.any()):
+            self.check, self._was_checked = True, False  # such a batch cannot tell anything of the loss
         if counter is not None and found.kept is not None and not found.counted:
             counter.add_((~found.kept).sum())
         if counter is not None and not torch.compiler.is_compiling():

@@ -20,7 +20,7 @@ class RunningScale(nn.Module):
 
     The buffer `running_square` `(2,)` holds a sum of mean squares that decays, and the sum of their weights: ρ² is
     their ratio. It is saved with the module, moves with it and keeps its precision in a module of half precision.
-    A state without it, such as one of a module with another damping, loads all the same.
+    A state without it, such as one of a module with another damping, loads all the same and leaves it as it is.
     """
 
     running_square: Tensor | None
@@ -57,7 +57,7 @@ class RunningScale(nn.Module):
         if self.running_square is None:
             state_dict.pop(name, None)
         elif name not in state_dict:
-            state_dict[name] = torch.zeros_like(self.running_square)
+            state_dict[name] = self.running_square
         super()._load_from_state_dict(state_dict, prefix, *others)
 
 
