@@ -29,7 +29,7 @@ FILE = Path(__file__).with_suffix(".json")
 INPUTS, HIDDEN, HELD_OUT = 10, 32, 1024
 RATES = (0.01, 0.03, 0.1)
 SEEDS = (1, 2, 3, 4)
-# A variant that shall be compared is one more line here. The first three normalise each batch by itself.
+# A variant that shall be compared is one more line here. The first three normalise each batch on its own.
 VARIANTS: dict[str, dict[str, Any] | None] = {
     "plain": None,
     "clipped": None,

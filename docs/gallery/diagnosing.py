@@ -112,7 +112,7 @@ print(nl.diagnose(likelihood, torch.randn(256, 2, generator=generator), target))
 # a result, so we train in five ways: as it is; with gradients clipped at norm
 # 1; with the gradient of each batch only divided by its own size; as a Newton
 # loss, whose default measures gradients by their usual size in recent
-# batches; and as one that measures each batch by itself. Each gets the best
+# batches; and as one that measures each batch on its own. Each gets the best
 # of three learning rates, by the mean over four seeds. The rates decay.
 
 # %% short="STEPS, SEEDS, RATES = 2, 1, [1e-3]"
@@ -178,7 +178,7 @@ for panel, name, colour in zip(panels, ("plain", "Newton, by batch"), ("C1", "C0
     panel.set(title=name, xlabel="input", ylim=(-2, 2))
 
 # %% [markdown]
-# **The suggestion was half right.** Measuring each batch by itself helps. The
+# **The suggestion was half right.** Measuring each batch on its own helps. The
 # default does not: it divides by the usual size of gradients, so a batch in
 # which they explode still counts for more than others. And the curvature adds
 # nothing: the normalised gradient is level without it. The report had measured

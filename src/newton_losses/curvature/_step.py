@@ -100,7 +100,7 @@ def solve_step(
         if isinstance(curvature, (FisherMatrix, FisherFactor)) and can_solve(curvature, gradient, damping):
             kept = curvature.kept
             return fisher_step(gradient, value, damping, kept=kept, mean=mean, counter=counter)
-        # Of a Hessian that is stored, the default's λ is the one that each batch has by itself.
+        # Of a Hessian that is stored, the default's λ is the one of the batch alone.
         if type(damping) is RunningDamping and not (isinstance(curvature, Dense) and not curvature.semidefinite):
             damping = damping.in_batch(curvature, gradient)
         if isinstance(curvature, OwnParts):
