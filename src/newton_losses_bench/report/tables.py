@@ -4,7 +4,7 @@ import math
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..groups import Group
@@ -146,8 +146,11 @@ def control_table(runs: Runs, names: Sequence[str], numerics: str, *, averaged: 
         figures = [one.summary(main_metric(one.cell), averaged=averaged) if one else None for one in groups.values()]
         if any(figures):
             papers = [figure_cell(papers_best(column))] if runs.as_in_the_paper else []
-            verdict = _verdict(groups, averaged)
-            rows.append((Cell(column_title(column)), verdict, *map(figure_cell, figures), *papers))
+            cells = [
+                _with_rivals(figure_cell(figure), method, groups, averaged)
+                for method, figure in zip(methods, figures, strict=True)
+            ]
+            rows.append((Cell(column_title(column)), _verdict(groups, averaged), *cells, *papers))
     caption = f"Test accuracy in %, {runs.label}{', averaged weights' if averaged else ''}."
     papers_head = ["paper’s best"] if runs.as_in_the_paper else []
     heads = ("loss", "verdict", *(METHODS[method] for method in methods), *papers_head)
@@ -178,6 +181,16 @@ def _verdict(groups: Mapping[str, Group | None], averaged: bool) -> Cell:
         text, kind = ("ahead", "good") if whole.mean > 0 else ("behind", "bad")
     clear = [f"{effect} {'helps' if one.mean > 0 else 'harms'}" for effect, one in steps.items() if one.p < LEVEL]
     return Cell(f"{text}: {', '.join(clear)}" if clear else text, detail=detail, kind=kind)
+
+
+def _with_rivals(cell: Cell, method: str, groups: Mapping[str, Group | None], averaged: bool) -> Cell:
+    """The default's figure with its lead over the plain loss, and over the same curvature batch by batch."""
+    if not method.endswith("-running"):
+        return cell
+    rivals = {"plain": groups["baseline"], "auto": groups[method.replace("running", "auto")]}
+    leads = {name: Lead.of(groups[method], rival, averaged=averaged) for name, rival in rivals.items()}
+    told = [f"{signed(lead.mean)} to {name}, p {lead.p:.3f}" for name, lead in leads.items() if lead]
+    return replace(cell, detail="; ".join([cell.detail, *told]))
 
 
 def paths_table(table: str, warcraft: Runs, terrain: Runs) -> Table:
