@@ -181,7 +181,8 @@ def read_damping(damping: float | str | None) -> float | str | None:
     """The one spelling of a damping: a number, "auto", "running", or one of these with ":FACTOR" that is not 1.
 
     "auto" takes the scale of each batch on its own, as all runs did before there was another; "running" is the rule
-    that the library's default became, with the scale of the run. Numbers may come as text. `None` was not given and passes.
+    that the library's default became, with the scale of the run. Numbers may come as text. `None` was not given and
+    passes.
 
     >>> read_damping("10"), read_damping("auto:0.30"), read_damping("auto:1")
     (10.0, 'auto:0.3', 'auto')
