@@ -154,6 +154,16 @@ def test_controls_tell_the_size_of_the_step_from_a_clip_and_a_direction(normal, 
     assert means == [values and sum(values) / 3 for values in runs.values()]
 
 
+def test_the_default_is_compared_with_plain_and_with_the_batch_rule(tmp_path):
+    runs = {"baseline": [50, 51, 52], "fisher-auto": [62, 61, 63], "fisher-running": [60, 61.1, 62]}
+    for name, values in runs.items():
+        figures = {seed: float(value) for seed, value in enumerate(values)}
+        write_seeds(tmp_path, every_cell()[f"smoothed-loss-10-{name}"], figures, **MAPS)
+    table = tables_of(tmp_path)["controls-terrain-50"]
+    cell = dict(zip(table.heads, table.rows[0], strict=True))["Fisher, running"]
+    assert cell.detail == "± 1.0 (3); +10.0 to plain, p 0.000; −1.0 to auto, p 0.126"  # scipy.stats.ttest_1samp says the same
+
+
 def test_nothing_run_is_said(tmp_path):
     report = compose(gather(tmp_path))
     assert report.state.startswith(
