@@ -161,7 +161,8 @@ def test_the_default_is_compared_with_plain_and_with_the_batch_rule(tmp_path):
         write_seeds(tmp_path, every_cell()[f"smoothed-loss-10-{name}"], figures, **MAPS)
     table = tables_of(tmp_path)["controls-terrain-50"]
     cell = dict(zip(table.heads, table.rows[0], strict=True))["Fisher, running"]
-    assert cell.detail == "± 1.0 (3); +10.0 to plain, p 0.000; −1.0 to auto, p 0.126"  # scipy.stats.ttest_1samp says the same
+    # scipy.stats.ttest_1samp says the same
+    assert cell.detail == "± 1.0 (3); +10.0 to plain, p 0.000; −1.0 to auto, p 0.126"
 
 
 def test_nothing_run_is_said(tmp_path):
