@@ -5,8 +5,8 @@
 A small network scores items and learns only from how eight of them rank. The loss is one that anybody
 could write: squared distance between the wanted ranks and soft ranks by sigmoids. Steep sigmoids
 saturate, so most gradients vanish and a few are large. One line changes between the runs. In the third, λ is so
-large that nothing is left of the curvature, and the step is the gradient in units of its own size: what that
-gains is not the curvature's.
+large that nothing is left of the curvature, and the gradient is only divided by its usual size in the run so far:
+what that gains is not the curvature's.
 """
 
 import argparse
@@ -61,16 +61,16 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     arguments = parser.parse_args()
     losses = {
-        "baseline": Baseline(),
-        "Newton loss": nl.NewtonLoss(rank_loss, curvature="fisher"),
-        "normalised": nl.NewtonLoss(rank_loss, curvature="fisher", damping=nl.NormalizedDamping(1000.0)),
+        "baseline": Baseline,
+        "Newton loss": lambda: nl.NewtonLoss(rank_loss, curvature="fisher"),
+        "normalised": lambda: nl.NewtonLoss(rank_loss, curvature="fisher", damping=nl.RunningDamping(1000.0)),
     }
     print(f"{arguments.steps} steps each; share of ranks right on 4,000 new sets")
     print("seed  " + "  ".join(f"{name:>12s}" for name in losses))
     for seed in range(arguments.seeds):
         print(f"{seed:4d}  ", end="", flush=True)
-        for loss in losses.values():
-            print(f"{100 * train(loss, seed, arguments.steps):11.1f}%", end="  ", flush=True)
+        for make in losses.values():  # a new one per run: a Newton loss keeps the run's usual size of gradients
+            print(f"{100 * train(make(), seed, arguments.steps):11.1f}%", end="  ", flush=True)
         print()
 
 

@@ -150,7 +150,7 @@ kinds = {
     "smoothed": smoothed,
     "smoothed, Newton": lambda generator: nl.NewtonLoss(smoothed(generator), "fisher"),
     "smoothed, normalised": lambda generator: nl.NewtonLoss(
-        smoothed(generator), "fisher", nl.NormalizedDamping(1000.0)
+        smoothed(generator), "fisher", nl.RunningDamping(1000.0)
     ),
     "Fenchel-Young": fenchel_young,
 }

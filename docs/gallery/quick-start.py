@@ -105,14 +105,14 @@ def train(loss, seed):
 # - **plain**: the loss as it is;
 # - **Newton**: the same loss with its curvature;
 # - **normalised**: a damping so large that nothing is left of the curvature.
-#   The gradient is only divided by its own size. What this gains is not the
-#   curvature's.
+#   The gradient is only divided by its usual size in the run so far. What this
+#   gains is not the curvature's.
 
 # %%
 losses = {
     "plain": lambda: rank_loss,
     "Newton": lambda: nl.NewtonLoss(rank_loss, "fisher"),
-    "normalised": lambda: nl.NewtonLoss(rank_loss, "fisher", nl.NormalizedDamping(1000.0)),
+    "normalised": lambda: nl.NewtonLoss(rank_loss, "fisher", nl.RunningDamping(1000.0)),
 }
 runs = {name: [train(make(), seed) for seed in range(SEEDS)] for name, make in losses.items()}
 curves = {name: torch.tensor([curve for _, curve in found]) for name, found in runs.items()}

@@ -125,7 +125,7 @@ def share_right(costs):
 kinds = {
     "plain": lambda loss: loss,
     "Newton": lambda loss: nl.NewtonLoss(loss, "fisher"),
-    "normalised": lambda loss: nl.NewtonLoss(loss, "fisher", nl.NormalizedDamping(1000.0)),
+    "normalised": lambda loss: nl.NewtonLoss(loss, "fisher", nl.RunningDamping(1000.0)),
 }
 runs = {name: [train(kind, seed) for seed in range(SEEDS)] for name, kind in kinds.items()}
 curves = {
