@@ -28,7 +28,7 @@ from ._output import spoken_errors
 
 
 def diagnose(
-    loss: Annotated[str, typer.Argument(help="The loss, as package.module:name or file.py:name.")],
+    loss: Annotated[str, typer.Argument(help="The loss, as package.module:name or file.py:name.", metavar="LOSS")],
     batch: Annotated[
         str,
         typer.Option(
@@ -36,10 +36,16 @@ def diagnose(
             "-b",
             help="Outputs and targets, the arguments of the loss: module:name or file.py:name of a tuple, or of a "
             "function that returns one; or a file that torch.save wrote one to.",
+            metavar="FILE|NAME",
         ),
     ],
-    reduction: Annotated[str | None, typer.Option(help="How the loss was reduced: mean, sum or none.")] = None,
-    plot: Annotated[Path | None, typer.Option(help="Write a picture to this file.")] = None,
+    reduction: Annotated[
+        str | None,
+        typer.Option(
+            help="How the loss reduces over the batch: mean, sum or none. Needed if it returns a sum.", metavar="NAME"
+        ),
+    ] = None,
+    plot: Annotated[Path | None, typer.Option(help="Write a picture to this file.", metavar="FILE")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
 ) -> None:
     """Check a loss at outputs of your network, and say what a Newton loss would change.

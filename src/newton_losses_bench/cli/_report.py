@@ -17,12 +17,15 @@ def _tell(text: str) -> None:
 
 
 def report(
-    results: Annotated[Path, typer.Option("--results", "-r", help="Folder that holds the runs, at any depth.")] = Path(
-        "results"
-    ),
-    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the page.")] = Path("report"),
+    results: Annotated[
+        Path, typer.Option("--results", "-r", help="Folder that holds the runs, at any depth.", metavar="FOLDER")
+    ] = Path("results"),
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the page.", metavar="FOLDER")] = Path("report"),
     evidence: Annotated[
-        Path | None, typer.Option(help="Write the documentation's page of evidence, as Markdown, to this file instead.")
+        Path | None,
+        typer.Option(
+            help="Write the documentation's page of evidence, as Markdown, to this file instead.", metavar="FILE"
+        ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the paths as JSON instead of text.")] = False,
 ) -> None:
@@ -43,8 +46,13 @@ def report(
 
 
 def pack(
-    folders: Annotated[list[Path], typer.Argument(help="Folders with run folders in them, at any depth.")],
-    out: Annotated[Path, typer.Option("--out", "-o", help="The file to write or to extend, as results/batch.jsonl.")],
+    folders: Annotated[
+        list[Path], typer.Argument(help="Folders with run folders in them, at any depth.", metavar="FOLDER")
+    ],
+    out: Annotated[
+        Path,
+        typer.Option("--out", "-o", help="The file to write or to extend, as results/batch.jsonl.", metavar="FILE"),
+    ],
 ) -> None:
     """Pack finished runs into one file, a line of JSON per run, which `report` and `reproduce` read like folders.
 

@@ -77,7 +77,7 @@ Controls = Annotated[
 Table = Annotated[
     str | None,
     typer.Argument(
-        help=f"One of {', '.join(TABLES)}. Default: all.", metavar="[TABLE]", autocompletion=lambda: list(TABLES)
+        help=f"One of {', '.join(TABLES)}. Default: all.", metavar="TABLE", autocompletion=lambda: list(TABLES)
     ),
 ]
 

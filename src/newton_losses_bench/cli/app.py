@@ -28,7 +28,7 @@ COMMANDS = {
 
 
 class _PlainHelp:
-    """Help without `<bool>` beside flags, and with paragraphs that fill the lines."""
+    """Help without `<bool>` beside flags and `<str>` beside arguments, and with paragraphs that fill the lines."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -42,6 +42,8 @@ class _PlainHelp:
         for parameter in found:
             if getattr(parameter, "is_flag", False):
                 parameter.metavar = ""
+            elif parameter.param_type_name == "argument":
+                parameter.display_type_rich = lambda ctx: None  # its name and its help say what it is
         return found
 
 
@@ -99,7 +101,7 @@ def _flowing(text: str) -> str:
 
 
 app = typer.Typer(
-    help="Newton losses: train networks on losses that are hard to optimize, with the loss's own curvature.",
+    help="Newton losses: train networks on losses that are hard to optimise, with the loss's own curvature.",
     cls=_LazyGroup,
     no_args_is_help=True,
     rich_markup_mode="rich",
