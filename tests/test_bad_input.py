@@ -14,6 +14,7 @@ from newton_losses import (
     DerivativeError,
     InjectFisher,
     NewtonLoss,
+    RunningDamping,
     SeparabilityError,
     ShapeError,
     check_loss,
@@ -55,6 +56,7 @@ def test_a_loss_that_returns_no_tensor_or_no_floats() -> None:
         (3, "callable as loss"),
         (torch.nn.MSELoss, r"the class MSELoss.*MSELoss\(\.\.\.\)"),
         (SortingLoss, r"the class SortingLoss.*SortingLoss\(\.\.\.\)"),
+        (torch.ones(2), r"a tensor of shape \(2,\)\. Pass the function"),  # the value, in the place of the loss
     ],
 )
 def test_what_is_no_loss_is_refused_everywhere(loss, words: str) -> None:
@@ -64,6 +66,12 @@ def test_what_is_no_loss_is_refused_everywhere(loss, words: str) -> None:
     for function in (newton_loss, newton_target, expand, diagnose, torch.no_grad()(newton_loss)):
         with pytest.raises(ArgumentError, match=words):
             function(loss, y, target)
+
+
+def test_a_class_is_no_damping() -> None:
+    for make in (lambda rule: NewtonLoss(ripples, damping=rule), lambda rule: inject_fisher(torch.ones(2, 2), rule)):
+        with pytest.raises(ArgumentError, match=r"the class RunningDamping.*RunningDamping\(\)"):
+            make(RunningDamping)
 
 
 def mixes_by_mean(y: Tensor) -> Tensor:

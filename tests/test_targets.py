@@ -58,11 +58,11 @@ def test_targets_by_name_compile() -> None:
 
 
 def test_a_name_that_the_loss_does_not_have_is_refused_with_those_it_has() -> None:
-    with pytest.raises(ArgumentError, match=r"the targets \(target, weight, power\); by name came targets"):
+    with pytest.raises(ArgumentError, match=r"the targets \(target, weight, power\); named in the call: targets"):
         NewtonLoss(weighted, curvature="hessian")(Y, targets=TARGET)
     with pytest.raises(ArgumentError, match="missing a required argument: 'target'"):
         NewtonLoss(weighted, curvature="hessian")(Y, weight=2.0)
-    with pytest.raises(ArgumentError, match=r"the targets \(target\); by name came targets"):
+    with pytest.raises(ArgumentError, match=r"the targets \(target\); named in the call: targets"):
         NewtonLoss(Own(), curvature="hessian")(Y, targets=TARGET)
     assert torch.equal(
         gradient(NewtonLoss(Own(), curvature="hessian"), target=TARGET),

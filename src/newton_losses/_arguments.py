@@ -108,7 +108,9 @@ def positional_targets(
         bound = signature.replace(parameters=listed).bind(y, *targets, **named)
     except TypeError as error:
         names, came = ", ".join(one.name for one in listed[1:]), ", ".join(named)
-        raise ArgumentError(f"{where}: {error}. The loss has the targets ({names}); by name came {came}.") from None
+        raise ArgumentError(
+            f"{where}: {error}. The loss takes the targets ({names}); named in the call: {came}."
+        ) from None
     if hasattr(loss, "expand"):
         bound.apply_defaults()
     return partial(loss, **bound.kwargs) if bound.kwargs else loss, bound.args[1:]

@@ -53,10 +53,15 @@ def check_value(value: object) -> None:
 
 
 def check_is_loss(loss: object) -> None:
-    """Refuse what cannot be called, and a class in the place of one of its objects."""
+    """Refuse what cannot be called, a class in the place of one of its objects, and a value of the loss."""
     if isinstance(loss, type):
         name = loss.__name__
         raise ArgumentError(f"The loss is the class {name}, where one of its objects is needed: {name}(...).")
+    if isinstance(loss, Tensor):  # which has a method `expand`, too
+        shape = tuple(loss.shape)
+        raise ArgumentError(
+            f"The loss is a tensor of shape {shape}. Pass the function that computes it, loss(y, *targets)."
+        )
     if not callable(loss) and not hasattr(loss, "expand"):
         raise ArgumentError(f"The loss has to be callable as loss(y, *targets), got {loss!r}.")
 
@@ -75,6 +80,9 @@ def check_damping(damping: object) -> None:
     """Refuse what cannot be a damping. A tensor's value is not looked at: that would wait for the device."""
     if isinstance(damping, str) and damping == "auto":
         return
+    if isinstance(damping, type):
+        name = damping.__name__
+        raise ArgumentError(f"The damping is the class {name}, where one of its objects is needed: {name}().")
     check_number(damping, or_rule=True)
 
 
