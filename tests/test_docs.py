@@ -82,6 +82,11 @@ def test_every_page_is_in_the_navigation() -> None:
         assert f": {page.relative_to(ROOT / 'docs')}\n" in navigation
 
 
+def test_the_readme_is_short() -> None:
+    """As `wc -w` counts, code and table included."""
+    assert len((ROOT / "README.md").read_text().split()) <= 400
+
+
 def test_the_map_for_contributors_names_files_that_exist() -> None:
     text = (ROOT / "CONTRIBUTING.md").read_text()
     named = re.findall(r"`((?:src|tests|benchmarks|examples|docs)/[\w./]+)`", text)

@@ -29,6 +29,16 @@ def test_every_walk_is_followed_and_printed(walk: ModuleType) -> None:
     for name, target in walk.TARGETS.items():
         (line,) = [line for line in printed.splitlines() if line.startswith(name)]
         assert str(target) in line
+        assert int(line.removeprefix(name).split()[0]) <= target, f"take something away: {line}"
+
+
+def test_a_file_is_one_idea(walk: ModuleType) -> None:
+    long = [f"{file.name}: {n}" for file in walk.SOURCE.rglob("*.py") if (n := _lines(file)) > walk.LONG]
+    assert not long, f"split what does two things: {long}"
+
+
+def _lines(file: Path) -> int:
+    return len(file.read_text(encoding="utf-8").splitlines())
 
 
 def test_calls_between_files_are_counted_once_each(
