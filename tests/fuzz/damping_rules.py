@@ -14,13 +14,46 @@ class Equation(NamedTuple):
     """A · step = b for each row b; `damping` is the part of A that is not curvature.
 
     The library multiplies by `length` at last, so that a step below `length` times the least number of its dtype
-    is lost.
+    is lost. A = C/`unit` + `damping`·I and b = g/`size` for a curvature C and gradients g; `share` is how fast the
+    damping grows with ‖C‖_F.
     """
 
     matrix: Tensor
     rows: Tensor
     damping: float
     length: float = 1.0
+    unit: float = 1.0
+    size: float = 1.0
+    share: float = 0.0
+
+    @property
+    def terms(self) -> Tensor:
+        """The size of what A is the sum of: where an eigenvalue of C is -λ, A is smaller than its rounding."""
+        identity = torch.eye(len(self.matrix), dtype=self.matrix.dtype)
+        return torch.linalg.matrix_norm(self.matrix - self.damping * identity) + self.damping
+
+
+class Rounding(NamedTuple):
+    """How far a curvature (in the Frobenius norm) and a gradient may be off when a loss is differentiated in a dtype.
+
+    A loss may add up numbers that cancel: the Hessian of a cross-entropy is p - p² where a probability p is almost 1.
+    Its error is the unit roundoff of these numbers, not of what they leave.
+    """
+
+    curvature: float = 0.0
+    gradient: float = 0.0
+
+    def residual(self, equation: Equation, step: Tensor) -> Tensor:
+        """By how much A·step may miss b, `(N,)`, where step solves the equation of the rounded C and g.
+
+        ‖δA‖·‖step‖ + ‖δb‖, to first order. C ↦ |C| and C ↦ max(C, 0) take symmetric matrices no further apart than
+        they were. A λ = factor·‖C‖_F/√m moves by `share`·‖δC‖; C/λ by at most 2‖δC‖/λ, and g/ρ by 2‖δg‖/ρ, since ρ
+        and λ are norms of g and C.
+        """
+        doubled = 2.0 if equation.unit != 1.0 or equation.size != 1.0 else 1.0
+        matrix = (doubled / equation.unit + equation.share) * self.curvature
+        rows = doubled / equation.size * self.gradient
+        return matrix * torch.linalg.vector_norm(step, dim=1) + rows
 
 
 def draw_damping(draw: Draw) -> Any:
@@ -85,9 +118,10 @@ def by_definition(
         values = values.clamp(min=0) if spectrum == "clip" else values.abs()
         curvature = vectors @ torch.diag(values) @ vectors.mT
     if not normalized:
-        damping = rule.factor * scale if isinstance(rule, nl.RelativeDamping) else float(rule)
-        return Equation(curvature + damping * identity, gradient, damping)
+        share = rule.factor / among**0.5 if isinstance(rule, nl.RelativeDamping) else 0.0
+        damping = rule.factor * scale if share else float(rule)
+        return Equation(curvature + damping * identity, gradient, damping, share=share)
     factor = 1.0 if rule == "auto" else rule.factor
     damping = factor * scale or 1.0  # without a curvature, any gives the same
     size = float(root_mean_square(gradient)) or 1.0
-    return Equation(curvature / damping + identity, gradient / size, 1.0, damping / size)
+    return Equation(curvature / damping + identity, gradient / size, 1.0, damping / size, damping, size)

@@ -5,14 +5,15 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
-from damping_rules import Equation, by_definition, draw_damping, is_uneven, root_mean_square
+from damping_rules import Equation, Rounding, by_definition, draw_damping, is_uneven, root_mean_square
 from drawing import Draw, same
-from fuzz_newton import check_solution, watched
+from fuzz_newton import UNEVEN, check_solution, watched
 from torch import Tensor
 
 import newton_losses as nl
 
 Values = Callable[[Tensor, Tensor], Tensor]
+SINGULAR = "not called, a system is singular"
 
 
 class Exact(NamedTuple):
@@ -24,7 +25,14 @@ class Exact(NamedTuple):
     usable: Tensor
 
 
-def draw_loss(draw: Draw, size: int) -> Values:
+class Drawn(NamedTuple):
+    """A loss per sample, and the `Rounding` of its derivatives at z = y - target, `(N, m)`, in units of roundoff."""
+
+    values: Values
+    terms: Callable[[Tensor], Rounding]
+
+
+def draw_loss(draw: Draw, size: int) -> Drawn:
     """A loss per sample with all outputs coupled, and a Hessian that may have eigenvalues of both signs."""
     mixing = torch.from_numpy(draw.random.standard_normal((size, size)))
     which, waves = draw.pick(("bowl", "saddle", "ripples", "entropy")), draw.power(-1, 0.5)
@@ -42,7 +50,20 @@ def draw_loss(draw: Draw, size: int) -> Values:
             return torch.cos(waves * turned).sum(1) + torch.sin(z.sum(1))
         return torch.logsumexp(turned, 1) - z[:, 0]
 
-    return values
+    def terms(z: Tensor) -> Rounding:
+        """The size of what the derivatives add up, and how far they move with what their arguments are added up of."""
+        norm, largest = float(mixing.norm()), float(z.norm(dim=1).max())
+        turned, root = norm * largest, size**0.5
+        if which == "bowl":
+            return Rounding(2 * norm**2 + 12 * largest**2, 2 * norm * turned + 4 * largest**3)
+        if which == "saddle":
+            return Rounding(2 * norm + 0.2 * root, (2 * norm + 0.2) * largest)
+        if which == "ripples":
+            wave, sine = root * (1 + waves * turned), 1 + root * largest
+            return Rounding((waves * norm) ** 2 * wave + size * sine, waves * norm * wave + root * sine)
+        return Rounding(2 * norm**2 * (1 + turned), norm * (1 + turned) + 1)
+
+    return Drawn(values, terms)
 
 
 def brute_force(values: Values, y: Tensor, target: Tensor) -> Exact:
@@ -62,12 +83,12 @@ def brute_force(values: Values, y: Tensor, target: Tensor) -> Exact:
     return Exact(value[usable], gradient[usable], hessian[usable], usable)
 
 
-def newton_by_brute_force(draw: Draw) -> None:
+def newton_by_brute_force(draw: Draw) -> str | None:
     shape = (int(draw.random.integers(1, 6)), *draw.pick(((), (1,), (2,), (4,), (2, 2))))
     dtype = draw.pick((torch.float32, torch.float64))
     y, target = (torch.from_numpy(draw.random.standard_normal(shape)).to(dtype) for _ in range(2))
     size = y[0].numel()
-    values = draw_loss(draw, size)
+    values, terms = draw_loss(draw, size)
     reduction = draw.pick((None, None, None, "mean", "sum"))
     if reduction is None and draw.chance(0.4):
         bad = torch.from_numpy(draw.random.random(len(y)) < 0.5)
@@ -93,8 +114,9 @@ def newton_by_brute_force(draw: Draw) -> None:
         found = values(y, target)
         return found if reduction is None else getattr(found, reduction)()
 
-    if is_singular(exact, options, mask):
-        return
+    existing = None if mask is None else mask.reshape(len(y), size)
+    if is_singular(exact, options, None if existing is None else existing[exact.usable]):
+        return SINGULAR
     newton, leaf = nl.NewtonLoss(loss, **options), y.clone().requires_grad_()
     given = {"mask": mask} if mask is not None else {}
     by_name = draw.chance(0.3)
@@ -105,13 +127,21 @@ def newton_by_brute_force(draw: Draw) -> None:
     except nl.NewtonLossesError as error:
         raise AssertionError(f"refused: {error}") from error
     if found is None:
-        return
+        return None
     found.backward()
     count = max(1, int(exact.usable.sum()))
     rows = leaf.grad.reshape(len(y), size).double() * (1 if reduction == "sum" else count)
     assert not rows[~exact.usable].any(), "a sample that is not finite has a step"
-    if exact.usable.any() and not is_uneven(options["damping"], exact.gradient):
-        check_rows(exact, rows[exact.usable], options, None if mask is None else mask.reshape(len(y), size), dtype)
+    unchecked = None
+    if is_uneven(options["damping"], exact.gradient):
+        unchecked = UNEVEN
+    elif exact.usable.any():
+        # as many roundings as lie between z and an entry of the mean Hessian: three products with the matrix, at most
+        # ten functions of one number, and the sum over the samples
+        roundings = (3 * size + 10 + len(y)) * torch.finfo(dtype).eps / 2
+        z = (y.double() - target.double()).reshape(len(y), size)[exact.usable]
+        rounding = Rounding(*(roundings * one for one in terms(z)))
+        check_rows(exact, rows[exact.usable], options, existing, dtype, rounding)
     relative = 1e-9 if dtype == torch.float64 else 1e-4
     if options["value"] == "loss":
         total = exact.value.sum() if reduction == "sum" else exact.value.mean()
@@ -120,39 +150,56 @@ def newton_by_brute_force(draw: Draw) -> None:
         halves = rows[exact.usable].square().sum(1) / 2
         wanted = halves.sum() if reduction == "sum" else halves.sum() / count
         same(found, wanted, 1e-4 if dtype == torch.float32 else 1e-9, "quadratic value", 1e-30)
+    return unchecked
 
 
 def is_singular(exact: Exact, options: dict[str, Any], mask: Tensor | None) -> bool:
-    """Whether λ meets a negative eigenvalue: always with "auto" and one output. No sample has a solution then."""
-    if options["curvature"] != "hessian" or not exact.usable.any():
+    """Whether λ meets a negative eigenvalue: always with "auto" and one output. Such a sample has no solution."""
+    if options["curvature"] == "sample" or not exact.usable.any():
         return False
-    if mask is not None:
-        return options["spectrum"] in (None, "raw")
-    equation = by_definition(options["damping"], exact.hessian.mean(0), exact.gradient, options["spectrum"], "hessian")
-    size = torch.linalg.eigvalsh(equation.matrix).abs()
-    return bool(size.min() <= 1e-6 * size.max())
+    sizes = [torch.linalg.eigvalsh(one.matrix).abs() for one in equations(exact, options, mask)]
+    return any(bool(size.min() <= 1e-6 * size.max()) for size in sizes) and (
+        options["curvature"] == "hessian" or mask is not None  # a whole Fisher and λ > 0 always have one
+    )
 
 
-def check_rows(exact: Exact, rows: Tensor, options: dict[str, Any], mask: Tensor | None, dtype: torch.dtype) -> None:
+def check_rows(
+    exact: Exact,
+    rows: Tensor,
+    options: dict[str, Any],
+    mask: Tensor | None,
+    dtype: torch.dtype,
+    rounding: Rounding,
+) -> None:
     """Put the steps back into the equation that defines them."""
-    rule, kind, spectrum, gradient = (
-        options["damping"], options["curvature"], options["spectrum"], exact.gradient,
-    )  # fmt: skip
-    relative = 1e-9 if dtype == torch.float64 else 5e-5
+    rule, kind, gradient = options["damping"], options["curvature"], exact.gradient
+    relative = 1e-9 if dtype == torch.float64 else 5e-6
     if options["matrix_free"]:
         relative = max(relative, 1e-5)  # the iterative solver ends at a residual of 1e-6
-    # A gradient that all but vanishes has the rounding of what cancelled in it.
-    tiny = float(gradient.abs().max()) * (1e-12 if dtype == torch.float64 else 1e-6)
+    tiny = torch.finfo(dtype).tiny
     if kind == "sample":
-        check_own_parts(gradient, rows, rule, relative, len(exact.usable))
+        check_own_parts(gradient, rows, rule, relative, len(exact.usable), rounding.gradient)
         return
+    if kind == "fisher":  # gᵀg of gradients that are off
+        rounding = rounding._replace(curvature=2 * rounding.gradient * float(gradient.norm(dim=1).max()))
     if mask is None:
-        matrices = exact.hessian if kind == "hessian" else gradient[:, :, None] * gradient[:, None, :]
-        equation = by_definition(rule, matrices.mean(0), gradient, spectrum, kind, len(exact.usable))
-        check_solution(equation, rows, relative, tiny)
+        (equation,) = equations(exact, options, None)
+        check_solution(equation, rows, relative, tiny, rounding)
         return
     mask = mask[exact.usable]
     assert not rows[~mask].any(), "an output that does not exist has a step"
+    for equation, own, step in zip(equations(exact, options, mask), mask, rows, strict=True):
+        check_solution(equation, step[own][None], relative, tiny, rounding)
+
+
+def equations(exact: Exact, options: dict[str, Any], mask: Tensor | None) -> list[Equation]:
+    """One for all samples, or with a mask, of the usable samples here, one for each."""
+    rule, kind, spectrum, gradient = (
+        options["damping"], options["curvature"], options["spectrum"], exact.gradient,
+    )  # fmt: skip
+    if mask is None:
+        matrices = exact.hessian if kind == "hessian" else gradient[:, :, None] * gradient[:, None, :]
+        return [by_definition(rule, matrices.mean(0), gradient, spectrum, kind, len(exact.usable))]
     gradient = torch.where(mask, gradient, 0.0)
     exists = mask.double()
     pairs = exists.mT @ exists
@@ -165,10 +212,10 @@ def check_rows(exact: Exact, rows: Tensor, options: dict[str, Any], mask: Tensor
         mean = float(outputs / samples)
         scale *= (mean / min(float(samples), mean)) ** 0.5
     size = float(gradient.square().sum() / exists.sum()) ** 0.5
-    for one, own, step in zip(gradient, mask, rows, strict=True):
-        part = curvature[own][:, own]
-        equation = masked_equation(rule, part, one[own][None], spectrum, scale, size)
-        check_solution(equation, step[own][None], relative, tiny)
+    return [
+        masked_equation(rule, curvature[own][:, own], one[own][None], spectrum, scale, size)
+        for one, own in zip(gradient, mask, strict=True)
+    ]
 
 
 def masked_equation(rule: Any, part: Tensor, row: Tensor, spectrum: str | None, scale: float, size: float) -> Equation:
@@ -183,11 +230,15 @@ def masked_equation(rule: Any, part: Tensor, row: Tensor, spectrum: str | None, 
     if not normalized:
         return plain
     damping = damping or 1.0
-    return Equation(plain.matrix / damping, row / (size or 1.0), 1.0, damping / (size or 1.0))
+    size = size or 1.0
+    return Equation(plain.matrix / damping, row / size, 1.0, damping / size, damping, size)
 
 
-def check_own_parts(gradient: Tensor, rows: Tensor, rule: Any, relative: float, count: int) -> None:
-    """gᵢ/(λ + ‖gᵢ‖²/N), with λ from the norms and "auto" in units of ρ."""
+def check_own_parts(gradient: Tensor, rows: Tensor, rule: Any, relative: float, count: int, rounding: float) -> None:
+    """gᵢ/(λ + ‖gᵢ‖²/N), with λ from the norms and "auto" in units of ρ.
+
+    A gradient that is off by δ moves g/(λ + ‖g‖²/N) by at most 3δ/λ; λ and ρ move by 2δ and δ of what they are.
+    """
     squares = gradient.square().sum(1) / len(gradient)
     among = min(count, gradient.shape[1]) if rule == "auto" else gradient.shape[1]
     scale = float((squares.square().sum() / among).sqrt())
@@ -195,9 +246,11 @@ def check_own_parts(gradient: Tensor, rows: Tensor, rule: Any, relative: float, 
     factor = 1.0 if isinstance(rule, str) else getattr(rule, "factor", None)
     damping = float(rule) if factor is None else factor * scale or 1.0
     wanted = gradient / (damping + squares[:, None])
+    lost = 6 * rounding / (damping + float(squares.min()))
     if normalized:
-        wanted = wanted * damping / (float(root_mean_square(gradient)) or 1.0)
-    same(rows, wanted, relative, "own parts", 1e-30)
+        length = damping / (float(root_mean_square(gradient)) or 1.0)
+        wanted, lost = wanted * length, lost * length
+    same(rows, wanted, relative, "own parts", lost + 1e-30)
 
 
 CALLS = (newton_by_brute_force,) * 4

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from damping_rules import Equation, beyond_range, by_definition, draw_damping, exact, is_uneven
+from damping_rules import Equation, Rounding, beyond_range, by_definition, draw_damping, exact, is_uneven
 from drawing import NOT_TENSORS, Draw, same, tolerance, working
 from torch import Tensor
 
@@ -18,6 +18,11 @@ LOSSES = {
     "cosine": (torch.cos, lambda z: -torch.sin(z), lambda z: -torch.cos(z)),
     "linear": (lambda z: 2 * z, lambda z: torch.full_like(z, 2.0), torch.zeros_like),
 }
+# What becomes of a call whose step cannot be compared: its error may be as large as itself, or float64 is too short.
+BEYOND_DIGITS, BEYOND_RANGE = "result beyond float64's digits", "result beyond float64's range"
+UNEVEN = "result of a shortened sample"
+NO_DIGITS = 0.1
+NO_ROUNDING = Rounding()
 TRAILING = ((), (1,), (2,), (3,), (5,), (2, 2), (0,), (1, 3))
 WRONG_OPTIONS: tuple[dict[str, Any], ...] = (
     {"curvature": "gauss"}, {"curvature": None}, {"damping": 0.0}, {"damping": -1}, {"damping": float("nan")},
@@ -37,7 +42,7 @@ def make_loss(name: str, shape: torch.Size, reduction: str | None) -> Any:
     return loss
 
 
-def newton_target(draw: Draw) -> None:
+def newton_target(draw: Draw) -> str | None:
     y = draw.tensor((int(draw.random.integers(5)), *draw.pick(TRAILING)))
     target = draw.tensor(y.shape, y.dtype, bad=0.05)
     name, reduction = draw.pick(tuple(LOSSES)), draw.pick((None, None, "mean", "sum"))
@@ -46,12 +51,13 @@ def newton_target(draw: Draw) -> None:
     found = nl.newton_target(loss, y, target, **options)
     z = (working(y) - working(target)).reshape(found.step.shape)
     check_expansion(name, z, found, options["curvature"], reduction)
-    check_step(found, options)
+    unchecked = check_step(found, options)
     assert found.target.dtype == y.dtype
     assert torch.equal(found.target.isnan(), (y - found.step.reshape(y.shape).to(y.dtype)).isnan())
     same(found.target, y - found.step.reshape(y.shape).to(y.dtype), 0.0, "target")
     if draw.chance(0.4):
         check_loss_and_gradient(draw, loss, y, target, found, options)
+    return unchecked
 
 
 def draw_options(draw: Draw, reduction: str | None) -> dict[str, Any]:
@@ -88,39 +94,67 @@ def check_expansion(name: str, z: Tensor, found: nl.NewtonTarget, kind: str, red
     same(found.curvature.dense(), wanted, 10 * relative, "curvature", tiny)
 
 
-def check_step(found: nl.NewtonTarget, options: dict[str, Any]) -> None:
-    """The equation that the damping rule defines holds up to rounding; zero rows for what was left out."""
+def check_step(found: nl.NewtonTarget, options: dict[str, Any]) -> str | None:
+    """The equation that the damping rule defines holds up to rounding; zero rows for what was left out.
+
+    Where it cannot be checked, the answer says why.
+    """
     assert torch.isfinite(found.step).all(), f"the step is not finite: {found.step}"
     assert not found.step[~found.kept].any(), "a sample that was left out has a step"
     usable = torch.isfinite(found.value) & torch.isfinite(found.gradient).all(1)
     curvature, gradient = exact(found.curvature), found.gradient[usable].double()
     rule = options["damping"]
-    if found.step.shape[1] == 0 or not usable.any() or beyond_range(rule, curvature, gradient):
-        return
+    if found.step.shape[1] == 0 or not usable.any():
+        return None
+    if beyond_range(rule, curvature, gradient):
+        return BEYOND_RANGE
     equation = by_definition(
         rule, curvature, gradient, options.get("spectrum"), options["curvature"], len(found.gradient)
     )
     if isinstance(rule, str | nl.NormalizedDamping) and options.get("spectrum") != "raw":
         assert torch.equal(found.kept, usable), f"{rule!r} left out {~found.kept & usable} of a definite system"
     equation = equation._replace(rows=equation.rows[found.kept[usable]])
-    relative = tolerance(found.step)
-    if options["curvature"] == "fisher" and beyond_digits(equation, relative):
-        return
-    check_solution(equation, found.step[found.kept].double(), relative, torch.finfo(found.step.dtype).tiny)
+    digits = fisher_digits(equation, len(gradient)) if options["curvature"] == "fisher" else 0.0
+    if digits > NO_DIGITS:
+        return BEYOND_DIGITS
+    tiny = torch.finfo(found.step.dtype).tiny
+    check_solution(equation, found.step[found.kept].double(), tolerance(found.step), tiny, digits=digits)
+    return None
 
 
-def beyond_digits(equation: Equation, relative: float) -> bool:
-    """Whether λ is so far below the Fisher that a product with an explicit inverse has too few digits for it."""
-    return bool(torch.linalg.matrix_norm(equation.matrix) * 1e-15 > relative * equation.damping)
+def fisher_digits(equation: Equation, count: int) -> float:
+    """How far a float64 solution of a Fisher's system may be off, relative to itself.
+
+    F is a sum of N products; a Cholesky decomposition and two substitutions of m unknowns are the exact solution of a
+    system whose matrix is off by m(3m + 1) units of roundoff (Higham, Accuracy and Stability, theorem 10.4). The
+    condition number of F + λI is at most ‖F + λI‖/λ.
+    """
+    size = len(equation.matrix)
+    if equation.damping == 0:  # relative to no Fisher at all
+        return 0.0
+    condition = float(torch.linalg.matrix_norm(equation.matrix, 2)) / equation.damping
+    return (size * (3 * size + 1) + count) * 2**-53 * condition
 
 
-def check_solution(equation: Equation, step: Tensor, relative: float, tiny: float) -> None:
-    """As small a residual as rounding the step to its dtype allows, each row on its own."""
+def check_solution(
+    equation: Equation,
+    step: Tensor,
+    relative: float,
+    tiny: float,
+    rounding: Rounding = NO_ROUNDING,
+    digits: float = 0.0,
+) -> None:
+    """As small a residual as rounding the step to its dtype allows, each row on its own.
+
+    `rounding` is that of the derivatives, `digits` the relative error of the step from a solver that is not backward
+    stable: one that goes through the N×N products of the gradients, or through an inverse.
+    """
     left = torch.linalg.vector_norm(step @ equation.matrix - equation.rows, dim=1)
-    norm, tiny = torch.linalg.matrix_norm(equation.matrix), tiny * max(1.0, equation.length)
+    norm, tiny = equation.terms, tiny * max(1.0, equation.length)
     size = norm * (torch.linalg.vector_norm(step, dim=1) + tiny)
     lost = tiny * float(norm) if equation.length > 1 else tiny
-    bound = relative * (size + torch.linalg.vector_norm(equation.rows, dim=1)) + lost
+    bound = relative * (size + torch.linalg.vector_norm(equation.rows, dim=1)) + lost + digits * size
+    bound = bound + rounding.residual(equation, step)
     assert (left <= bound).all(), f"(C + λI)·step misses the gradient by {left}, more than {bound}"
 
 
@@ -160,7 +194,7 @@ def watched(module: Any, action: str, skipped: int, count: int, call: Callable[[
     return result
 
 
-def inject_fisher(draw: Draw) -> None:
+def inject_fisher(draw: Draw) -> str | None:
     y = draw.tensor((int(draw.random.integers(6)), *draw.pick(TRAILING)), bad=0.0)
     reduction, damping = draw.pick(("mean", "sum")), draw_damping(draw)
     scale = draw.power(-3, 3) if draw.chance(0.2) else 1.0
@@ -176,42 +210,48 @@ def inject_fisher(draw: Draw) -> None:
     out.backward(arrived)
     if module is not None and is_uneven(damping, working(arrived).reshape(len(y), y[:1].numel())):
         assert torch.isfinite(leaf.grad).all()
-        return
+        return UNEVEN
     if module is not None and y.numel():
         rows = leaf.grad.reshape(len(y), -1)
         lost = int((~torch.isfinite(working(arrived)).reshape(len(y), -1).all(1)).sum())
         still = int((~rows.any(1)).sum())
         assert lost <= int(module.skipped) <= still, f"{int(module.skipped)} counted, {lost} of {still} without a step"
-    check_injected(leaf.grad, arrived, damping, reduction, scale)
+    return check_injected(leaf.grad, arrived, damping, reduction, scale)
 
 
-def check_injected(left: Tensor, arrived: Tensor, damping: Any, reduction: str, scale: float) -> None:
+def check_injected(left: Tensor, arrived: Tensor, damping: Any, reduction: str, scale: float) -> str | None:
+    """As `check_step`, by what came back from the identity."""
     assert left.dtype == arrived.dtype
     if arrived.numel() == 0:
-        return
+        return None
     share = len(arrived) if reduction == "mean" else 1
     rows, gone = working(arrived).reshape(len(arrived), -1), left.reshape(len(arrived), -1).double()
     good = torch.isfinite(rows * (share / scale)).all(1)
     assert not gone[~good].any(), "a sample that is not finite sends something back"
     if not good.any():
-        return
+        return None
     count = int(good.sum())
     gradient = rows[good].double() * (share / scale)
     step = gone[good] / scale * (count if reduction == "mean" else 1)
     fisher = gradient.mT @ gradient / count
     if beyond_range(damping, fisher, gradient):
-        return
-    if not gone[good].any():  # no finite solution, or one that vanishes in this precision
-        return
+        return BEYOND_RANGE
     equation = by_definition(damping, fisher, gradient, None, "fisher", len(rows))
     relative = 1e-2 if arrived.dtype.itemsize == 2 else tolerance(arrived)
-    if beyond_digits(equation, relative):
-        return
+    digits = fisher_digits(equation, count)
+    if digits > NO_DIGITS:
+        return BEYOND_DIGITS
     # a number below the range of the dtype is lost in a step, whatever the tolerance
     tiny = torch.finfo(arrived.dtype).smallest_normal * count / scale / relative
     there = torch.isfinite(step).all(1)
     assert there.all() or arrived.dtype == torch.float16, "what leaves is not finite"  # beyond 65504 there
-    check_solution(equation._replace(rows=equation.rows[there]), step[there], relative, tiny)
+    # One that was left out has no solution in the range of its dtype.
+    leaving = (
+        torch.linalg.solve_ex(equation.matrix, equation.rows.mT)[0].mT * scale / (count if reduction == "mean" else 1)
+    )
+    there &= gone[good].any(1) | (leaving.abs().amax(1) <= torch.finfo(arrived.dtype).max)
+    check_solution(equation._replace(rows=equation.rows[there]), step[there], relative, tiny, digits=digits)
+    return None
 
 
 def expand_alone(draw: Draw) -> None:

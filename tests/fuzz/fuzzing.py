@@ -26,16 +26,19 @@ SECONDS_A_CALL = 30
 
 
 def run(seed: int, index: int) -> tuple[str, str]:
-    """The name of the call, and "result" or the name of the error that it was refused with. Anything else raises."""
+    """The name of the call, and "result" or the name of the error that it was refused with. Anything else raises.
+
+    A result that could not be compared with anything is counted under the reason for it.
+    """
     draw = Draw(seed, index)
     call = draw.pick(CALLS)
     try:
-        call(draw)
+        how = call(draw)
     except nl.NewtonLossesError as error:
         if len(str(error).split()) < 4:
             raise AssertionError(f"an error without words: {error!r}") from error
         return call.__name__, type(error).__name__
-    return call.__name__, "result"
+    return call.__name__, how or "result"
 
 
 def run_many(seed: int, first: int, count: int, stop_after: int = 20) -> tuple[Counter[tuple[str, str]], list[str]]:
