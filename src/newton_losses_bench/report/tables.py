@@ -12,6 +12,7 @@ from ..statistics import LEVEL, Summary, mark, paired_p_value
 from ..store import RunRecord
 from .collect import (
     CONTROLS,
+    LEAST_SEEDS,
     METHODS,
     NEWTON,
     Evidence,
@@ -102,6 +103,11 @@ class Lead:
     p: float
     seeds: int
 
+    @property
+    def is_clear(self) -> bool:
+        """Significant at .05, on seeds enough to decide anything: two that happen to differ alike have p = 0."""
+        return self.p < LEVEL and self.seeds >= LEAST_SEEDS
+
     @classmethod
     def of(cls, new: Group | None, base: Group | None, *, averaged: bool = False) -> "Lead | None":
         if new is None or base is None:
@@ -177,9 +183,9 @@ def _verdict(groups: Mapping[str, Group | None], averaged: bool) -> Cell:
     steps = steps if len(steps) > 1 else {}
     detail = "p " + ", ".join("–" if math.isnan(lead.p) else f"{lead.p:.2f}" for lead in (whole, *steps.values()))
     text, kind = ("within noise" if whole.seeds > 1 else "one seed"), "open"
-    if whole.p < LEVEL:
+    if whole.is_clear:
         text, kind = ("ahead", "good") if whole.mean > 0 else ("behind", "bad")
-    clear = [f"{effect} {'helps' if one.mean > 0 else 'harms'}" for effect, one in steps.items() if one.p < LEVEL]
+    clear = [f"{effect} {'helps' if one.mean > 0 else 'harms'}" for effect, one in steps.items() if one.is_clear]
     return Cell(f"{text}: {', '.join(clear)}" if clear else text, detail=detail, kind=kind)
 
 

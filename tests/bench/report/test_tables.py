@@ -129,6 +129,13 @@ def test_one_seed_is_no_test(tmp_path):
     assert (row[0].text, row[0].detail) == ("one seed", "p –")
 
 
+def test_two_seeds_decide_nothing_although_their_leads_agree(tmp_path):
+    for name, figure in (("baseline", 50.0), ("fisher-auto:1000", 50.0), ("sample-auto", 60.0)):
+        write_seeds(tmp_path, every_cell()[f"smoothed-loss-10-{name}"], {0: figure, 1: figure + 2}, **MAPS)
+    (row,) = tables_of(tmp_path)["controls-terrain-50"].rows
+    assert (row[1].text, row[1].detail) == ("within noise", "p 0.00, 1.00, 0.00")
+
+
 @pytest.mark.parametrize(
     ("normal", "sample", "fisher", "verdict"),
     [
