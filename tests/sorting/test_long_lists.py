@@ -12,6 +12,7 @@ from newton_losses.sorting import (
     SortingLoss,
     SortingNetwork,
     SpearmanLoss,
+    TopKLoss,
     _exponential_sums,
     _row_chunks,
     soft_rank,
@@ -89,6 +90,21 @@ def test_masked_lists_and_derivatives():
     ):
         assert torch.autograd.gradcheck(function, point, fast_mode=True)
         assert torch.autograd.gradgradcheck(function, point, fast_mode=True)
+
+
+@pytest.mark.parametrize("spread", [1e3, 1e6, 4e9])
+def test_gradients_of_top_k_far_beyond_the_digits_of_float32(spread):
+    """The logarithm of a weight is then −spread, give or take its rounding, which no gradient may be made of."""
+    scores = spread * torch.tensor([[-1.0, -0.25, -0.5, 0.0, -1.0]], dtype=torch.float64)
+    for function in (
+        lambda s: TopKLoss({1: 0.5, 2: 0.5}, LaplaceSort(1.0))(s, torch.tensor([0])),
+        lambda s: soft_topk(s, 2, LaplaceSort(1.0), largest=False).square().sum(),
+    ):
+        found, wanted = (leaf.requires_grad_() for leaf in (scores.float(), scores.clone()))
+        (gradient,) = torch.autograd.grad(function(found).sum(), found)
+        # With a graph, by the recorded operators.
+        (exact,) = torch.autograd.grad(function(wanted).sum(), wanted, create_graph=True)
+        torch.testing.assert_close(gradient.double(), exact.detach(), rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("masked", [False, True])

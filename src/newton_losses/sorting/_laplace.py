@@ -112,13 +112,13 @@ class _LogTopWeights(torch.autograd.Function):
         ctx: Any, scores: Tensor, mask: Tensor | None, k: int, largest: bool, relaxation: LaplaceSort
     ) -> Tensor:
         logs, above = relaxation.above_threshold(scores, k, largest, mask)
-        ctx.save_for_backward(scores, mask, logs, -above.abs())
+        ctx.save_for_backward(scores, mask, above)
         ctx.how = k, largest, relaxation
         return logs
 
     @staticmethod
     def backward(ctx: Any, *slopes: Tensor) -> Any:
-        scores, mask, logs, near = ctx.saved_tensors
+        scores, mask, above = ctx.saved_tensors
         k, largest, relaxation = ctx.how
         if torch.is_grad_enabled():
             recorded = relaxation.above_threshold(scores, k, largest, mask)[0]
@@ -126,7 +126,11 @@ class _LogTopWeights(torch.autograd.Function):
         sign = -1 if largest else 1
         # Lists of no more than k items have log p = 0, which nothing changes.
         count = scores.shape[-1] if mask is None else mask.sum(-1, keepdim=True)
-        pull = torch.where(logs.new_full((), k) < count, slopes[0] * torch.exp(near - _LOG_2 - logs), 0.0)
+        near = -above.abs()
+        # f/p without a logarithm: that of an item far away has no digits behind the point, in float32 least of all.
+        density = near.exp() / 2
+        ratio = torch.where(above < 0, 1.0, density / (1 - density))
+        pull = torch.where(above.new_full((), k) < count, slopes[0] * ratio, 0.0)
         if mask is not None:
             pull, near = torch.where(mask, pull, 0.0), torch.where(mask, near, -FAR)
         gradient = near.softmax(-1) * pull.sum(-1, keepdim=True) - pull
