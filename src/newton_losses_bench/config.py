@@ -183,7 +183,9 @@ class SortingConfig(RunConfig):
     steps: int = setting("training", "Training steps.", 100_000, protocol=True)
     validation_sets: int = setting("data", "Fresh validation sets per evaluation.", 5_000, protocol=True)
     test_sets: int = setting("data", "Fresh test sets per evaluation.", 10_000, protocol=True)
-    kernels: bool = setting("computing", "With bf16 on CUDA, use this project's kernels.", True, experiment=False)
+    kernels: bool = setting(
+        "computing", "With bf16 on a Hopper GPU, use this project's kernels.", True, experiment=False
+    )
 
     def resolved(self) -> Self:
         config = super().resolved()

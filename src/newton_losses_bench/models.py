@@ -36,8 +36,8 @@ class DigitCNN(_Precise):
 
     Conv(1, 32, 5×5) – ReLU – MaxPool 2 – Conv(32, 64, 5×5) – ReLU – MaxPool 2 – Linear(·, 64) – ReLU –
     Linear(64, 1), convolutions padded by 2, torch's default initialisation. Four MNIST digits, 28×112 pixels,
-    make 12,544 features. Pixels are floats from 0 to 1 or bytes from 0 to 255; with bytes on a CUDA device, in
-    bf16, the convolutions run through this project's kernels.
+    make 12,544 features. Pixels are floats from 0 to 1 or bytes from 0 to 255; with bytes on a Hopper GPU, in
+    bf16, the layers run through this project's kernels.
 
     >>> DigitCNN((8, 32))(torch.zeros(3, 5, 1, 8, 32)).shape
     torch.Size([3, 5])
@@ -80,12 +80,13 @@ class DigitCNN(_Precise):
                 "Other sizes need DigitCNN(image_size=(height, width))."
             )
         pictures = images.flatten(0, -4)
-        in_bytes = images.dtype == torch.uint8 and images.is_cuda and self.precision == "bf16"
+        in_bytes = images.dtype == torch.uint8
         with torch.autocast(images.device.type, enabled=False):
-            if in_bytes and has_digit_kernels(self.image_size, len(pictures)):
+            in_kernels = in_bytes and self.precision == "bf16"
+            if in_kernels and has_digit_kernels(self.image_size, len(pictures), images.device):
                 scores = self._scores_by_kernels(pictures)
             else:
-                pixels = pictures.to(torch.float32) / 255 if images.dtype == torch.uint8 else pictures
+                pixels = pictures.to(torch.float32) / 255 if in_bytes else pictures
                 scores = self.head(self._features(self.convolutions, pixels))
         return scores.reshape(images.shape[:-3])
 

@@ -235,15 +235,14 @@ def test_nan_on_a_gpu():
 
 @pytest.mark.gpu
 def test_the_layers_are_chosen_on_a_hopper_gpu_and_can_be_captured_and_compiled():
-    from newton_losses_bench.kernels import digit_features
-    from newton_losses_bench.kernels.digit_layers import has_hopper_layers
+    from newton_losses_bench.kernels import digit_features, has_digit_kernels
 
     if torch.cuda.get_device_capability() != (9, 0):
         pytest.skip("not a Hopper GPU")
     shapes = ((32, 1, 5, 5), (32,), (64, 32, 5, 5), (64,))
     weights = [0.1 * torch.randn(shape, device="cuda") for shape in shapes]
     pictures = torch.randint(0, 256, (7, 28, 112), dtype=torch.uint8, device="cuda")
-    assert has_hopper_layers(pictures, weights[0], weights[2])
+    assert has_digit_kernels((28, 112), len(pictures), pictures.device)
 
     def step(function):
         # Leaves of the stream that it runs on: gradients go back to that of their leaves, which is not captured.

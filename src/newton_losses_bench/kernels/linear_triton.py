@@ -37,19 +37,21 @@ def linear(features: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return parts.sum(0) + bias
 
 
-def linear_gradients(gradient: Tensor, features: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """The gradients of the features, bf16, and of the weight, float32."""
+def linear_gradients(gradient: Tensor, features: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of the features, bf16, of the weight and of the bias, float32."""
     count, size = features.shape
     width = len(weight)
     by_features = torch.empty_like(features)
     by_weight = torch.empty_like(weight)
+    by_bias = torch.empty(width, dtype=torch.float32, device=features.device)
     with torch.cuda.device_of(features):  # type: ignore[no-untyped-call]
         columns = triton.cdiv(size, BLOCK)
         linear_by_features[(triton.cdiv(count, BLOCK), columns)](
             gradient, weight, by_features, count, size, WIDTH=width, BLOCK=BLOCK, num_warps=4
         )
         linear_by_weight[(columns,)](gradient, features, by_weight, count, size, WIDTH=width, BLOCK=BLOCK, num_warps=4)
-    return by_features, by_weight
+        linear_by_bias[(1,)](gradient, by_bias, count, WIDTH=width, BLOCK=BLOCK, num_warps=8)
+    return by_features, by_weight, by_bias
 
 
 @_jit
@@ -116,3 +118,14 @@ def linear_by_weight(  # type: ignore[no-untyped-def]
         total = tl.dot(tl.trans(middle), x, total)
         total = tl.dot(tl.trans(large), x, total)
     tl.store(by_weight + output[:, None] * size + k[None, :], total, mask=inside)
+
+
+@_jit
+def linear_by_bias(gradient, by_bias, count, WIDTH: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The sum over the rows; torch is slow at narrow ones."""
+    output = tl.arange(0, WIDTH)
+    total = tl.zeros([BLOCK, WIDTH], tl.float32)
+    for begin in range(0, count, BLOCK):
+        row = begin + tl.arange(0, BLOCK)
+        total += tl.load(gradient + row[:, None] * WIDTH + output[None, :], mask=(row < count)[:, None], other=0.0)
+    tl.store(by_bias + output, tl.sum(total, 0))

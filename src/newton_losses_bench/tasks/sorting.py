@@ -10,6 +10,7 @@ from newton_losses.sorting import SortingLoss, element_wise_match, exact_match
 
 from ..config import SortingConfig
 from ..data import MNIST, Affine, Digits, LabeledImages, MultiDigit, Splits
+from ..kernels import has_digit_kernels
 from ..machine import device_kind
 from ..models import DigitCNN
 from .task import Figures, Record, make_model, random_stream, training_loss
@@ -34,13 +35,12 @@ class SortingTask:
         self._config = config
         self.generators = {name: random_stream(config.seed, name, config.device) for name in ("batches", "evaluation")}
         splits = splits or load_digits(config)
-        affine = Affine() if config.augment else None
+        as_bytes = config.kernels and not config.augment and network is DigitCNN
 
         def sets(data: LabeledImages, affine: Affine | None = None) -> MultiDigit:
-            as_bytes = config.kernels and affine is None and network is DigitCNN
             return MultiDigit(data.to(config.device), config.n, config.digits, affine, as_bytes)
 
-        self._train = sets(splits.train, affine)
+        self._train = sets(splits.train, Affine() if config.augment else None)
         self._held_out = {
             "validation": (sets(splits.val), config.validation_sets),
             "test": (sets(splits.test), config.test_sets),
@@ -54,9 +54,11 @@ class SortingTask:
             exchangeable=False,  # as in the paper, whose curvature is that of the outputs as they are stored
         )
         self.loss_module = training_loss(loss, config).to(config.device)
-        # In two parts: the kernels of the network are compiled already, and pictures are put together once
-        # instead of for every window of a convolution.
-        self._forward = torch.compile(self.model) if config.compile and not config.kernels else self.model
+        # Network and loss apart from the drawing: pictures are put together once, instead of for every window of a
+        # convolution. Where the network runs through kernels of our own, they are compiled already.
+        pictures = config.batch_size * config.n
+        in_kernels = as_bytes and has_digit_kernels(self._train.image_size, pictures, torch.device(config.device))
+        self._forward = torch.compile(self.model) if config.compile and not in_kernels else self.model
         self._loss = torch.compile(self.loss_module) if config.compile else self.loss_module
         self.tensors: dict[str, Tensor] = {}
         self.total_steps = config.steps
