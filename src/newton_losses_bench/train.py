@@ -105,7 +105,7 @@ def run(
         while trainer.step < task.total_steps:
             trainer.train_step()
 
-            if task.is_evaluation(trainer.step):
+            if trainer.step % task.eval_every == 0 or trainer.step == task.total_steps:
                 progress.evaluating(trainer.step)
                 record = _evaluate(trainer, folder.evaluations)
                 _save_weights(trainer, folder, [*folder.evaluations, record])
@@ -154,7 +154,7 @@ def _evaluate(trainer: Trainer, earlier: list[Record]) -> Record:
     steps = trainer.step - (earlier[-1]["step"] if earlier else 0)
     record: Record = {
         "step": trainer.step,
-        "learning_rate": trainer.task.learning_rate(trainer.step - 1),
+        "learning_rate": trainer.learning_rate(trainer.step - 1),
         "loss": loss,
         "not_finite_steps": steps - finite_steps,
         "skipped_samples": trainer.skipped_samples(),

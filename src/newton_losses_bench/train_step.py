@@ -7,7 +7,7 @@ graph and an exact checkpoint possible. When to step, evaluate and save is decid
 import contextlib
 import math
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -28,7 +28,7 @@ class Trainer:
         self._clip_norm = config.clip_norm
         self._parameters = list(task.model.parameters())
         self._optimizer = _adam(self._parameters, config)
-        self._rate = config.learning_rate
+        self._first_rate = self._rate = cast(float, config.learning_rate)
         self.average = WeightAverage(task.model) if config.average else None
         device = self._parameters[0].device
         self.tensors: dict[str, Tensor] = {
@@ -50,11 +50,15 @@ class Trainer:
     def train_step(self) -> None:
         """Do one step. On CUDA this returns before the device is done."""
         size = self.task.begin_step(self.step)
-        self._set_learning_rate(self.task.learning_rate(self.step))
+        self._set_learning_rate(self.learning_rate(self.step))
         self._run(size)
         self.step += 1
         if self.average is not None:
             self.average.follow(self.step)
+
+    def learning_rate(self, step: int) -> float:
+        """The learning rate of step number `step` (from 0)."""
+        return self._first_rate * 0.1 ** sum(step >= drop for drop in self.task.drops)
 
     def _set_learning_rate(self, rate: float) -> None:
         # It seldom changes, and setting a tensor is one more launch on the device.

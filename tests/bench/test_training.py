@@ -149,9 +149,10 @@ def test_paths_have_a_partial_batch_and_learning_rate_drops(paths_config):
     assert task.total_steps == 30
     sizes = [task.begin_step(step) for step in range(3)]
     assert sizes == [3, 3, 1]
-    rates = [task.learning_rate(3 * epoch) / config.learning_rate for epoch in range(10)]
+    trainer = Trainer(task, config)
+    rates = [trainer.learning_rate(3 * epoch) / config.learning_rate for epoch in range(10)]
     assert rates == pytest.approx([1] * 6 + [0.1] * 2 + [0.01] * 2)
-    assert [steps for steps in range(1, 31) if task.is_evaluation(steps)] == list(range(3, 31, 3))
+    assert task.eval_every == 3
 
 
 def test_an_epoch_visits_every_map_once(paths_config):

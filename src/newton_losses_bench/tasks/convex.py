@@ -30,7 +30,8 @@ class ConvexTask:
         self.loss_module: nn.Module = nn.MSELoss()
         self.generators: dict[str, torch.Generator] = {}
         self.tensors: dict[str, Tensor] = {}
-        self.total_steps = config.steps
+        self.total_steps, self.eval_every = config.steps, config.eval_every
+        self.drops: tuple[int, ...] = ()
         self.batch_sizes: tuple[int, ...] = (config.batch_size,)
 
     def begin_step(self, step: int) -> int:
@@ -38,13 +39,6 @@ class ConvexTask:
 
     def draw_loss(self, size: int) -> Tensor:
         return cast(Tensor, self.loss_module(self.model(self._inputs), self._wanted))
-
-    def learning_rate(self, step: int) -> float:
-        assert self._config.learning_rate is not None
-        return self._config.learning_rate
-
-    def is_evaluation(self, steps: int) -> bool:
-        return steps % self._config.eval_every == 0 or steps == self.total_steps
 
     def evaluate(self) -> Figures:
         return {"test": {"loss": self.draw_loss(self._config.batch_size).item()}}

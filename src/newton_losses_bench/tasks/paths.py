@@ -40,6 +40,8 @@ class PathsTask:
         self.loss_module = training_loss(loss, config).to(config.device)
         self._steps_per_epoch = -(-len(self._train) // config.batch_size)
         self.total_steps = self._steps_per_epoch * config.epochs
+        self.eval_every = self._steps_per_epoch * config.eval_every
+        self.drops = tuple(self._steps_per_epoch * epoch for epoch in config.drops or ())
         # The order of this epoch and the place in it are on the device: a captured step reads and moves them.
         self.tensors = {
             "order": torch.zeros(len(self._train), dtype=torch.int64, device=config.device),
@@ -63,16 +65,6 @@ class PathsTask:
         batch = self._train.batch(drawn)
         place += size
         return cast(Tensor, self.loss_module(self._forward(batch.images), batch.paths))
-
-    def learning_rate(self, step: int) -> float:
-        assert self._config.learning_rate is not None
-        assert self._config.drops is not None
-        epoch = step // self._steps_per_epoch
-        return self._config.learning_rate * 0.1 ** sum(epoch >= drop for drop in self._config.drops)
-
-    def is_evaluation(self, steps: int) -> bool:
-        epochs, rest = divmod(steps, self._steps_per_epoch)
-        return steps == self.total_steps or (rest == 0 and epochs % self._config.eval_every == 0)
 
     def evaluate(self) -> Figures:
         return {name: self._figures(maps) for name, maps in self._held_out.items()}

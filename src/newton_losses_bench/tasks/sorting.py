@@ -61,7 +61,8 @@ class SortingTask:
         self._forward = torch.compile(self.model) if config.compile and not in_kernels else self.model
         self._loss = torch.compile(self.loss_module) if config.compile else self.loss_module
         self.tensors: dict[str, Tensor] = {}
-        self.total_steps = config.steps
+        self.total_steps, self.eval_every = config.steps, config.eval_every
+        self.drops: tuple[int, ...] = ()
         self.batch_sizes: tuple[int, ...] = (config.batch_size,)
 
     def begin_step(self, step: int) -> int:
@@ -70,13 +71,6 @@ class SortingTask:
     def draw_loss(self, size: int) -> Tensor:
         images, values = self._train.sample(size, self.generators["batches"])
         return cast(Tensor, self._loss(self._forward(images), values))
-
-    def learning_rate(self, step: int) -> float:
-        assert self._config.learning_rate is not None
-        return self._config.learning_rate
-
-    def is_evaluation(self, steps: int) -> bool:
-        return steps % self._config.eval_every == 0 or steps == self.total_steps
 
     def evaluate(self) -> Figures:
         return {name: self._figures(sets, count) for name, (sets, count) in self._held_out.items()}

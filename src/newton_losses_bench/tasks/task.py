@@ -36,7 +36,8 @@ class Task(Protocol):
     """A network with its data and its loss. The loop counts steps; everything else is asked of the task.
 
     `model` is what is trained and `loss_module` what may hold counters; a checkpoint has to hold `generators` and
-    `tensors` as well. `draw_loss` runs inside the captured graph, `begin_step` before it.
+    `tensors` as well. `draw_loss` runs inside the captured graph, `begin_step` before it. There is an evaluation after
+    every `eval_every` steps and at the end, and the learning rate falls tenfold after each of the `drops`, in steps.
     """
 
     model: nn.Module
@@ -44,6 +45,8 @@ class Task(Protocol):
     generators: dict[str, torch.Generator]
     tensors: dict[str, Tensor]
     total_steps: int
+    eval_every: int
+    drops: tuple[int, ...]
     batch_sizes: tuple[int, ...]
 
     def begin_step(self, step: int) -> int:
@@ -51,12 +54,6 @@ class Task(Protocol):
 
     def draw_loss(self, size: int) -> Tensor:
         """Draw a batch of this size, run the network, and return the mean loss with its graph."""
-
-    def learning_rate(self, step: int) -> float:
-        """The learning rate of step number `step` (from 0)."""
-
-    def is_evaluation(self, steps: int) -> bool:
-        """Whether to evaluate after this many steps."""
 
     def evaluate(self) -> Figures:
         """The figures of validation and test set, in per cent."""
