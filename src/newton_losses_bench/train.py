@@ -232,8 +232,8 @@ def _explained_errors(config: RunConfig, folder: RunFolder) -> Iterator[None]:
     """Say in a sentence what ended a run; the traceback of an unexpected error goes to the run folder."""
     try:
         yield
-    except (NewtonLossesError, Interrupted, ModuleNotFoundError):
-        raise  # these are sentences already, or the command makes one of them
+    except (NewtonLossesError, Interrupted, ModuleNotFoundError, BrokenPipeError):
+        raise  # sentences already, or the command makes one of them; nobody reads what is said into a broken pipe
     except Exception as error:
         raise _explain(error, config, folder) from error
 

@@ -218,6 +218,18 @@ def test_a_stop_request_saves_and_the_run_goes_on(tmp_path, monkeypatch):
     assert again["final"] == whole["final"]
 
 
+def test_a_reader_who_leaves_ends_the_run_without_a_complaint(tmp_path):
+    """As `train … | head` does; the command exits silently then."""
+
+    class Pipe(Progress):
+        def evaluated(self, record):
+            raise BrokenPipeError
+
+    with pytest.raises(BrokenPipeError):
+        run(SORTING, str(tmp_path), progress=Pipe())
+    assert not (tmp_path / "error.txt").exists()
+
+
 def failing(error, at):
     """A task of the user's own that fails in this step (from 0)."""
 

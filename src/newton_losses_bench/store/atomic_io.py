@@ -85,13 +85,10 @@ def write_error(path: Path, error: OSError) -> RunError:
         hint = "The folder is not writable. Change its permissions, or choose another (--out; for a sweep, --results)"
     elif error.errno in (errno.EEXIST, errno.ENOTDIR):
         blocking = next((place for place in (path, *path.parents) if place.is_file()), path)
-        hint = f"{blocking} is a file. Choose another folder and rerun the command"
+        hint = f"{blocking} is a file. Choose another folder"
     else:
         hint = "Find the cause and rerun the command"
-    return RunError(
-        f"{path}: could not be written ({error.strerror or error}). {hint}. Nothing that was there is lost, and a run "
-        "resumes from its last checkpoint."
-    )
+    return RunError(f"{path}: could not be written ({error.strerror or error}). {hint}. What was saved before is kept.")
 
 
 # Checksummed JSON

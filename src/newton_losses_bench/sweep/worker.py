@@ -61,11 +61,12 @@ def main() -> int:
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     except Exception as error:
-        if isinstance(error, NewtonLossesError):
-            print(error, file=sys.stderr)  # it says what to do; where it comes from helps nobody
-        else:
-            traceback.print_exc()
         events.failed(in_words(error))
+        with contextlib.suppress(OSError):  # a full disk is full for the log as well
+            if isinstance(error, NewtonLossesError):
+                print(error, file=sys.stderr)  # it says what to do; where it comes from helps nobody
+            else:
+                traceback.print_exc()
         return FAILED
     return FINISHED
 

@@ -154,6 +154,18 @@ def test_an_error_is_in_the_log_and_in_the_last_event(real, tmp_path):
     assert log.startswith("--algorithm softsrot: did you mean softsort?")
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device that is always full, on Linux")
+def test_an_error_is_in_the_last_event_where_the_log_has_no_room(tmp_path):
+    (job,) = jobs(tmp_path / "store", SORTING)
+    job.configuration["algorithm"] = "softsrot"
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            processes.WORKER, input=json.dumps(job.to_dict()) + "\n", stdout=subprocess.PIPE, stderr=full, text=True,
+            check=False,
+        )  # fmt: skip
+    assert json.loads(done.stdout)["message"].startswith("--algorithm softsrot: did you mean softsort?")
+
+
 # A shell's background jobs are born ignoring Ctrl-C.
 @pytest.mark.parametrize("real", [signal.default_int_handler, signal.SIG_IGN], indirect=True, ids=["front", "back"])
 def test_a_signal_lets_the_run_save(real, tmp_path):
