@@ -75,6 +75,14 @@ def test_what_is_expected_follows_growth_and_lead() -> None:
         assert (report.recommendation is None) == ("and" in words)
 
 
+def test_one_output_is_told_that_its_curvature_is_one_number() -> None:
+    """Whatever the gradients do: a Fisher of one output and its λ are the same number, and nothing is recommended."""
+    report = diagnose(squares, draw(30, 1, seed=0), draw(30, 1, seed=1))
+    assert "With one output per sample" in report.reasons[0]
+    assert report.recommendation is None
+    assert "at 30 samples of 1 output\n" in str(report)
+
+
 def cauchy_in(unit: Tensor) -> Any:
     return lambda y, target: torch.log1p(((y - target) / unit.to(y)).square()).sum(1)
 

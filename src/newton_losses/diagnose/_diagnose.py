@@ -117,6 +117,7 @@ def _measure(probe: Probe, blank: Report) -> Report:
         return replace(blank, reasons=(nothing_finite(probe.flat, first.value),), gradients=gradients)
     facts = Facts(
         batch=round(blank.samples * (1 - gradients.nonfinite)),
+        outputs=blank.outputs,
         reference_numerics=getattr(probe.loss, "numerics", None) == "reference",
         where_to_look=where_to_look(probe.flat, first.value, first.gradient),
         gradients=gradients,

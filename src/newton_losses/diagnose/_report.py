@@ -81,8 +81,12 @@ def _plain(value: Any) -> Any:
 # Text ---------------------------------------------------------------------------------------------------------------
 
 
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 's'}"
+
+
 def _lines(report: Report) -> Iterator[str]:
-    yield f"{report.loss} at {report.samples} samples of {report.outputs} outputs"
+    yield f"{report.loss} at {_counted(report.samples, 'sample')} of {_counted(report.outputs, 'output')}"
     yield _headline(report)
     for reason in report.reasons:
         yield textwrap.fill(reason, WIDTH, initial_indent="  - ", subsequent_indent="    ")

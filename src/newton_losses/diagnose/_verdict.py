@@ -32,6 +32,11 @@ HELPED_ABOVE, HELPED_BELOW = (10, 18), (1, 26)
 # Shares of samples that are worth a word.
 SOME = 0.05
 
+_ONE_OUTPUT = (
+    "With one output per sample, the curvature of a batch is one number: by default, the Fisher and the Hessian only "
+    "rescale the gradient. curvature='sample' clips large samples; a number as damping makes the length of the step "
+    "depend on the curvature."
+)
 _STABLE = 'Use numerics="stable", the same loss in log space.'
 
 
@@ -48,9 +53,10 @@ class Recommendation:
 
 @dataclass(frozen=True)
 class Facts:
-    """Everything measured, or `None` where it could not be; `batch` is how many finite samples were given."""
+    """Everything measured, or `None` where it could not be; `batch` finite samples were given, of `outputs` each."""
 
     batch: int
+    outputs: int
     reference_numerics: bool = False
     where_to_look: str = LOSS_TO_BLAME
     gradients: Gradients | None = None
@@ -75,6 +81,8 @@ def _expectation(facts: Facts) -> tuple[tuple[str, ...], Recommendation | None]:
     descent = facts.descent
     if descent is None or (facts.derivatives is not None and facts.derivatives.first == "detached"):
         return (), None
+    if facts.outputs == 1:
+        return (_ONE_OUTPUT,), None
     fisher = descent.candidates[0]
     grows, leads = descent.grows >= GROWS, descent.lead(fisher) >= LEADS
     helped, count = HELPED_ABOVE if grows or leads else HELPED_BELOW
