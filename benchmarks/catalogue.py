@@ -103,7 +103,9 @@ def measured(problem: Problem, variant: str) -> dict[str, Any]:
     """The final errors of all seeds at each learning rate."""
     began = time.process_time()
     try:
-        errors = {str(rate): [trained(problem, variant, rate, seed) for seed in SEEDS] for rate in RATES}
+        errors = {
+            str(rate): [float(f"{trained(problem, variant, rate, seed):.6g}") for seed in SEEDS] for rate in RATES
+        }
     except DerivativeError as error:
         return {"error": str(error)}
     return {"errors": errors, "seconds": round(time.process_time() - began, 1)}
@@ -118,7 +120,18 @@ def train(options: argparse.Namespace) -> None:
             if variant not in own and problem.name in (options.only or {problem.name}):
                 own[variant] = measured(problem, variant)
                 print(f"{problem.name:26} {variant:10} {own[variant].get('seconds')} s", flush=True)
-                options.file.write_text(json.dumps(found, indent=1) + "\n")
+                options.file.write_text(written(found))
+
+
+def written(found: dict[str, Any]) -> str:
+    """As JSON, one line per variant."""
+    problems = (
+        f" {json.dumps(name)}: {{\n"
+        + ",\n".join(f"  {json.dumps(variant)}: {json.dumps(one)}" for variant, one in own.items())
+        + "\n }"
+        for name, own in found.items()
+    )
+    return "{\n" + ",\n".join(problems) + "\n}\n"
 
 
 def best(found: dict[str, Any]) -> tuple[str, list[float]]:
