@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from ..cells import CLIP_NORM, VARIANTS, Cell, cells
+from ..cells import CLIP_NORM, OURS, VARIANTS, Cell, cells
 from ..groups import Group, Protocol, group
 from ..statistics import Summary
 from ..store import RunRecord, Store, UnfinishedRun
@@ -91,10 +91,10 @@ def every_cell() -> dict[str, Cell]:
     >>> cell.make(device="cpu").damping, cell.make(device="cpu").spectrum
     ('auto', 'absolute')
     """
-    found = {cell.key: cell for table in ("ablation", *TABLES, "cvxpy") for cell in cells(table)}
+    found = {cell.key: cell for table in ("ablation", *TABLES, OURS, "cvxpy") for cell in cells(table)}
     found |= {f"{cell.key}-timed": cell for cell in cells("runtimes")}
     found |= {f"{cell.key}-exact": cell.changed({"algorithm": "relu-exact"}) for cell in cells("cvxpy")}
-    for cell in [cell for table in TABLES for cell in cells(table)]:
+    for cell in [cell for table in (*TABLES, OURS) for cell in cells(table)]:
         if cell.variant != "baseline" or cell.control or cell.numerics == "reference":
             continue
         for method, settings in CONTROLS.items():

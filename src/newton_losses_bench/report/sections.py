@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ..cells import OURS
 from . import tables
 from .claims import Verdict
 from .collect import Evidence, columns
@@ -82,7 +83,7 @@ def _sorting(found: Evidence) -> Section:
 
 
 def _controls(found: Evidence) -> Section:
-    sorting, maps = columns("table1"), columns("table2", "table3")
+    sorting, maps = columns("table1", OURS), columns("table2", "table3")
     shown = {
         "sorting in log space, 10,000 steps": tables.control_table(found.short, sorting, "stable"),
         "100,000 steps": tables.control_table(found.full, sorting, "stable"),

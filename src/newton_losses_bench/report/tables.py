@@ -151,7 +151,8 @@ def control_table(runs: Runs, names: Sequence[str], numerics: str, *, averaged: 
         groups = {method: runs.runs(column, method, numerics) for method in methods}
         figures = [one.summary(main_metric(one.cell), averaged=averaged) if one else None for one in groups.values()]
         if any(figures):
-            papers = [figure_cell(papers_best(column))] if runs.as_in_the_paper else []
+            best = papers_best(column)
+            papers = [figure_cell(best) if best else NOTHING] if runs.as_in_the_paper else []
             cells = [
                 _with_rivals(figure_cell(figure), method, groups, averaged)
                 for method, figure in zip(methods, figures, strict=True)

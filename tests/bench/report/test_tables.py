@@ -1,9 +1,12 @@
 """The report's tables: their figures are those of the runs, each where it belongs, and missing runs are marked."""
 
+from dataclasses import replace
+
 import pytest
 from run_folders import results_and_page, row_of, tables_of, write_cell, write_run
 
 from newton_losses_bench.cells import cells
+from newton_losses_bench.config import SortingConfig
 from newton_losses_bench.report import compose, gather
 from newton_losses_bench.report.collect import every_cell
 
@@ -120,6 +123,17 @@ def test_averaged_weights_have_a_table_of_their_own(tmp_path):
     tables = tables_of(tmp_path)
     assert row_of(tables["controls-mnist-100000"], "SoftSort n=10")[0].text == "within noise"
     assert row_of(tables["controls-mnist-100000-averaged"], "SoftSort n=10")[0].text == "ahead"
+
+
+def test_n15_of_a_loss_that_the_paper_has_not_tried_is_among_the_controls(tmp_path):
+    """Its runs are shown beside no figure of the paper, and no cell of table 1 is added."""
+    config = SortingConfig(algorithm="neuralsort", n=15, device="cpu").resolved()  # as `sweep sorting --n 15` makes it
+    for seed in range(3):
+        write_run(tmp_path / str(seed), replace(config, seed=seed), {"exact_match": 40.0, "element_wise": 80.0})
+    found = tables_of(tmp_path)
+    row = row_of(found["controls-mnist-100000"], "NeuralSort n=15")
+    assert [row[1].text, row[-1].text] == ["40.0", "–"]
+    assert "NeuralSort n=15" not in {line[0].text for line in found["table1-figures"].rows}
 
 
 def test_one_seed_is_no_test(tmp_path):
