@@ -1,283 +1,172 @@
-"""Would the tests notice a mistake? Makes small ones in a module, one at a time, and lists those that no test catches.
+"""Test the tests: change a module in one place at a time, and list the changes that no test notices.
 
-    python benchmarks/mutation.py src/newton_losses/perturbed.py
-    python benchmarks/mutation.py src/newton_losses/smoothing/_draws.py --tests tests/smoothing/test_draws.py
-    python benchmarks/mutation.py src/newton_losses/newton.py --lines 200-300 --list
-    python benchmarks/mutation.py src/newton_losses/newton.py src/newton_losses/inject.py --processes 16 --seconds 570
+    python benchmarks/mutation.py src/newton_losses/inject.py --tests tests/test_inject.py
+    python benchmarks/mutation.py --sample 300                   # of all of CORE
+    python benchmarks/mutation.py --results mutants.jsonl --record tests.jsonl      # all; stop and resume as you like
+    python benchmarks/mutation.py --results mutants.jsonl --summary                 # what is known so far, per module
 
-A mutant is the module with one operator, number, condition or call changed (`mutants` has the list). The tests run on
-it in a temporary copy of the repository, up to the first failure; give the quickest files first. By default they are
-the folder or file of `tests/` with the module's name, and `CORE_TESTS` for the core. A mutant whose tests take five
-times as long as without it counts as caught. Exit status 1 if any survives. Not every survivor is a gap: some mutants
-change no behaviour.
+A mutant is the module with one operator, number, condition or call changed (`mutants.py` has the list). The tests run
+once without a mutant, to record which lines of the modules each of them runs and how long it takes (`--record` keeps
+that). Then each mutant gets the tests that run its line, quick ones and those that caught others first, up to the
+first failure; a test that takes ten times as long as before fails. The modules are imported once: a fork gives the
+mutant's code to the functions that are there. Mutants of code that runs at import only, and of lines that only
+subprocesses reach, are tested in a copy of the repository instead, which takes seconds each. Needs a POSIX system.
 
-Torch is imported once and each mutant tested in a fork, which saves seconds per mutant; so this needs a POSIX system.
+Not every survivor is a gap: those in `mutation_notes.md` change no behaviour that a test can see, and count as
+equivalent. Exit status 1 if any other survives.
 """
 
 import argparse
-import ast
+import json
+import math
 import os
-import shutil
-import signal
-import subprocess
+import random
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections import Counter, defaultdict
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
-WRONG_COPY = 99  # the tests imported the library from somewhere else
+from mutants import ROOT, Mutant, mutants_of
+from mutation_session import Record, Session, known, run_pytest, test_in_copies
 
-COMPARISONS: dict[type[ast.cmpop], tuple[type[ast.cmpop], ...]] = {
-    ast.Lt: (ast.LtE, ast.GtE), ast.LtE: (ast.Lt, ast.Gt), ast.Gt: (ast.GtE, ast.LtE), ast.GtE: (ast.Gt, ast.Lt),
-    ast.Eq: (ast.NotEq,), ast.NotEq: (ast.Eq,), ast.Is: (ast.IsNot,), ast.IsNot: (ast.Is,),
-    ast.In: (ast.NotIn,), ast.NotIn: (ast.In,),
-}  # fmt: skip
-ARITHMETIC: dict[type[ast.operator], type[ast.operator]] = {
-    ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult, ast.FloorDiv: ast.Mult,
-    ast.Mod: ast.Mult, ast.Pow: ast.Mult, ast.BitAnd: ast.BitOr, ast.BitOr: ast.BitAnd,
-}  # fmt: skip
-NAMES = {"min": "max", "minimum": "maximum", "amin": "amax", "argmin": "argmax", "any": "all", "sum": "mean"}
-NAMES |= {new: old for old, new in NAMES.items()}
-
-# What tests the Newton loss itself and its curvature, the quickest and most telling first.
-CORE = ("newton.py", "inject.py", "functional.py", "_skipped.py", "curvature")
-CORE_TESTS = [
-    "tests/test_newton.py", "tests/test_inject.py", "tests/test_skipped.py", "tests/test_targets.py",
-    "tests/test_bad_input.py", "tests/curvature", "tests/test_careful_users.py", "tests/fuzz/test_found.py",
-    "tests/fuzz/test_fuzz.py", "tests/sorting/test_newton_lists.py", "tests/diagnose/test_first_call.py",
+LIBRARY = ROOT / "src" / "newton_losses"
+NOTES = ROOT / "benchmarks" / "mutation_notes.md"
+CORE = [
+    "newton.py", "inject.py", "functional.py", "_skipped.py", "curvature/_*.py",
+    *(f"sorting/_{name}.py" for name in (
+        "softsort", "neuralsort", "network_derivatives", "laplace", "laplace_curvature", "row_chunks",
+        "exponential_sums", "partial_orders", "graded", "log_space",
+    )),
+    *(f"smoothing/_{name}.py" for name in ("smoothed", "black_box", "draws", "distributions")),
+]  # fmt: skip
+# The tests of the library; those of the laboratory, the site and the wheel would add little but their time.
+TESTS = [
+    "src/newton_losses", "tests/curvature", "tests/sorting", "tests/smoothing", "tests/diagnose", "tests/fuzz",
+    "tests/paths", "tests/distributed", "tests/test_newton.py", "tests/test_inject.py", "tests/test_skipped.py",
+    "tests/test_targets.py", "tests/test_arguments.py", "tests/test_bad_input.py", "tests/test_careful_users.py",
+    "tests/test_perturbed.py", "tests/test_convex.py", "tests/test_backends.py", "tests/test_random.py",
 ]  # fmt: skip
 
-Change = tuple[int, str, Callable[[], Callable[[], None]]]
+
+def equivalent() -> set[str]:
+    """The mutants that the notes list, one in each line that begins with a dash."""
+    rows = NOTES.read_text(encoding="utf-8").splitlines()
+    return {row.removeprefix("- `").removesuffix("`") for row in rows if row.startswith("- `")}
 
 
-def mutants(tree: ast.Module) -> Iterator[tuple[int, str]]:
-    """Line and description of each mutant of the tree, which is the mutant until the next one is asked for."""
-    for node in list(_code(tree)):
-        for line, what, apply in _changes(node):
-            undo = apply()
-            yield line, what
-            undo()
+def in_random_order(modules: list[str], seed: int) -> list[Mutant]:
+    """All mutants, so that the first of them are a random sample in proportion to the modules' numbers of mutants."""
+    places = []
+    for module in modules:
+        found = list(mutants_of(module))
+        random.Random(f"{seed} {module}").shuffle(found)
+        places += [((place + 0.5) / len(found), mutant) for place, mutant in enumerate(found)]
+    return [mutant for _, mutant in sorted(places, key=lambda one: (one[0], one[1].module))]
 
 
-def _code(node: ast.AST) -> Iterator[ast.AST]:
-    """The nodes that run: no annotations, docstrings, error messages or imports."""
-    if isinstance(node, (ast.Raise, ast.Import, ast.ImportFrom, ast.JoinedStr)):
-        return
-    yield node
-    for name, child in ast.iter_fields(node):
-        if name not in ("annotation", "returns", "decorator_list", "type_params"):
-            for part in child if isinstance(child, list) else [child]:
-                if isinstance(part, ast.AST):
-                    yield from _code(part)
+def summary(chosen: list[Mutant], options: argparse.Namespace) -> int:
+    """Print the figures of each module and of all; the number of survivors that the notes do not explain."""
+    results, explained = known(options), equivalent()
+    rows: dict[str, Counter[str]] = defaultdict(Counter)
+    survivors = []
+    for mutant in chosen:
+        row, module = results.get(mutant.name, {}), mutant.name.split(":")[0]
+        result = row.get("result", "later")
+        if result == "later":
+            continue
+        if result == "survived":
+            result = "equivalent" if mutant.name in explained else "survived"
+        if result == "survived":
+            survivors.append(mutant)
+        for name in (module, "all"):
+            rows[name].update({"tested": 1, result: 1})
+    print(f"{'':32}{'mutants':>10}{'tested':>10}{'caught':>10}{'equivalent':>12}{'survived':>10}{'caught':>10}")
+    for name, row in [*((name, row) for name, row in rows.items() if name != "all"), ("all", rows["all"])]:
+        total = sum(name in (mutant.name.split(":")[0], "all") for mutant in chosen)
+        matter = row["caught"] + row["survived"]
+        print(f"{name:32}{total:10}{row['tested']:10}{row['caught']:10}{row['equivalent']:12}{row['survived']:10}"
+              f"{100 * row['caught'] / max(matter, 1):9.1f}%")  # fmt: skip
+    low, high = interval(rows["all"]["caught"], rows["all"]["caught"] + rows["all"]["survived"])
+    print(f"95 % interval of the share caught, if these are a sample: {100 * low:.1f} to {100 * high:.1f} %")
+    for mutant in survivors:
+        print(f"  {mutant.line}: {mutant.name}")
+    return len(survivors)
 
 
-def _changes(node: ast.AST) -> Iterator[Change]:
-    line = getattr(node, "lineno", 0)
-
-    def put(name: str, value: object, place: int | None = None) -> Callable[[], Callable[[], None]]:
-        def apply() -> Callable[[], None]:
-            if place is None:
-                old = getattr(node, name)
-                setattr(node, name, value)
-                return lambda: setattr(node, name, old)
-            values = getattr(node, name)
-            old = values[place]
-            values[place] = value
-            return lambda: values.__setitem__(place, old)
-
-        return apply
-
-    match node:
-        case ast.Compare():
-            for place, operator in enumerate(node.ops):
-                for other in COMPARISONS[type(operator)]:
-                    yield line, f"{type(operator).__name__} → {other.__name__}", put("ops", other(), place)
-        case ast.BinOp() | ast.AugAssign() if type(node.op) in ARITHMETIC:
-            other_operator = ARITHMETIC[type(node.op)]
-            yield line, f"{type(node.op).__name__} → {other_operator.__name__}", put("op", other_operator())
-        case ast.BoolOp():
-            flipped = ast.Or() if isinstance(node.op, ast.And) else ast.And()
-            yield line, f"{type(node.op).__name__} → {type(flipped).__name__}", put("op", flipped)
-        case ast.UnaryOp() if not isinstance(node.op, ast.UAdd):
-            double = ast.UnaryOp(ast.Not(), ast.UnaryOp(ast.Not(), node.operand))
-            removed = double if isinstance(node.op, ast.Not) else ast.BinOp(node.operand, ast.Mult(), ast.Constant(1))
-            yield line, f"{type(node.op).__name__} removed", _replace(node, removed)
-        case ast.Constant(value=bool() as value):
-            yield line, f"{value} → {not value}", put("value", not value)
-        case ast.Constant(value=int() | float() as value):
-            yield line, f"{value} → {value + 1}", put("value", value + 1)
-        # A comparison or a `not` is negated where it stands.
-        case ast.If() | ast.IfExp() | ast.While() if not isinstance(node.test, (ast.Compare, ast.UnaryOp)):
-            yield line, "condition negated", put("test", ast.UnaryOp(ast.Not(), node.test))
-        case ast.Attribute() if node.attr in NAMES:
-            yield line, f"{node.attr} → {NAMES[node.attr]}", put("attr", NAMES[node.attr])
-        case ast.Name() if node.id in NAMES:
-            yield line, f"{node.id} → {NAMES[node.id]}", put("id", NAMES[node.id])
-        case ast.keyword() if node.arg in ("min", "max"):
-            yield node.value.lineno, f"{node.arg}= → {NAMES[node.arg]}=", put("arg", NAMES[node.arg])
-        case ast.Expr(value=ast.Call()):
-            yield line, "call removed", put("value", ast.Constant(None))
-
-
-def _replace(node: ast.AST, other: ast.AST) -> Callable[[], Callable[[], None]]:
-    """Turn one node into another in place, because its parent is not at hand."""
-
-    def apply() -> Callable[[], None]:
-        kind, fields = type(node), dict(vars(node))
-        node.__class__ = type(other)  # type: ignore[assignment]
-        vars(node).clear()
-        vars(node).update(vars(other))
-
-        def undo() -> None:
-            node.__class__ = kind  # type: ignore[assignment]
-            vars(node).clear()
-            vars(node).update(fields)
-
-        return undo
-
-    return apply
-
-
-def copy_repository(folder: Path) -> None:
-    """What is tracked of the source, the tests and what they read."""
-    listed = subprocess.run(
-        ["git", "ls-files", "src", "tests", "examples", "docs", "conftest.py", "pyproject.toml"],
-        cwd=ROOT, capture_output=True, text=True, check=True,
-    ).stdout.splitlines()  # fmt: skip
-    for name in listed:
-        if (ROOT / name).is_file():
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(ROOT / name, folder / name)
-
-
-def run_tests(folder: Path, tests: list[str], timeout: float) -> int | None:
-    """The exit status of pytest in the copy, in a fork of this process; None if it took too long."""
-    child = os.fork()
-    if child == 0:
-        os.setsid()
-        sink = os.open(os.devnull, os.O_RDWR)
-        for stream in (0, 1, 2):
-            os.dup2(sink, stream)
-        os.chdir(folder)
-        sys.path.remove(str(ROOT / "benchmarks"))  # modules here have the names of folders of tests
-        sys.dont_write_bytecode = True  # two mutants of one second and size would share it
-        import pytest
-
-        status = int(pytest.main(["-x", "-q", "-p", "no:cacheprovider", *tests]))
-        library = sys.modules.get("newton_losses")
-        here = library is None or str(library.__file__).startswith(str(folder))
-        os._exit(status if here else WRONG_COPY)
-    end = time.monotonic() + timeout
-    while time.monotonic() < end:
-        done, status = os.waitpid(child, os.WNOHANG)
-        if done:
-            return os.waitstatus_to_exitcode(status)
-        time.sleep(0.02)
-    os.killpg(child, signal.SIGKILL)
-    os.waitpid(child, 0)
-    return None
-
-
-def default_tests(module: Path) -> list[str]:
-    """The folder or file of tests named like the module, or like the package that it is in."""
-    if module.name in CORE or module.parent.name in CORE:
-        return CORE_TESTS
-    for name in (module.stem.strip("_"), module.parent.name):
-        for found in (ROOT / "tests" / name, ROOT / "tests" / f"test_{name}.py"):
-            if found.exists():
-                return [str(found.relative_to(ROOT))]
-    sys.exit(f"mutation: no tests are named like {module}. Name them with --tests.")
-
-
-def test_share(share: int, shares: int, modules: list[Path], options: argparse.Namespace) -> tuple[int, list[str]]:
-    """Every `shares`-th mutant of the modules, in a copy of the repository: how many there were, and the survivors."""
-    first, last = map(int, options.lines.split("-"))
-    survivors, count, place_in_list, start = [], 0, -1, time.monotonic()
-    with tempfile.TemporaryDirectory() as place:
-        folder = Path(place).resolve()
-        copy_repository(folder)
-        for name in modules:
-            tests, source = options.tests or default_tests(name), (ROOT / name).read_text(encoding="utf-8")
-            tree = ast.parse(source)
-            for line, what in mutants(tree):
-                place_in_list += first <= line <= last
-                if not first <= line <= last or place_in_list % shares != share:
-                    continue
-                if time.monotonic() - start > options.seconds:
-                    break
-                (folder / name).write_text(ast.unparse(ast.fix_missing_locations(tree)), encoding="utf-8")
-                count += 1
-                if run_tests(folder, tests, options.timeout) == 0:
-                    survivors.append(f"{name}:{line}: {what}    {source.splitlines()[line - 1].strip()}")
-                    print(survivors[-1], flush=True)
-            (folder / name).write_text(source, encoding="utf-8")
-    return count, survivors
-
-
-def fork_share(share: int, shares: int, modules: list[Path], options: argparse.Namespace) -> tuple[int, int]:
-    """The same in a fork of this process: its id, and where it writes the numbers of mutants and of survivors."""
-    read, write = os.pipe()
-    child = os.fork()
-    if child:
-        os.close(write)
-        return child, read
-    count, survivors = test_share(share, shares, modules, options)
-    os.write(write, f"{count} {len(survivors)}".encode())
-    os._exit(0)
-
-
-def time_without_mutation(modules: list[Path], options: argparse.Namespace) -> float:
-    """The longest time that the tests of a module take without a mutation; they have to pass."""
-    longest, done = 0.0, set()
-    with tempfile.TemporaryDirectory() as place:
-        folder = Path(place).resolve()
-        copy_repository(folder)
-        for name in modules:
-            tests = options.tests or default_tests(name)
-            if tuple(tests) in done:
-                continue
-            done.add(tuple(tests))
-            start = time.monotonic()
-            status = run_tests(folder, tests, 1800)
-            if status != 0:
-                sys.exit(f"mutation: without a mutation the tests end with status {status}; make them pass first.")
-            longest = max(longest, time.monotonic() - start)
-    return longest
+def interval(hits: int, count: int) -> tuple[float, float]:
+    """Wilson's 95 % interval of a share."""
+    if not count:
+        return 0.0, 1.0
+    z, share = 1.96, hits / count
+    middle = (share + z * z / (2 * count)) / (1 + z * z / count)
+    half = z * math.sqrt(share * (1 - share) / count + z * z / (4 * count * count)) / (1 + z * z / count)
+    return middle - half, middle + half
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("modules", type=Path, nargs="+")
-    parser.add_argument("--tests", nargs="+", help="files or folders, the quickest first")
+    parser.add_argument("modules", type=Path, nargs="*", help="by default those of CORE, without kernels")
+    parser.add_argument("--tests", nargs="+", default=TESTS, help="files or folders")
     parser.add_argument("--lines", default="1-1000000", help="only mutants of these lines, as 20-80")
+    parser.add_argument("--sample", type=int, help="only so many, drawn at random")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--survivors", action="store_true", help="only those that survived in the file of results")
     parser.add_argument("--list", action="store_true", help="print the mutants and run nothing")
+    parser.add_argument("--summary", action="store_true", help="print what the file of results has and run nothing")
     parser.add_argument("--processes", type=int, default=1)
-    parser.add_argument("--seconds", type=float, default=float("inf"), help="start no mutant after so many")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="start no mutant after so many")
+    parser.add_argument("--budget", type=float, default=math.inf, help="seconds of tests for each mutant")
+    parser.add_argument("--results", type=Path, help="file that keeps the results")
+    parser.add_argument("--record", type=Path, help="file that keeps which tests run which lines")
     options = parser.parse_args()
-    modules = [module.resolve().relative_to(ROOT) for module in options.modules]
+    options.end = time.monotonic() + options.seconds
+    named = options.modules or [file for pattern in CORE for file in sorted(LIBRARY.glob(pattern))]
+    options.modules = [
+        str(file.resolve().relative_to(ROOT)) for file in named if options.modules or "_triton" not in file.name
+    ]
+    first, last = map(int, options.lines.split("-"))
+    chosen = [one for one in in_random_order(options.modules, options.seed) if first <= one.line <= last]
+    chosen = chosen[: options.sample]
     if options.list:
-        for name in modules:
-            for line, what in mutants(ast.parse((ROOT / name).read_text(encoding="utf-8"))):
-                print(f"{name}:{line}: {what}")
+        for mutant in sorted(chosen, key=lambda one: (one.module, one.number)):
+            print(f"{mutant.line}: {mutant.name}")
         return
-    import pytest  # noqa: F401  (both are slow to import, and shared by all forks)
-    import torch  # noqa: F401
+    with tempfile.TemporaryDirectory() as scratch:
+        options.results = (options.results or Path(scratch) / "results").resolve()
+        options.record = (options.record or Path(scratch) / "record").resolve()
+        options.collected = Path(scratch) / "collected"
+        if not options.summary:
+            test_all(chosen, options)
+        sys.exit(bool(summary(chosen, options)))
 
-    start = time.monotonic()
-    options.timeout = 10 + 5 * time_without_mutation(modules, options)
-    forks = [fork_share(share, options.processes, modules, options) for share in range(options.processes)]
-    count = survived = 0
-    for child, read in forks:
-        os.waitpid(child, 0)
-        told = os.read(read, 100).decode().split()
-        if len(told) != 2:
-            sys.exit("mutation: a process ended early.")
-        count, survived = count + int(told[0]), survived + int(told[1])
-    names = ", ".join(map(str, modules)) if len(modules) < 4 else f"{len(modules)} modules"
-    print(f"{names}: {count - survived} of {count} mutants caught in {time.monotonic() - start:.0f} s")
-    sys.exit(bool(survived))
+
+def test_all(chosen: list[Mutant], options: argparse.Namespace) -> None:
+    import numpy  # noqa: F401  (these are slow to import, and shared by all forks)
+    import pytest  # noqa: F401
+    import torch
+    import torch._dynamo  # noqa: F401
+
+    done, explained = known(options), equivalent()
+
+    def unfinished(mutant: Mutant) -> bool:
+        row = done.get(mutant.name, {"result": ""})
+        if row["result"] == "survived":
+            return mutant.name not in explained and (options.survivors or not row["all_tests"])
+        return row["result"] != "caught" and not options.survivors
+
+    chosen = list(filter(unfinished, chosen))
+    todo = [mutant for mutant in chosen if done.get(mutant.name, {}).get("result") != "later"]
+    record = Record(options.record)
+    if not (child := os.fork()):
+        plugin = Session(todo, record, options, os.dup(1))
+        os._exit(run_pytest(ROOT, options.tests, plugin))
+    _, status = os.waitpid(child, 0)
+    if status:
+        sys.exit(f"mutation: pytest ended with status {status}. Do the tests pass without a mutant?")
+    record, done = Record(options.record), known(options)
+    record.only(set(json.loads(options.collected.read_text(encoding="utf-8"))))
+    test_in_copies([mutant for mutant in chosen if done.get(mutant.name, {}).get("result") == "later"], record, options)
 
 
 if __name__ == "__main__":

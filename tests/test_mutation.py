@@ -1,10 +1,10 @@
-"""The mutants of `benchmarks/mutation.py`: each is one change, and the tree is as before after the last."""
+"""The mutants of `benchmarks/mutants.py`: each is one change, and the tree is as before after the last."""
 
 import ast
 import runpy
 from pathlib import Path
 
-MUTANTS = runpy.run_path(str(Path(__file__).parents[1] / "benchmarks" / "mutation.py"))["mutants"]
+MUTANTS = runpy.run_path(str(Path(__file__).parents[1] / "benchmarks" / "mutants.py"))["mutants"]
 
 SOURCE = '''
 def f(a: int=3, b: "x < 1"=None) -> bool:
