@@ -167,6 +167,8 @@ def test_targets_arrays_and_integers():
     assert seen == [((12, 3), (12,), 0.25)]  # one call for four draws of three samples
     SmoothedLoss(numpy_loss, 0.5, 4, variance_reduction="value")(y, labels, 0.25)
     assert seen[1] == ((15, 3), (15,), 0.25)  # and for y itself
+    loss(y, labels, torch.tensor(0.25))
+    assert seen[2] == seen[0]  # a scalar tensor belongs to all samples, like a number
     assert value.dtype == torch.float64
 
 
