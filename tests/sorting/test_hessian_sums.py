@@ -64,6 +64,23 @@ def test_traces_are_those_of_the_hessian(name):
             torch.testing.assert_close(total[row], hessian.sum(), **close)
 
 
+@pytest.mark.parametrize("name", LOSSES)
+def test_lists_may_have_several_leading_dimensions(name):
+    generator = torch.Generator().manual_seed(5)
+    scores = torch.randn(6, 4, generator=generator, dtype=torch.float64).requires_grad_()
+    values = torch.randint(0, 4, (6, 4), generator=generator)
+    for mask in (None, torch.rand(6, 4, generator=generator) < 0.8):
+        loss, targets = LOSSES[name](LaplaceSort(0.5), 4, values, mask)
+        shaped, *more = [None if t is None else t.unflatten(0, (2, 3)) for t in (scores, *targets, mask)]
+        costs, expected = loss(shaped, *more), loss(scores, *targets, mask)
+        torch.testing.assert_close(costs.flatten(), expected)
+        gradients = [torch.autograd.grad(one.sum(), scores)[0] for one in (costs, expected)]
+        torch.testing.assert_close(*gradients)
+        sums, same = loss.hessian_sums(shaped, *more), loss.hessian_sums(scores, *targets, mask)
+        for one, other in zip(sums, same, strict=True):
+            torch.testing.assert_close(one.flatten(), other)
+
+
 def test_far_from_each_other_and_from_zero_nothing_is_lost():
     """Between items that are far apart every density underflows; only ratios of them may be computed."""
     scores = torch.tensor([[1e6, -1e6, 3.0, 1e6 + 0.2, 1e6 + 0.25]], dtype=torch.float64)
