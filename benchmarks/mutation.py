@@ -155,9 +155,14 @@ def test_all(chosen: list[Mutant], options: argparse.Namespace) -> None:
             return mutant.name not in explained and (options.survivors or not row["all_tests"])
         return row["result"] != "caught" and not options.survivors
 
+    record = Record(options.record)
+    record.caught.update((mutant.module, done[mutant.name].get("by", "")) for mutant in chosen if mutant.name in done)
     chosen = list(filter(unfinished, chosen))
     todo = [mutant for mutant in chosen if done.get(mutant.name, {}).get("result") != "later"]
     record = Record(options.record)
+    record.caught.update(
+        ("src/newton_losses/" + name.split(":")[0], row["by"]) for name, row in done.items() if "by" in row
+    )
     if not (child := os.fork()):
         plugin = Session(todo, record, options, os.dup(1))
         os._exit(run_pytest(ROOT, options.tests, plugin))

@@ -98,7 +98,9 @@ class Session(NoShrinking):
                 self.trace(missing)
                 os._exit(0)
             os.waitpid(child, 0)
-            self.record.__init__(self.record.file)  # type: ignore[misc]
+            caught = self.record.caught
+            self.record = Record(self.record.file)
+            self.record.caught = caught
         self.record.only(set(items))
         self.options.collected.write_text(json.dumps(list(items)), encoding="utf-8")
         if self.record.failed:

@@ -82,6 +82,17 @@ def test_one_bad_batch_among_many_is_only_said_if_it_is_whole() -> None:
     assert int(newton.skipped) == 4
 
 
+def test_a_quarter_of_64_samples_is_said_and_one_less_is_not() -> None:
+    newton = NewtonLoss(squares, "fisher")
+    for bad in (0, 15, 15):  # each judged for itself
+        target = torch.zeros(64, 3)
+        target[:bad] = torch.nan
+        newton(leaf(64, 3), target).backward()
+    target[15] = torch.nan
+    with pytest.warns(UserWarning, match="16 of the last 64 samples"):
+        newton(leaf(64, 3), target).backward()
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_raise_is_an_error_at_the_first_and_ignore_only_counts(kind: str) -> None:
     target = torch.zeros(8, 3)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from cases import assert_close
 from newton_losses import ArgumentError
-from newton_losses.curvature import Dense, LowRank, Products, damped_solve
+from newton_losses.curvature import Dense, Exchangeable, LowRank, Products, damped_solve
 from newton_losses.curvature._solve import matrix_sign
 
 
@@ -54,6 +54,18 @@ def test_spectrum(spectrum: str, size: int) -> None:
     definite = vectors @ torch.diag(values) @ vectors.mT
     wanted = gradient @ inverse(definite, 0.5)
     assert_close(damped_solve(Dense(matrix), gradient, 0.5, spectrum), wanted, 1e-10)
+
+
+@pytest.mark.parametrize("spectrum", ["raw", "absolute", "clip"])
+def test_spectrum_of_outputs_whose_order_has_no_meaning(spectrum: str) -> None:
+    among, common = torch.tensor([-2.0, 3.0], dtype=torch.float64)
+    _, gradient = draw(1, 3, 4)
+    for form in (
+        Exchangeable(among, common, 4, torch.tensor(3), torch.tensor(9)),
+        Exchangeable(common, among, 4, torch.tensor(3), torch.tensor(9)),
+    ):
+        wanted = damped_solve(Dense(form.dense()), gradient, 0.5, spectrum)
+        assert_close(damped_solve(form, gradient, 0.5, spectrum), wanted, 1e-10)
 
 
 @pytest.mark.parametrize("size", [1, 2, 5, 20])
