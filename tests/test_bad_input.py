@@ -39,6 +39,8 @@ def test_a_loss_of_the_wrong_shape() -> None:
         newton_loss(lambda y: y.sum(1), y, reduction="mean", curvature="hessian")
     with pytest.raises(ShapeError, match="reduction='none' promises one value per sample"):
         newton_loss(lambda y: y.mean(), y, reduction="none", curvature="hessian")
+    with pytest.raises(ShapeError, match="Did it not reduce over the outputs of a sample"):
+        newton_loss(lambda y: y.square(), y, reduction="none", curvature="hessian")
 
 
 def test_a_loss_that_returns_no_tensor_or_no_floats() -> None:

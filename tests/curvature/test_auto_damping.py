@@ -182,6 +182,24 @@ def test_a_sample_that_is_not_finite_has_no_say() -> None:
     assert_close(found.step[1:], wanted, 1e-12)
 
 
+def test_the_rule_itself_counts_finite_samples_alone() -> None:
+    gradient = torch.tensor([[3.0, 4.0], [torch.nan, 1.0], [1.0, 2.0]])
+    found = NormalizedDamping()(Expansion(torch.zeros(3), gradient, torch.eye(2)))
+    assert found == NormalizedDamping()(Expansion(torch.zeros(2), gradient[::2], torch.eye(2)))
+    assert NormalizedDamping()(Expansion(torch.full((3,), torch.nan), gradient, torch.eye(2))) == (1.0, 1.0)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_mask_that_hides_nothing_changes_nothing_with_one_output(kind: str) -> None:
+    y = torch.tensor([[0.5], [1.0], [-2.0]], dtype=torch.float64)
+    steps = []
+    for mask in (None, torch.ones(3, 1, dtype=torch.bool)):
+        leaf = y.clone().requires_grad_()
+        NewtonLoss(lambda y: y.pow(4).sum(1), kind, NormalizedDamping())(leaf, mask=mask).backward()
+        steps.append(leaf.grad)
+    torch.testing.assert_close(*steps)
+
+
 def test_tiny_and_huge_losses_in_float32() -> None:
     """The squares of such curvatures are beyond float32."""
     y, target = Case(quartic, (7, 3), torch.float32).draw()
