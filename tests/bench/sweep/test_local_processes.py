@@ -282,9 +282,10 @@ def test_bars_keep_what_tells_runs_apart(monkeypatch, capsys):
     for seed in (0, 1):
         job = Job(f"sorting n=5, softsort (stable), baseline, data digits, digits 2, seed {seed}", f"{seed}", {})
         counters.start(job)
-        counters.advance(job, 0.25)
+        counters.advance(job, 0.25, 12.3)
     bars.close()
     said = capsys.readouterr().out
     assert "…, seed 0" in said
     assert "…, seed 1" in said
+    assert "25 %, test 12.3" in said
     assert " left" in said
