@@ -6,6 +6,8 @@ as links to the ones installed here; so what the code imports but the metadata f
 
 import importlib.metadata
 import os
+import re
+import runpy
 import subprocess
 import sys
 import tarfile
@@ -61,6 +63,27 @@ def test_distributions_are_small_and_their_metadata_is_in_order(built: Path) -> 
     assert source.stat().st_size < 1_000_000
     assert wheel_of(built).stat().st_size < 500_000
     run(sys.executable, "-m", "twine", "check", "--strict", source, wheel_of(built))
+
+
+def test_description_links_to_nothing_that_the_index_lacks(built: Path) -> None:
+    with zipfile.ZipFile(wheel_of(built)) as archive:
+        (metadata,) = [name for name in archive.namelist() if name.endswith("/METADATA")]
+        description = archive.read(metadata).decode().partition("\n\n")[2]
+    assert "nl.NewtonLoss(my_loss)" in description
+    links = re.findall(r"\]\((\S+?)\)", description)
+    assert all(link.startswith("https://") for link in links), links
+
+
+def test_description_leads_to_the_repository_where_that_is_known() -> None:
+    pytest.importorskip("hatchling")
+    made = runpy.run_path(str(ROOT / "hatch_build.py"))["description"]
+    text = "![map](docs/map.svg)\n\n[guide](docs/guide.md#part) [paper](https://arxiv.org/abs/1) [here](#here)"
+    assert made(text, "https://example.org/a/b/", "1.2") == (
+        "![map](https://example.org/a/b/raw/v1.2/docs/map.svg)\n\n"
+        "[guide](https://example.org/a/b/blob/v1.2/docs/guide.md#part) [paper](https://arxiv.org/abs/1) [here](#here)"
+    )
+    assert made(text, None, "1.2") == "guide [paper](https://arxiv.org/abs/1) [here](#here)"
+    assert made("[guide](docs/guide.md) · [map](docs/map.md)", None, "1.2").startswith("The guides")
 
 
 def test_wheel_has_what_users_need_and_nothing_else(built: Path) -> None:
