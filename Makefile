@@ -5,14 +5,20 @@ BIN := $(VENV)/bin
 
 .PHONY: demo test test-slow lint docs dist clean
 
-$(VENV)/.installed: pyproject.toml constraints.txt
+$(VENV)/.bench: pyproject.toml constraints.txt
+	@echo "Installing torch and the command into $(VENV); this takes a minute or two."
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[bench]'
+	@touch $@
+
+$(VENV)/.installed: $(VENV)/.bench
+	@echo "Installing what the tests and the site need; this takes another minute or two."
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[test]'
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-deps recbole  # for its data alone
 	@touch $@
 
-demo: $(VENV)/.installed
+demo: $(VENV)/.bench
 	$(BIN)/newton-losses demo
 
 lint: $(VENV)/.installed
