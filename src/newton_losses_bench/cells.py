@@ -109,7 +109,10 @@ def cells(
         and (controls or cell.control is None)
     )
     if not found:
-        raise ArgumentError(f"No cell of {table} is left. `newton-losses reproduce list {table}` lists them by name.")
+        chosen = f"--only {only}: " if only is not None else ""
+        raise ArgumentError(
+            f"{chosen}no cell of {table} is chosen. `newton-losses reproduce list {table}` lists them by name."
+        )
     return found
 
 

@@ -167,6 +167,7 @@ def files(tmp_path):
             "own.py:silent, called with outputs of shape (4, 3) and 1 more of the batch: ValueError (own.py, line 16).",
         ),
         (("own.py:Needy", "-b", "good.pt"), "own.py:Needy, a class, made without arguments: TypeError: Needy."),
+        (("own.py:los", "-b", "good.pt"), "loss own.py:los: own.py has no los. Did you mean loss?"),
         (("own.py:loss", "-b", "own.py:no_batch"), "own.py:no_batch: KeyError: 'batch' (own.py, line 8)."),
         (("own.py:loss", "-b", "own.py:no_tensors"), "The outputs have to be a tensor"),
         (("own.py:loss", "-b", "bad.pt"), "--batch bad.pt: torch.load cannot read it"),

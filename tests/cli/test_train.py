@@ -108,7 +108,7 @@ def test_tensorboard_curves(tmp_path):
 def test_missing_data_says_how_to_get_it(tmp_path):
     code, text = command("train", "sorting", "--data-root", str(tmp_path), "--out", str(tmp_path / "run"))
     assert code == 2
-    assert "MNIST is not there" in text
+    assert "MNIST is not in" in text
     code, text = command("train", "sorting", "--data-root", str(tmp_path), "--out", str(tmp_path / "run"), "--json")
     assert code == 2
     assert json.loads(text)["event"] == "error"

@@ -1,6 +1,7 @@
 """`newton-losses diagnose`: the report on a user's own loss."""
 
 import contextlib
+import difflib
 import functools
 import importlib
 import importlib.util
@@ -180,7 +181,9 @@ def _named(text: str, what: str) -> Any:
     with _code_of_the_user(text):
         module = _from_file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
     if not hasattr(module, name):
-        raise ArgumentError(f"{what} {text}: {place} has no {name}.")
+        near = difflib.get_close_matches(name, [one for one in vars(module) if not one.startswith("_")], n=1)
+        guess = f" Did you mean {near[0]}?" if near else ""
+        raise ArgumentError(f"{what} {text}: {place} has no {name}.{guess}")
     return getattr(module, name)
 
 

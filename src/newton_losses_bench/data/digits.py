@@ -103,10 +103,10 @@ class MNIST(LabeledImages):
         if arrays is None:
             command = " ".join(["newton-losses data fetch mnist", *root_options(base)])
             raise DataNotFoundError(
-                f"MNIST is not there. Looked for {part}-images-idx3-ubyte and {part}-labels-idx1-ubyte, "
-                f"packed as .gz or not, in {base / 'MNIST' / 'raw'}, and for {base / 'MNIST' / 'mnist.npz'} "
-                f"and {base / 'mnist.npz'}. Fetch it with `{command}` "
-                "(download=True in Python), or put one of these there."
+                f"MNIST is not in {base}. Fetch it with `{command}` (download=True in Python), or take the smaller "
+                f"set `digits`, which needs no download. Looked for {part}-images-idx3-ubyte and "
+                f"{part}-labels-idx1-ubyte, packed as .gz or not, in {base / 'MNIST' / 'raw'}, and for "
+                f"{base / 'MNIST' / 'mnist.npz'} and {base / 'mnist.npz'}."
             )
         if check:
             _check_content(base, part, arrays)

@@ -40,7 +40,7 @@ _WARCRAFT_ADVICE = (
     "The Warcraft maps are fetched by hand: download the archive of 915,169,563 bytes from "
     "https://doi.org/10.17617/3.YJCQ5S and unpack it, so that the folder "
     f"{WARCRAFT}/12x12 lies under the data root. Generated look-alike maps need no download: "
-    "see newton_losses_bench.data.terrain."
+    "`newton-losses data make terrain`."
 )
 
 

@@ -88,7 +88,7 @@ def verdict(rows: list[Row]) -> str:
         f"The usual loss orders {plain.mean:.0f} % of the sets correctly; as a Newton loss, {newton.mean:.0f} % "
         f"(better for {wins} of {len(newton.exact)} seeds). Two remedies without curvature {remedies}: gradient "
         f"clipping reaches {clipped.mean:.0f} %, and the same loss in log space {stable.mean:.0f} %. On top of that "
-        f"stable loss, a Newton loss changes {difference:+.1f} points, "
+        f"stable loss, a Newton loss makes a difference of {difference:+.1f} points, "
         f"{noise if len(both.exact) > 1 else 'on a single seed'}."
     )
 
