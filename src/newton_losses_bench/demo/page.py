@@ -28,7 +28,9 @@ _BLOCKS = " ▗▖▄▝▐▞▟▘▚▌▙▀▜▛█"
 TEN_LINES = """\
 import newton_losses as nl
 
-loss = nl.sorting.SortingLoss("softsort", temperature=0.1, numerics="reference", exchangeable=False)
+loss = nl.sorting.SortingLoss(
+    "softsort", temperature=0.1, numerics="reference", exchangeable=False
+)
 newton_loss = nl.NewtonLoss(loss, "fisher", damping=100)  # the one line that is new
 
 for images, values in batches:
