@@ -69,12 +69,12 @@ class NewtonLoss(RunningScale):
 
         ∂/∂yᵢ = (C/λ + I)⁻¹ ∇ℓᵢ / (ρN),   C = (1/N) Σ ∇ℓᵢ∇ℓᵢᵀ  ("fisher")  or  (1/N) Σ ∇²ℓᵢ  ("hessian")
 
-    with λ the root mean square of C's eigenvalues, which enter by their absolute values, and ρ that of all entries of
-    the gradients over the run so far: nothing changes when the loss is multiplied by a constant, and ρ is so steady
-    that the optimum stays where it is. With a number as `damping` it is the paper's, (C + λI)⁻¹∇ℓᵢ/N.
+    λ is the root mean square of C's eigenvalues, taken by absolute value, and ρ that of all entries of the gradients
+    over the run so far. Multiplying the loss by a constant changes nothing, and ρ is steady enough that the optimum
+    stays where it is. If `damping` is a number, the gradient is the paper's, (C + λI)⁻¹∇ℓᵢ/N.
 
     Call `backward()` as usual. The outputs may have any shape `(N, ...)` and any floating dtype; everything is computed
-    in float32 at least. Parameters inside `loss` get the gradient of the plain loss, with `value="quadratic"` none.
+    in float32 at least. Parameters inside `loss` get the gradient of the plain loss; none if `value="quadratic"`.
 
     Args:
         loss: a callable `loss(y, *targets)` that returns one value per sample `(N,)` or a scalar, or an
@@ -82,46 +82,45 @@ class NewtonLoss(RunningScale):
         curvature: "fisher" (the empirical Fisher, first derivatives only), "hessian" (the mean Hessian) or "sample"
             (each sample's own part of the empirical Fisher, ∇ℓᵢ∇ℓᵢᵀ/N: the step ∇ℓᵢ/(λ + ‖∇ℓᵢ‖²/N), without a solve).
         damping: "auto" stands for `RunningDamping()`: λ from the curvature itself, and the step in units of the run's
-            gradients, which the buffer `running_square` keeps. With one output per sample it leaves nothing of a
-            "fisher" or "hessian" curvature: that is one number, and λ the same. A number λ > 0, or a scalar tensor, is
-            the paper's method, to reproduce it or where there is time to search for λ; a rule such as
-            `RelativeDamping` keeps Newton's own length, for plain gradient descent.
+            gradients, kept in the buffer `running_square`. With one output per sample, "fisher" and "hessian" then
+            only halve the step: C is one number, and λ equals it. A number λ > 0, or a scalar tensor, is the paper's
+            method: to reproduce it, or when you can afford to search for λ. A rule such as `RelativeDamping` keeps
+            Newton's own step length, for plain gradient descent.
         spectrum: what becomes of negative eigenvalues of the Hessian: "raw" leaves them (the paper),
             "absolute" takes their absolute value, "clip" sets them to zero. By default "raw"; with "auto" "absolute".
         reduction: how a scalar `loss` was reduced, "mean" or "sum"; by default the loss's own
-            attribute `reduction`, else "mean" is assumed, and the first call warns if that shows to be wrong.
+            attribute `reduction`, else "mean" is assumed, and the first call warns if that turns out to be wrong.
         matrix_free: solve with Hessian products instead of a stored Hessian; by default where it is large. λ is then
             an estimate from 16 products, and "absolute" holds within 50 dimensions around each gradient.
         value: "loss", or "quadratic" for the value ½‖z* − y‖² itself.
-        check: on the first call, make sure that the loss depends on the outputs and does not mix the
-            samples of the batch, and warn if its second derivatives differ from finite differences of its gradient; on
-            the first that can tell, of two samples with different outputs at least, and that is neither compiled nor
-            inside of a transform.
+        check: raise on the first call if the loss does not depend on the outputs or mixes the samples of the batch, and
+            warn if its second derivatives differ from finite differences of its gradient. A call that cannot tell
+            (compiled, inside a transform, or without two different samples) leaves this to the next one.
         process_group: whose samples make up the batch: "default" for all ranks, a
             `torch.distributed.ProcessGroup` for its ranks, `None` for this process alone.
         exchangeable: whether the outputs of a sample are a set, such as the scores of a list, whose order has no
             meaning: C is then averaged over all orders (`curvature.Exchangeable` has the formula), so that the result
             does not depend on how they are stored. By default it is the loss's own attribute `exchangeable`, which the
             library's losses of lists have, else False.
-        on_nonfinite: "warn" says once when a quarter of the samples or a whole batch is skipped, "raise" is an error
+        on_nonfinite: "warn" warns once when a quarter of the samples or a whole batch is skipped, "raise" is an error
             as soon as one is, "ignore" only counts. On CUDA both come up to 128 calls late, because no call waits for
             the device; inside compiled code, CUDA graphs and transforms nothing is said.
 
     Lists of different lengths: `newton(y, *targets, mask=mask)` with a boolean `mask` of the shape of `y`, True where
-    an output exists. The others get exactly no gradient and count nowhere: not in C, of which each sample sees its
-    own outputs' part, nor in λ and ρ. The loss itself masks its value, as it has to without a Newton loss; those of
-    `newton_losses.sorting` get the mask by this argument. Outputs and targets may also be nested tensors in jagged
-    layout, which become padded ones with that mask.
+    an output exists. The others get a gradient of exactly zero and are left out of C, λ and ρ; each sample is solved
+    with the part of C that belongs to its own outputs. Your loss masks its own value, as it would without a Newton
+    loss; the losses of `newton_losses.sorting` receive this mask. Outputs and targets may also be nested tensors in
+    jagged layout, which are padded.
 
-    A sample with a non-finite loss or gradient gets a zero gradient and the others theirs as if it were
-    not there. The buffer `skipped` counts such samples on the device, without waiting for it. The value is that of the
-    samples with a finite loss, and NaN where there is none. An empty batch has the value and the gradient zero. Under
-    `torch.no_grad()` the loss alone is evaluated.
+    A sample with a non-finite loss or gradient gets a zero gradient; the others get theirs as if it were not there.
+    The buffer `skipped` counts such samples on the device, without waiting for it. The value covers the samples with a
+    finite loss, and is NaN if there are none. An empty batch has value and gradient zero. Under `torch.no_grad()` only
+    the loss is evaluated.
 
-    Where `torch.distributed` is initialised, C is that of all ranks' samples and N their number, and the gradient is
-    such that its average over the ranks, which DDP and FSDP take, is that of one process with the whole batch; the
-    batches of the ranks may differ in size or be empty. The value stays that of this rank's samples. Every rank has to
-    make each call that is differentiated; calls under `torch.no_grad()` ask nothing of the others.
+    If `torch.distributed` is initialised, C covers the samples of all ranks, and N is their number. DDP and FSDP average
+    the gradient over the ranks; the average is that of one process with the whole batch. Ranks may have batches of
+    different sizes, or empty ones. The value stays that of this rank's samples. Every rank must make each call that is
+    differentiated; calls under `torch.no_grad()` need no other rank.
 
     >>> newton = NewtonLoss(lambda y, target: (y - target).abs().pow(1.5).sum(1))
     >>> y = torch.tensor([[1.0], [4.0]], requires_grad=True)

@@ -77,9 +77,9 @@ def diagnose(
 ) -> Report:
     """What is wrong with `loss` at these outputs, and what would a Newton loss do here? Returns a report.
 
-    `y` `(N, ...)` are outputs of the network as they occur in training, `targets` what else the loss takes. Checked is
+    `y` `(N, ...)` are outputs of the network as they occur in training, `targets` what else the loss takes. It checks
     what goes wrong without an error: samples that are mixed, derivatives that are wrong or missing, gradients that are
-    rounding or noise, jumps and kinks. Measured is what a Newton loss would change: how it normalises the batch, clips
+    rounding or noise, jumps and kinks. It measures what a Newton loss would change: how it normalises the batch, clips
     samples and turns directions, and where each direction leads on the outputs. The loss is called a few hundred
     times, on at most 256 samples; before each call, `progress(stage, calls)` receives the current measurement and the
     number of calls so far. Neither the loss nor any random state is changed, and the same input gets the same answer.
