@@ -71,8 +71,8 @@ def inject_fisher(
 
     F is quadratic in the gradient, so it has to know any factor that the loss is multiplied by before
     `backward()`: `loss_scale` is that factor (1/k when k batches are accumulated), or the `GradScaler`
-    that scales the loss. What leaves is scaled like what arrived; without `loss_scale`, "auto" would take the factor for
-    a part of the loss, and drop it. Samples with a non-finite gradient get zero, and the others theirs as if they were
+    that scales the loss. What leaves is scaled like what arrived; without `loss_scale`, "auto" would take the factor as
+    part of the loss, and drop it. Samples with a non-finite gradient get zero, and the others theirs as if they were
     not there; behind a `GradScaler` they stay non-finite, because it looks for them to skip the step and lower the
     scale.
 

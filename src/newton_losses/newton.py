@@ -117,7 +117,7 @@ class NewtonLoss(RunningScale):
     finite loss, and is NaN if there are none. An empty batch has value and gradient zero. Under `torch.no_grad()` only
     the loss is evaluated.
 
-    If `torch.distributed` is initialised, C covers the samples of all ranks, and N is their number. DDP and FSDP average
+    If `torch.distributed` is initialised, C covers the samples of all ranks, N is their number. DDP and FSDP average
     the gradient over the ranks; the average is that of one process with the whole batch. Ranks may have batches of
     different sizes, or empty ones. The value stays that of this rank's samples. Every rank must make each call that is
     differentiated; calls under `torch.no_grad()` need no other rank.
