@@ -17,13 +17,6 @@ _SHOWN_ELSEWHERE = (
 )
 
 
-def delay(config: RunConfig) -> str | None:
-    """What to say before a long wait; `None` where there is none."""
-    if config.data == "terrain":
-        return "loading the maps; missing ones are drawn first, about 400 per second"
-    return None
-
-
 def describe(config: RunConfig) -> str:
     """A run in a few words.
 

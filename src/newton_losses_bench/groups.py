@@ -36,7 +36,7 @@ class Protocol:
     def of(cls, configuration: dict[str, Any]) -> "Protocol":
         found = experiment(configuration)
         settings = ((name, found[name]) for name in PROTOCOL if name in found)
-        return cls(found["task"], tuple((name, _hashable(value)) for name, value in settings))
+        return cls(found["task"], tuple(settings))
 
     def __getitem__(self, name: str) -> Any:
         return dict(self.settings)[name]
@@ -135,11 +135,7 @@ def group(cells: Iterable[Cell], records: Iterable[RunRecord]) -> list[Group]:
 def setting_of(configuration: dict[str, Any]) -> tuple[Any, ...]:
     """An experiment without its seed and its protocol, to compare by."""
     found = experiment(configuration)
-    return tuple((name, _hashable(found[name])) for name in sorted(found) if name not in (*PROTOCOL, "seed"))
-
-
-def _hashable(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
+    return tuple((name, found[name]) for name in sorted(found) if name not in (*PROTOCOL, "seed"))
 
 
 # The comparison with the paper, as text

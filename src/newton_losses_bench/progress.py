@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from .config import RunConfig
-from .describe import by_split, delay, describe, duration, figures, number, outcome
+from .describe import by_split, describe, duration, figures, number, outcome
 from .train import Progress
 
 if TYPE_CHECKING:
@@ -70,8 +70,8 @@ class PlainLines(Progress):
         print(text, file=self._stream, flush=True)
 
     def preparing(self, config: RunConfig) -> None:
-        if patience := delay(config):
-            self._say(patience)
+        if config.data == "terrain":
+            self._say("loading the maps; missing ones are drawn first, about 400 per second")
 
     def started(self, config: RunConfig, step: int, total: int, evaluations: list[Record]) -> None:
         self._total = total

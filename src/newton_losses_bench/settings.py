@@ -216,7 +216,7 @@ def comparable(value: Any) -> Any:
     if isinstance(value, int | float) and not isinstance(value, bool):
         return float(value)
     if isinstance(value, tuple | list):
-        return [comparable(item) for item in value]
+        return tuple(comparable(item) for item in value)
     return value
 
 

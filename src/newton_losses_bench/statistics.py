@@ -109,12 +109,3 @@ def mark(baseline: Summary, other: Summary, level: float = LEVEL) -> str:
     if not other.mean > baseline.mean:
         return ""
     return "black" if p_value(baseline, other) < level else "grey"
-
-
-def baseline_mark(baseline: Summary, others: Iterable[Summary]) -> str:
-    """The paper's mark for the baseline: "grey" where none of the others is as good.
-
-    >>> baseline_mark(Summary(62.83, 5.29, 10), [Summary(62.40, 5.48, 10)])
-    'grey'
-    """
-    return "grey" if all(other.mean < baseline.mean for other in others) else ""

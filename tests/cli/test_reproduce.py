@@ -105,7 +105,7 @@ def test_two_runs_at_once_from_nothing_to_a_table(tmp_path):
     changes = "batch size 4, eval every 3, digits 1, validation sets 5, test sets 5"
     assert f"3 steps, digits, float32, {changes} (not the paper's length, not the paper's data)" in text
     records = Store(tmp_path).records()
-    assert sorted((record.curvature, record.configuration["clip_norm"]) for record in records) == [
+    assert sorted((record.configuration["curvature"], record.configuration["clip_norm"]) for record in records) == [
         ("energy", None), ("none", 1.0),
     ]  # fmt: skip
     assert all("--algorithm softsort" in record.environment["command"] for record in records)

@@ -97,9 +97,7 @@ def make(
             raise ArgumentError(f"{name} is real data and cannot be generated. Try: newton-losses data fetch {name}")
         total = train + 2 * test
         with typer.progressbar(length=total, label="drawing maps") as bar:
-            folder = sets.terrain.make(
-                root, size, (train, test, test), seed, overwrite, lambda done, _: bar.update(done - bar.pos)
-            )
+            folder = sets.terrain.make(root, size, (train, test, test), seed, overwrite, bar.update)
         typer.echo(f"terrain: {total} maps of {size}×{size} in {folder}")
 
 

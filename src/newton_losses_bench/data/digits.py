@@ -21,7 +21,7 @@ from torch.nn import functional
 
 from newton_losses.errors import ArgumentError, ShapeError
 
-from .files import DataError, DataNotFoundError, Splits, data_root, fetch, root_options
+from .files import DataError, DataNotFoundError, Splits, data_root, fetch, known_split, root_options
 
 MIRRORS = (
     "https://ossci-datasets.s3.amazonaws.com/mnist",
@@ -128,11 +128,7 @@ def _idx_files(base: Path, part: str, suffix: str) -> list[Path]:
 
 
 def _npz_files(base: Path) -> list[Path]:
-    return [path for path in _npz_names(base) if path.exists()]
-
-
-def _npz_names(base: Path) -> tuple[Path, Path]:
-    return base / "MNIST" / "mnist.npz", base / "mnist.npz"
+    return [path for path in (base / "MNIST" / "mnist.npz", base / "mnist.npz") if path.exists()]
 
 
 def _is_there(base: Path, part: str) -> bool:
@@ -211,9 +207,7 @@ class Digits(LabeledImages):
     def __init__(self, split: str = "train") -> None:
         from sklearn.datasets import load_digits
 
-        if split not in _DIGITS_BOUNDS:
-            raise ArgumentError(f"split={split!r} is not known; it is one of 'train', 'val', 'test'.")
-        begin, end = _DIGITS_BOUNDS[split]
+        begin, end = _DIGITS_BOUNDS[known_split(split)]
         data = load_digits()
         levels = torch.from_numpy(data.images[begin:end]).to(torch.int32)
         images = (levels * 255 + 8) // 16
@@ -331,14 +325,8 @@ class MultiDigit:
 
     def draw(self, batch_size: int, generator: torch.Generator) -> tuple[Tensor, Tensor | None]:
         """Which pictures, `(B, n, digits)` indices, and their changes, `(B·n·digits, 2, 3)` or None."""
-        device = self._images.device
-        if generator.device.type != device.type:
-            raise ArgumentError(
-                f"MultiDigit: the generator is on {generator.device}, the pictures on {device}. Make it with "
-                f"torch.Generator(device={str(device)!r})."
-            )
         shape = (batch_size, self.n, self.num_digits)
-        indices = torch.randint(len(self._images), shape, generator=generator, device=device)
+        indices = torch.randint(len(self._images), shape, generator=generator, device=self._images.device)
         matrices = None if self.affine is None else self.affine.draw(indices.numel(), generator)
         return indices, matrices
 

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from newton_losses.errors import ArgumentError, ShapeError
+from newton_losses.errors import ShapeError
 
 from .files import DataError, DataNotFoundError, Splits, data_root, known_split, verify_files
 
@@ -125,11 +125,6 @@ class PathMaps:
         """A random order of all samples, drawn on the device; without a generator, the order of the files."""
         if generator is None:
             return torch.arange(len(self), device=self.maps.device)
-        if generator.device.type != self.maps.device.type:
-            raise ArgumentError(
-                f"PathMaps: the generator is on {generator.device}, the data on {self.maps.device}. Make it "
-                f"with torch.Generator(device={str(self.maps.device)!r})."
-            )
         return torch.randperm(len(self), generator=generator, device=self.maps.device)
 
     def batch(self, indices: Tensor) -> PathBatch:

@@ -8,12 +8,11 @@ arithmetic is on integers, so that a seed gives the same bytes on every machine.
 import json
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 from numpy.typing import NDArray
 
 from newton_losses.errors import ArgumentError
@@ -39,8 +38,6 @@ COSTS = (TENTHS / 10).astype(np.float16)
 _FACTS = "terrain.json"
 _CHUNK = 32  # maps drawn at once: the intermediate arrays still fit a processor's cache
 
-Progress = Callable[[int, int], None]
-
 
 class Drawn(NamedTuple):
     """Drawn maps as arrays: uint8 `(N, 8k, 8k, 3)`, float16 `(N, k, k)`, uint8 of 0 and 1 `(N, k, k)`."""
@@ -50,8 +47,17 @@ class Drawn(NamedTuple):
     paths: NDArray[np.uint8]
 
 
-def draw(count: int, size: int = 12, seed: int = 0, split: str = "train", first: int = 0) -> Drawn:
+def draw(
+    count: int,
+    size: int = 12,
+    seed: int = 0,
+    split: str = "train",
+    first: int = 0,
+    advance: Callable[[int], None] | None = None,
+) -> Drawn:
     """Draw the maps number `first`, …, `first + count − 1` of a split. Each has one shortest path, no ties.
+
+    `advance(more)` is called after every few maps.
 
     >>> maps, weights, paths = draw(2, size=6)
     >>> maps.shape, weights.shape, paths.shape
@@ -63,11 +69,22 @@ def draw(count: int, size: int = 12, seed: int = 0, split: str = "train", first:
     if first < 0:
         raise ArgumentError(f"terrain.draw: first={first} is negative; maps are counted from 0.")
     set_number = Splits._fields.index(known_split(split))
-    chunks = [
-        _draw_chunk(seed, set_number, begin, min(_CHUNK, first + count - begin), size)
-        for begin in range(first, first + count, _CHUNK)
-    ]
-    return Drawn(*(np.concatenate(part) for part in zip(*chunks, strict=True)))
+    side = TILE * size
+    drawn = Drawn(
+        np.empty((count, side, side, 3), np.uint8),
+        np.empty((count, size, size), np.float16),
+        np.empty((count, size, size), np.uint8),
+    )
+    for begin in range(0, count, _CHUNK):
+        end = min(begin + _CHUNK, count)
+        streams = Streams(seed, set_number, first + begin, end - begin)
+        corners, paths = draw_corners(streams, end - begin, size)
+        drawn.maps[begin:end] = render(streams, corners)
+        drawn.weights[begin:end] = COSTS[corners[:, 1:-1, 1:-1]]
+        drawn.paths[begin:end] = paths
+        if advance is not None:
+            advance(end - begin)
+    return drawn
 
 
 def make(
@@ -76,13 +93,13 @@ def make(
     counts: Sequence[int] = (10000, 1000, 1000),
     seed: int = 0,
     overwrite: bool = False,
-    progress: Progress | None = None,
+    advance: Callable[[int], None] | None = None,
 ) -> Path:
     """Write the three splits to `root/terrain/<size>x<size>/` and return that folder.
 
     A set that is already there with the same settings is left as it is, and one with other settings refused; with
-    `overwrite` it is replaced, whatever it is. `progress(done, total)` is called after every few maps. An interrupted
-    call leaves everything as it was: the set appears, or takes the place of the old one, once all of it is there.
+    `overwrite` it is replaced, whatever it is. `advance(more)` is called after every few maps. An interrupted call
+    leaves everything as it was: the set appears, or takes the place of the old one, once all of it is there.
     """
     if len(counts) != 3:
         raise ArgumentError(f"terrain.make: counts={tuple(counts)} has to be three numbers, train, val and test.")
@@ -99,14 +116,6 @@ def make(
             f"terrain.make: {folder} already holds a set with other settings, {there['settings']}; asked for "
             f"{settings}. Choose another root, or replace it with overwrite=True (--overwrite)."
         )
-    done = 0
-
-    def advance(more: int) -> None:
-        nonlocal done
-        done += more
-        if progress is not None:
-            progress(done, sum(counts))
-
     with _spoken(folder):
         folder.parent.mkdir(parents=True, exist_ok=True)
         # Other processes that need the maps wait meanwhile.
@@ -115,7 +124,9 @@ def make(
                 return folder
             with atomic_folder(folder) as temporary:
                 for split, count in zip(Splits._fields, counts, strict=True):
-                    _write_split(temporary, split, count, size, seed, advance)
+                    drawn = draw(count, size, seed, split, advance=advance)
+                    for part, array in zip(PARTS, drawn, strict=True):
+                        np.save(temporary / file_name(split, part), array)
                 sums = {path.name: file_md5(path) for path in sorted(temporary.iterdir())}
                 facts = {"settings": settings, "md5": sums}
                 (temporary / _FACTS).write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
@@ -162,34 +173,6 @@ class Terrain(MapFiles):
     def splits(root: str | os.PathLike[str] | None = None, size: int = 12, check: bool = True) -> Splits[PathMaps]:
         """All three splits as tensors, normalised by the mean and standard deviation of the training maps."""
         return normalized_splits(Terrain(root, split, size, check).path_maps() for split in Splits._fields)
-
-
-def _draw_chunk(seed: int, set_number: int, first: int, count: int, size: int) -> Drawn:
-    streams = Streams(seed, set_number, first, count)
-    corners, paths = draw_corners(streams, count, size)
-    return Drawn(render(streams, corners), COSTS[corners[:, 1:-1, 1:-1]], paths.astype(np.uint8))
-
-
-def _write_split(folder: Path, split: str, count: int, size: int, seed: int, progress: Callable[[int], None]) -> None:
-    """Write the three files of a split, a chunk of maps at a time."""
-    shapes = ((count, TILE * size, TILE * size, 3), (count, size, size), (count, size, size))
-    set_number = Splits._fields.index(split)
-    with ExitStack() as stack:
-        files = []
-        for (part, dtype), shape in zip(PARTS.items(), shapes, strict=True):
-            files.append(stack.enter_context((folder / file_name(split, part)).open("wb")))
-            # Written through, not mapped into memory: on a full disk a write raises, a mapped file kills.
-            header = {"descr": _little_endian(dtype).str, "fortran_order": False, "shape": shape}
-            np.lib.format.write_array_header_1_0(files[-1], header)
-        for begin in range(0, count, _CHUNK):
-            drawn = _draw_chunk(seed, set_number, begin, min(_CHUNK, count - begin), size)
-            for file, array, dtype in zip(files, drawn, PARTS.values(), strict=True):
-                file.write(np.asarray(array, dtype=_little_endian(dtype)).tobytes())
-            progress(min(_CHUNK, count - begin))
-
-
-def _little_endian(dtype: npt.DTypeLike) -> np.dtype[Any]:
-    return np.dtype(dtype).newbyteorder("<")
 
 
 def _folder(root: Path, size: int) -> Path:

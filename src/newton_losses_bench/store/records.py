@@ -39,7 +39,7 @@ class RunRecord:
 
     - `path`: its folder; of a packed run, the file with the run's name behind it.
     - `configuration`: every setting, resolved; `environment`: versions, commit, device, command.
-    - `test`: the figures of the result; `reported`: the evaluation that they are of; `final`: the last one.
+    - `test`: the figures of the result.
     - `averaged`: the test figures of the averaged weights, where the run had them evaluated.
     - `curve`: all evaluations, in order.
     """
@@ -48,31 +48,12 @@ class RunRecord:
     configuration: dict[str, Any]
     environment: dict[str, Any]
     test: Figures
-    reported: dict[str, Any]
-    final: dict[str, Any]
     steps: int
     seconds: float
     milliseconds_per_step: float
     curve: list[dict[str, Any]] = field(repr=False)
     identity: str = field(repr=False)
     averaged: Figures = field(default_factory=dict)
-
-    @property
-    def task(self) -> str:
-        return str(self.configuration["task"])
-
-    @property
-    def algorithm(self) -> str:
-        return str(self.configuration["algorithm"])
-
-    @property
-    def curvature(self) -> str:
-        return str(self.configuration["curvature"])
-
-    @property
-    def numerics(self) -> str | None:
-        """ "stable" or "reference"; only sorting has the choice."""
-        return self.configuration.get("numerics")
 
     @property
     def seed(self) -> int:
@@ -181,8 +162,6 @@ def _record(path: Path, line: Record | RunError) -> RunRecord:
             configuration=configuration,
             environment=_object(line["environment"]),
             test={name: float(value) for name, value in result["test"].items()},
-            reported=_object(result["reported"]),
-            final=_object(result["final"]),
             steps=int(result["steps"]),
             seconds=float(result["seconds"]),
             milliseconds_per_step=float(result["milliseconds_per_step"]),

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from newton_losses.errors import ArgumentError, ShapeError
+from newton_losses.errors import ShapeError
 from newton_losses_bench.data import PathMaps
 from on_cuda import no_synchronisation
 
@@ -74,8 +74,6 @@ def test_errors_teach(data):
         PathMaps(data.maps.permute(0, 3, 1, 2), data.weights, data.paths)
     with pytest.raises(ShapeError, match="N = 10"):
         PathMaps(data.maps, data.weights[:9], data.paths[:9])
-    with pytest.raises(ArgumentError, match="the generator is on cpu, the data on meta"):
-        data.to("meta").order(torch.Generator())
 
 
 @pytest.mark.gpu

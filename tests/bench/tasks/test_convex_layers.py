@@ -41,7 +41,7 @@ def test_the_fisher_leads_on_every_seed(tmp_path):
         for curvature in ("none", "fisher"):
             config = ConvexConfig(algorithm="relu-exact", curvature=curvature, seed=seed)
             run(config, str(tmp_path / f"{curvature}-{seed}"))
-        curves = {one.curvature: one.curve for one in Store(tmp_path).records() if one.seed == seed}
+        curves = {one.configuration["curvature"]: one.curve for one in Store(tmp_path).records() if one.seed == seed}
         assert curves["fisher"][-1]["test"]["loss"] < curves["none"][-1]["test"]["loss"]
 
 
