@@ -136,7 +136,7 @@ class RunConfig:
 
     @classmethod
     def from_dict(cls, stored: dict[str, Any]) -> Self:
-        """The inverse of `to_dict`; lists become tuples again, and names of no setting are left out."""
+        """The inverse of `to_dict`; lists become tuples again, and unknown names are dropped."""
         known = {field.name for field in fields(cls)}
         values: dict[str, Any] = {
             name: tuple(value) if isinstance(value, list) else value for name, value in stored.items() if name in known
@@ -322,7 +322,7 @@ def _first(given: Any, usual: Any) -> Any:
 
 CONFIGURATIONS: dict[str, type[RunConfig]] = {kind.task: kind for kind in (SortingConfig, PathsConfig, ConvexConfig)}
 _SETTINGS = [one for kind in CONFIGURATIONS.values() for one in settings(kind)]
-# Where the data lies, what it is computed on, and what is only looked at beside the training. The precision is not
+# Where the data lies, what it is computed on, and what is only observed. The precision is not
 # among them: it is a choice of the experiment.
 NOT_THE_EXPERIMENT = tuple(dict.fromkeys(one.name for one in _SETTINGS if not one.experiment))
 # How long and on what an experiment is carried out, and not which experiment it is.

@@ -31,7 +31,7 @@ _FULL = re.compile(
     # torch on a CPU, on Linux and elsewhere
     r"|DefaultCPUAllocator: (?:can't allocate|not enough) memory"
 )
-# Whose versions are recorded.
+# The packages whose versions are recorded.
 _PACKAGES = ("numpy", "numba", "triton", "scikit-learn", "typer", "rich", "matplotlib")
 # For each extra: the modules it brings, and what they are for.
 EXTRAS: dict[str, tuple[tuple[str, ...], str]] = {

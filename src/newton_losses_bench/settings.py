@@ -90,19 +90,19 @@ def option(name: str) -> str:
 
 
 def check_name(kind: type[Any], name: str) -> None:
-    """Refuse a name that no setting of this kind of run has, naming the one that was probably meant.
+    """Refuse a name that is not a setting of this kind of run, naming the one that was probably meant.
 
     >>> from newton_losses_bench.config import SortingConfig
     >>> check_name(SortingConfig, "batchsize")
     Traceback (most recent call last):
-    newton_losses.errors.ArgumentError: batchsize is no setting of a sorting run: did you mean batch_size?
+    newton_losses.errors.ArgumentError: batchsize is not a setting of a sorting run: did you mean batch_size?
     """
     known = [one.name for one in fields(kind)]
     if name in known:
         return
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     guess = f"did you mean {near[0]}?" if near else f"it has {', '.join(known)}."
-    raise ArgumentError(f"{name} is no setting of a {kind.task} run: {guess}")
+    raise ArgumentError(f"{name} is not a setting of a {kind.task} run: {guess}")
 
 
 def check_choice(name: str, value: str, choices: Iterable[str], words: str | None = None) -> None:

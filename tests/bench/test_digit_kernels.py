@@ -221,5 +221,5 @@ def test_changed_pictures_are_no_bytes():
     from newton_losses_bench.data import Affine
 
     data = LabeledImages(torch.zeros(20, 8, 8, dtype=torch.uint8), torch.arange(20) % 10)
-    with pytest.raises(ArgumentError, match="no bytes"):
+    with pytest.raises(ArgumentError, match="are floats"):
         MultiDigit(data, 3, affine=Affine(), as_bytes=True)

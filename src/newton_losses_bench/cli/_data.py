@@ -13,7 +13,7 @@ from .. import data as sets
 from ..machine import EXTRAS, environment
 from ..settings import check_choice
 from ._options import option
-from ._output import spoken_errors
+from ._output import errors_as_sentences
 from .app import Command, new_group
 
 data_app = new_group("List, download, check and generate the data sets.")
@@ -43,7 +43,7 @@ Size = Annotated[int, option("Cells along a side of a map. Default: 12.", "--siz
 @data_app.command("list", cls=Command)
 def list_sets(root: Root = None, as_json: Json = False) -> None:
     """List the data sets, and which are available here."""
-    with spoken_errors(as_json):
+    with errors_as_sentences(as_json):
         found = {name: {"about": about, "state": _state(name, root)} for name, about in _ABOUT.items()}
         if as_json:
             typer.echo(json.dumps(found))
@@ -56,7 +56,7 @@ def list_sets(root: Root = None, as_json: Json = False) -> None:
 @data_app.command(cls=Command)
 def fetch(name: Name, root: Root = None) -> None:
     """Download a data set, unless it is here already."""
-    with spoken_errors():
+    with errors_as_sentences():
         check_choice("data", name, _ABOUT, "data set")
         if name == "digits":
             typer.echo("digits: part of scikit-learn, nothing to download")
@@ -73,7 +73,7 @@ def fetch(name: Name, root: Root = None) -> None:
 @data_app.command(cls=Command)
 def check(name: Name, root: Root = None, size: Size = 12) -> None:
     """Read a whole data set and verify its checksums."""
-    with spoken_errors():
+    with errors_as_sentences():
         train, validation, test = _load(name, root, size)
         typer.echo(f"{name}: in order, {train} for training, {validation} for validation, {test} for testing")
 
@@ -91,7 +91,7 @@ def make(
     overwrite: Annotated[bool, option("Replace an existing set.", "--overwrite")] = False,
 ) -> None:
     """Generate the terrain maps and keep them as files."""
-    with spoken_errors():
+    with errors_as_sentences():
         check_choice("data", name, _ABOUT, "data set")
         if name != "terrain":
             raise ArgumentError(f"{name} is real data and cannot be generated. Try: newton-losses data fetch {name}")
@@ -130,7 +130,7 @@ def _state(name: str, root: str | None) -> str:
 
 def info(as_json: Json = False) -> None:
     """Show versions, devices and data, and what missing extras would add."""
-    with spoken_errors(as_json):
+    with errors_as_sentences(as_json):
         facts = environment()
         packages = facts.pop("packages")
         facts.pop("command")

@@ -29,7 +29,7 @@ from ..settings import check_at_least
 from ..store import Store, check_writable
 from ..sweep import Bars, Lines, LocalPool, run_sweep
 from ._options import option
-from ._output import emit, spoken_errors, typed_command
+from ._output import emit, errors_as_sentences, typed_command
 
 
 def demo(
@@ -47,7 +47,7 @@ def demo(
     Takes two minutes on two cores and needs no data and no network connection. Ctrl-C saves a checkpoint of every run;
     rerun the command to resume.
     """
-    with spoken_errors(as_json):
+    with errors_as_sentences(as_json):
         for package in ("matplotlib", "jinja2"):  # better missed now than after two minutes of training
             importlib.import_module(package)
         check_at_least("seeds", seeds, 1)

@@ -25,7 +25,7 @@ from newton_losses.diagnose import diagnose as make_report
 from newton_losses.errors import ArgumentError, NewtonLossesError
 
 from ..settings import check_choice
-from ._output import spoken_errors
+from ._output import errors_as_sentences
 
 
 def diagnose(
@@ -55,7 +55,7 @@ def diagnose(
 
         newton-losses diagnose my_project.losses:ranking_loss --batch batch.pt
     """  # fmt: skip
-    with spoken_errors(as_json):
+    with errors_as_sentences(as_json):
         if plot is not None:
             importlib.import_module("matplotlib")  # better missed now than after the work
         function = _named(loss, "loss")
@@ -110,7 +110,7 @@ class Progress:
 
 
 def _blame(name: str, loss: Loss | Expandable, arguments: tuple[Any, ...], error: Exception, stage: str) -> None:
-    """Raise a sentence if the loss fails by itself, too, or if this error came out of its own code."""
+    """Raise a sentence if the loss also fails when it is called directly, or if the error came from its own code."""
     call = functools.partial(loss.expand, curvature="hessian") if isinstance(loss, Expandable) else loss
     shape = tuple(getattr(arguments[0], "shape", ()))
     with _code_of_the_user(f"{name}, called with outputs of shape {shape} and {len(arguments) - 1} more of the batch"):

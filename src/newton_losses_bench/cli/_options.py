@@ -17,7 +17,7 @@ from newton_losses.errors import ArgumentError
 
 from ..config import RunConfig
 from ..settings import NAMES_OF_TYPES, TOPICS, Setting, settings
-from ._output import spoken_errors
+from ._output import errors_as_sentences
 from .app import Command
 
 ONE, SEVERAL, CHANGES = "one", "several", "changes"
@@ -104,7 +104,7 @@ def add_command(
 
     def command(**given: Any) -> None:
         options = own(**{one.name: given.pop(one.name) for one in fields})
-        with spoken_errors(getattr(options, "as_json", False)):
+        with errors_as_sentences(getattr(options, "as_json", False)):
             values = {name: _read(taken[name], value, mode) for name, value in given.items() if value is not None}
             act(options, {**usual, **values})
 

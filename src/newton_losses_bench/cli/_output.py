@@ -22,7 +22,7 @@ FAILED = 2
 
 
 @contextlib.contextmanager
-def spoken_errors(as_json: bool = False, seed: int | None = None) -> Iterator[None]:
+def errors_as_sentences(as_json: bool = False, seed: int | None = None) -> Iterator[None]:
     """Turn every error into a sentence and an exit code; `seed` is that of the run under way, for JSON events."""
     try:
         yield
@@ -74,10 +74,10 @@ def _missing(error: ModuleNotFoundError) -> str:
 
 def _unexpected(error: Exception) -> str:
     """An error that nobody foresaw: what and where in a sentence, the rest in a file."""
-    told = traceback.format_exception_only(error)[-1].strip()
+    message = traceback.format_exception_only(error)[-1].strip()
     frames = traceback.extract_tb(error.__traceback__)
     place = f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
-    text = f"unexpected {told}{place}. This is a bug, here or in code that was called from here."
+    text = f"unexpected {message}{place}. This is a bug, here or in code that was called from here."
     with contextlib.suppress(OSError):
         with tempfile.NamedTemporaryFile(
             "w", prefix="newton-losses-", suffix=".txt", delete=False, encoding="utf-8"

@@ -9,7 +9,7 @@ import typer
 
 from ..report import write_evidence, write_report
 from ..store import pack as pack_runs
-from ._output import spoken_errors
+from ._output import errors_as_sentences
 
 
 def _tell(text: str) -> None:
@@ -35,7 +35,7 @@ def report(
     """
     gc.freeze()  # looking for garbage among all of torch's objects takes a fifth of the time
     tell = (lambda _: None) if as_json else _tell
-    with spoken_errors(as_json):
+    with errors_as_sentences(as_json):
         paths = write_evidence(results, evidence, tell) if evidence else [write_report(results, out, tell)]
     if as_json:
         typer.echo(json.dumps({"event": "finished", "page": str(paths[0]), "files": [str(path) for path in paths]}))
@@ -61,7 +61,7 @@ def pack(
 
         newton-losses pack results/table1 --out results/table1.jsonl
     """
-    with spoken_errors():
+    with errors_as_sentences():
         found = pack_runs(folders, out)
     for note in found.notes:
         typer.echo(f"note: {note}", err=True)

@@ -17,7 +17,7 @@ from ..groups import Protocol, comparison, group
 from ..settings import check_choice, paper_protocol
 from ..store import RunRecord, Store
 from ._options import CHANGES, Results, RunningOptions, add_command, chosen_seeds, option
-from ._output import spoken_errors
+from ._output import errors_as_sentences
 from ._sweep import NOT_SWEPT, list_all, run_all
 from .app import Command, new_group
 
@@ -168,7 +168,7 @@ def list_cells(
     results: Results = Path("results"),
 ) -> None:
     """List the cells of the tables, the paper's figures, and the runs that are finished."""
-    with spoken_errors():
+    with errors_as_sentences():
         if table is not None:
             check_choice("table", table, TABLES, "reproduce list")
         store = Store(results)

@@ -85,8 +85,8 @@ def applicable(points: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list
 def _label(config: RunConfig, grid: dict[str, list[Any]]) -> str:
     """What distinguishes one combination from the others; if there is only one, what it is."""
     stored = config.to_dict()
-    told = [name for name, values in grid.items() if len(values) > 1 and stored[name] is not None]
-    return ", ".join(describe_value(name, stored[name]) for name in told) or describe_setting(config)
+    varied = [name for name, values in grid.items() if len(values) > 1 and stored[name] is not None]
+    return ", ".join(describe_value(name, stored[name]) for name in varied) or describe_setting(config)
 
 
 def _table(results: Path, configs: list[RunConfig], grid: dict[str, list[Any]]) -> str:

@@ -15,7 +15,7 @@ from ..progress import JsonLines, TensorBoard, Together
 from ..statistics import summarise_all
 from ..train import Progress, run
 from ._options import ONE, OUTPUT, Json, Seed, Seeds, add_command, chosen_seeds, option
-from ._output import choose_progress, emit, refuse_torchrun, spoken_errors
+from ._output import choose_progress, emit, errors_as_sentences, refuse_torchrun
 from .app import new_group
 
 train_app = new_group(
@@ -29,7 +29,7 @@ _RESUME = "Ctrl-C saves a checkpoint; rerun the command to resume. For example:"
 
 @dataclass(frozen=True)
 class TrainOptions:
-    """The options of `train` that are no settings of a run."""
+    """The options of `train` that are not settings of a run."""
 
     seed: Seed = None
     seeds: Seeds = None
@@ -56,7 +56,7 @@ def _train(kind: type[RunConfig], options: TrainOptions, settings: dict[str, Any
     results = []
     with stop_requests(answers=False) as stop:
         for config, folder in zip(configs, folders, strict=True):
-            with spoken_errors(as_json, config.seed):
+            with errors_as_sentences(as_json, config.seed):
                 if stop.requested:  # just after the last step of the run before, which is finished all the same
                     raise Interrupted(0, stop.requested)
                 progress = _listener(config, folder, options)
@@ -94,11 +94,11 @@ def _summarise(results: list[dict[str, Any]], as_json: bool) -> None:
         kinds["averaged"] = [result["averaged"]["test"] for result in results]
     summaries = {kind: summarise_all(figures) for kind, figures in kinds.items()}
     if as_json:
-        told = {
+        shown = {
             kind: {name: {"mean": found.mean, "std": found.std} for name, found in summary.items()}
             for kind, summary in summaries.items()
         }
-        emit({"event": "summary", "seeds": [r["configuration"]["seed"] for r in results], **told})
+        emit({"event": "summary", "seeds": [r["configuration"]["seed"] for r in results], **shown})
         return
     for kind, summary in summaries.items():
         title = {"averaged": "averaged test"}.get(kind, kind)

@@ -309,7 +309,7 @@ class MultiDigit:
         if len(data) == 0:
             raise ArgumentError("MultiDigit: there are no pictures to draw from.")
         if affine is not None and as_bytes:
-            raise ArgumentError("MultiDigit: changed pictures are no bytes any more. Leave as_bytes or affine out.")
+            raise ArgumentError("MultiDigit: pictures changed by affine are floats. Pass affine or as_bytes, not both.")
         self.n, self.num_digits, self.affine, self._as_bytes = n, num_digits, affine, as_bytes
         self._images = data.images.contiguous()
         self._labels = data.labels

@@ -189,7 +189,7 @@ def _open(path: Path, dtype: npt.DTypeLike, advice: str) -> NDArray[Any]:
     try:
         array: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
     except FileNotFoundError:
-        raise DataNotFoundError(f"{path} is not there. {advice}") from None
+        raise DataNotFoundError(f"{path} was not found. {advice}") from None
     except Exception as error:
         # A file that ends too early, one that is no .npy file, a pickle: numpy has many ways to fail at a header.
         raise DataError(f"{path} cannot be read as a .npy file ({error}): it is damaged. {advice}") from error
@@ -222,4 +222,4 @@ def _warcraft_folder(root: Path) -> Path:
         if folder.is_dir():
             return folder
     places = ", ".join(str(folder) for folder in candidates)
-    raise DataNotFoundError(f"The Warcraft maps are not there; looked for the folders {places}. {_WARCRAFT_ADVICE}")
+    raise DataNotFoundError(f"The Warcraft maps were not found; looked for the folders {places}. {_WARCRAFT_ADVICE}")

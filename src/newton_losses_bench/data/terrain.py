@@ -116,7 +116,7 @@ def make(
             f"terrain.make: {folder} already holds a set with other settings, {there['settings']}; asked for "
             f"{settings}. Choose another root, or replace it with overwrite=True (--overwrite)."
         )
-    with _spoken(folder):
+    with _explained_errors(folder):
         folder.parent.mkdir(parents=True, exist_ok=True)
         # Other processes that need the maps wait meanwhile.
         with locked(folder.parent):
@@ -203,7 +203,7 @@ def _advice(folder: Path, size: int, damaged: dict[str, Any] | None = None) -> s
 
 
 @contextmanager
-def _spoken(folder: Path) -> Iterator[None]:
+def _explained_errors(folder: Path) -> Iterator[None]:
     """A folder that cannot be written is an error of the data, with its name."""
     try:
         yield

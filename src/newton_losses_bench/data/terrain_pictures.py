@@ -130,7 +130,7 @@ def _noise(streams: Streams, passes: int) -> Integers:
 
 
 def _site_squares(streams: Streams, spacing: int = 8) -> Integers:
-    """Squared distances on the torus to one site a square of 8×8 pixels, `(sites, row, column)`."""
+    """Squared distances on the torus to one site per square of 8×8 pixels, `(sites, row, column)`."""
     across = SHEET // spacing
     words = streams.words(2 * across * across)[0].reshape(2, across, across)
     jitter = below(words, spacing)

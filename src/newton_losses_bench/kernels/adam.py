@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from .digit_layers import has_triton
 
-# From so many numbers a tensor on it pays to launch a kernel for every tensor.
+# From this size on, a tensor is worth a kernel launch of its own.
 LARGE = 2**18
 
 
@@ -23,7 +23,7 @@ def make_adam(parameters: list[nn.Parameter], rate: Tensor) -> torch.optim.Adam:
 
 
 class WideAdam(torch.optim.Adam):
-    """`torch.optim.Adam` with the same state, whose step is one kernel a tensor. For float32 CUDA parameters."""
+    """`torch.optim.Adam` with the same state, whose step is one kernel per tensor. For float32 CUDA parameters."""
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]

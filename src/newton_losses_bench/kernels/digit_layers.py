@@ -21,7 +21,7 @@ def has_triton() -> bool:
 
 
 def has_digit_kernels(image_size: tuple[int, int], count: int, device: torch.device) -> bool:
-    """Whether there are kernels for so many pictures of this size: on a Hopper GPU, where they fit.
+    """Whether there are kernels for `count` pictures of this size: on a Hopper GPU, where they fit.
 
     >>> has_digit_kernels((28, 112), 500, torch.device("cpu"))
     False

@@ -145,7 +145,7 @@ def _at_even_address(pictures: Tensor) -> Tensor:
 
 
 def _blocks(kernels: Kernels, count: int, height: int, rows: int) -> int:
-    """One block of threads a multiprocessor, but none without a job of so many rows."""
+    """One block of threads per multiprocessor, but no more than there are jobs of `rows` rows."""
     return min(kernels.multiprocessors, count * -(-height // rows))
 
 

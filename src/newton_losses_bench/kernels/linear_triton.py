@@ -20,7 +20,7 @@ from torch import Tensor
 
 _jit: Callable[[Callable[..., Any]], Any] = triton.jit
 
-# Features are many and outputs few: the sum over the features is cut into so many parts.
+# Features are many and outputs few: the sum over the features is cut into this many parts.
 PARTS = 28
 BLOCK = 64
 

@@ -255,7 +255,9 @@ def gather(results: Path) -> Evidence:
     notes += store.notes
     notes += [f"{run.path}: unfinished, last evaluated at step {run.step}." for run in unfinished]
     sound = {record.identity: _is_sound(record) for record in found}
-    notes += [f"{one.path}: a setting or a test figure makes no sense." for one in found if not sound[one.identity]]
+    notes += [
+        f"{one.path}: left out, a setting or a test figure is not valid." for one in found if not sound[one.identity]
+    ]
     index = Index([record for record in found if sound[record.identity]])
     return Evidence(
         results,

@@ -213,7 +213,7 @@ def _curve(name: str, tone: int, records: Sequence[RunRecord], metric: str) -> L
 
 
 def _points(record: RunRecord, metric: str) -> dict[float, float]:
-    """The accuracy by step, without what is no accuracy or at no step of the run."""
+    """The accuracy by step, without values that are not accuracies and steps that the run does not have."""
     found = {}
     for evaluation in record.curve:
         test = evaluation.get("test")

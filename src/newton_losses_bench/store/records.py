@@ -254,7 +254,7 @@ def pack(folders: Iterable[str | os.PathLike[str]], out: str | os.PathLike[str])
         known[line["run"]] = checksum(line)
     content = target.read_bytes() if target.exists() else b""
     if content and not known:
-        raise ArgumentError(f"--out {target}: there is such a file, and it holds no packed runs. Choose another name.")
+        raise ArgumentError(f"--out {target}: this file exists and holds no packed runs. Choose another name.")
     for name, folder in runs.items():
         line = _line(name, folder)
         sha256 = checksum(line)
@@ -294,7 +294,7 @@ def _finished_runs(folders: list[Path], notes: list[str]) -> dict[str, Path]:
 def _packed_lines(path: Path) -> Iterator[tuple[Path, Record | RunError]]:
     """Each run of a packed file without its checksum, or what is wrong with its line.
 
-    A file whose first line is whole, and is no packed run, holds something else: it has none.
+    A file whose first line is whole but not a packed run holds something else: it has none.
     """
     try:
         lines = path.read_bytes().splitlines()
@@ -306,12 +306,12 @@ def _packed_lines(path: Path) -> Iterator[tuple[Path, Record | RunError]]:
         try:
             line = json.loads(text)
         except (ValueError, RecursionError) as error:
-            yield path, RunError(f"{place}: left out, no JSON ({error}).")
+            yield path, RunError(f"{place}: left out, not JSON ({error}).")
             continue
         if not isinstance(line, dict) or any(part not in line for part in _PARTS):
             if number == 1:
                 return
-            yield path, RunError(f"{place}: left out, no packed run.")
+            yield path, RunError(f"{place}: left out, not a packed run.")
         elif line.pop(_CHECKSUM, None) != checksum(line):
             yield path, RunError(f"{place}: left out, damaged or edited by hand: its checksum does not match.")
         else:

@@ -194,7 +194,7 @@ class RunFolder:
             return None
         return self.path / ERROR
 
-    # Whose folder it is
+    # Which run the folder belongs to
 
     def _agree_on_configuration(self, may_hold_others: bool) -> None:
         wanted = json.loads(json.dumps(self.config.to_dict()))

@@ -231,7 +231,7 @@ def test_damage_is_found(tmp_path):
     with pytest.raises(DataError, match=r"val_maps\.npy"):
         Terrain(tmp_path, "val", size=3)
     path.unlink()
-    with pytest.raises(DataNotFoundError, match=r"val_maps\.npy is not there"):
+    with pytest.raises(DataNotFoundError, match=r"val_maps\.npy was not found"):
         Terrain(tmp_path, "val", size=3)
     for content in ("{", "[]", "{}"):
         (folder / "terrain.json").write_text(content)

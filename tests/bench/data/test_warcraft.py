@@ -63,7 +63,7 @@ def test_missing_data_says_how_to_get_it(tmp_path):
 def test_a_missing_file_is_named(root):
     (root / PLACES[0] / "val_shortest_paths.npy").unlink()
     assert len(Warcraft(root, "train")) == 4
-    with pytest.raises(DataNotFoundError, match=r"val_shortest_paths\.npy is not there"):
+    with pytest.raises(DataNotFoundError, match=r"val_shortest_paths\.npy was not found"):
         Warcraft(root, "val")
 
 
