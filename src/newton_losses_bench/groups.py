@@ -82,31 +82,26 @@ class Group:
     protocol: Protocol
     records: tuple[RunRecord, ...] = field(repr=False)
 
-    def values(self, metric: str, *, averaged: bool = False) -> list[float]:
-        """One figure per seed that has it: a test figure, or `milliseconds_per_step`.
+    def by_seed(self, metric: str, *, averaged: bool = False) -> dict[int, float]:
+        """A test figure, or `milliseconds_per_step`, of each seed that has it.
 
         With `averaged`, the test figure of the averaged weights, where a run evaluated them.
         """
-        if metric == TIME:
-            return [record.milliseconds_per_step for record in self.records]
-        found = [record.averaged if averaged else record.test for record in self.records]
-        return [figures[metric] for figures in found if metric in figures]
+        found = {}
+        for record in self.records:
+            figures = {TIME: record.milliseconds_per_step, **(record.averaged if averaged else record.test)}
+            if metric in figures:
+                found[record.seed] = figures[metric]
+        return found
 
     def summary(self, metric: str, *, averaged: bool = False) -> Summary | None:
         """Mean and deviation over the seeds, or `None` where no run has the figure."""
-        values = self.values(metric, averaged=averaged)
+        values = self.by_seed(metric, averaged=averaged).values()
         return summarise(values) if values else None
 
     def ahead_of(self, other: "Group", metric: str, *, averaged: bool = False) -> dict[int, float]:
         """By how much a figure exceeds that of another group, for each seed that both have."""
-        these, those = (
-            {
-                one.seed: figures[metric]
-                for one in group.records
-                if metric in (figures := one.averaged if averaged else one.test)
-            }
-            for group in (self, other)
-        )
+        these, those = (group.by_seed(metric, averaged=averaged) for group in (self, other))
         return {seed: these[seed] - those[seed] for seed in these if seed in those}
 
 
@@ -189,7 +184,7 @@ def _pairs(groups: list[Group]) -> list[str]:
     """Where the paper compares seed by seed: on how many the loss is below the baseline's."""
     if groups[0].cell.paper_seeds is None:
         return []
-    losses = {one.cell.variant: {record.seed: record.test["loss"] for record in one.records} for one in groups}
+    losses = {one.cell.variant: one.by_seed("loss") for one in groups}
     baseline, fisher = losses.get("baseline", {}), losses.get("fisher", {})
     both = sorted(baseline.keys() & fisher.keys())
     below = sum(fisher[seed] < baseline[seed] for seed in both)

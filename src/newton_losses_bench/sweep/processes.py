@@ -24,7 +24,6 @@ from .jobs import FINISHED, IN_USE, Job
 from .mps import MultiProcessService
 from .run import Counters
 
-ATTEMPTS = 2
 # Without the current folder on its path, where anything may have the name of a package.
 WORKER = (sys.executable, "-P", "-m", "newton_losses_bench.sweep.worker")
 _STOPPED = (128 + signal.SIGINT, 128 + signal.SIGTERM)
@@ -50,15 +49,15 @@ class LocalPool:
         self._command = list(command)
         self._stopping = threading.Event()
         self._children: dict[int, subprocess.Popen[str]] = {}
-        # Each with the number of the attempt, and the earliest time of it.
-        self._waiting: list[tuple[Job, int, float]] = []
+        # Each with the earliest time to begin it.
+        self._waiting: list[tuple[Job, float]] = []
         self._threads: list[threading.Thread] = []
         self._lock = threading.Lock()
         self._mps = MultiProcessService()
 
     def start(self, jobs: list[Job], counters: Counters) -> None:
         """Start the processes; returns without waiting for them."""
-        self._waiting.extend((job, 1, 0.0) for job in jobs)
+        self._waiting.extend((job, 0.0) for job in jobs)
         if min(self._slots, len(jobs)) > 1 and any(_uses_cuda(job) for job in jobs):
             note = self._mps.start()
             if note is not None:
@@ -94,60 +93,58 @@ class LocalPool:
         while not self._stopping.is_set() and (entry := self._next()) is not None:
             self._attempt(*entry, slot, counters)
 
-    def _next(self) -> tuple[Job, int, float] | None:
+    def _next(self) -> tuple[Job, float] | None:
         """The first job that can begin, or the one that can begin first."""
         with self._lock:
             if not self._waiting:
                 return None
-            entry = min(self._waiting, key=itemgetter(2))
+            entry = min(self._waiting, key=itemgetter(1))
             self._waiting.remove(entry)
             return entry
 
-    def _attempt(self, job: Job, attempt: int, not_before: float, slot: int, counters: Counters) -> None:
+    def _attempt(self, job: Job, not_before: float, slot: int, counters: Counters) -> None:
         if self._stopping.wait(max(0.0, not_before - time.monotonic())):
             return
         if not_before and is_in_use(Path(job.folder)):
-            self._put_off(job, attempt, _IN_USE_SECONDS)
+            self._put_off(job, _IN_USE_SECONDS)
             return
         try:
             counters.start(job)
             # Another sweep over the same store may have finished it in the meantime.
             code, message = (FINISHED, None) if job.is_finished() else self._run(job, slot, counters)
-            self._settle(job, attempt, code, message, counters)
+            self._settle(job, code, message, counters)
         except RunError as error:
-            self._retry(job, attempt, str(error), counters)
+            self._fail(job, str(error), counters)
         except Exception:  # whatever it is: a thread that ended here would silently leave its runs undone
-            self._retry(job, attempt, traceback.format_exc(), counters)
+            self._fail(job, traceback.format_exc(), counters)
 
-    def _put_off(self, job: Job, attempt: int, seconds: float) -> None:
+    def _put_off(self, job: Job, seconds: float) -> None:
         with self._lock:
-            self._waiting.append((job, attempt, time.monotonic() + seconds))
+            self._waiting.append((job, time.monotonic() + seconds))
 
-    def _settle(self, job: Job, attempt: int, code: int, message: str | None, counters: Counters) -> None:
+    def _settle(self, job: Job, code: int, message: str | None, counters: Counters) -> None:
         # A stop can come between the result and the report of it.
         if code == FINISHED or (code in _STOPPED and job.is_finished()):
             try:
                 result = read_json(Path(job.folder) / RESULT)
             except RunError as error:  # a retry would find the same
-                counters.fail(job, str(error), again=False)
+                counters.fail(job, str(error), final=True)
             else:
                 counters.finish(job, result)
         elif code == IN_USE:
             counters.put_back(job)
-            self._put_off(job, attempt, _IN_USE_SECONDS)
+            self._put_off(job, _IN_USE_SECONDS)
         elif self._stopping.is_set():
             counters.put_back(job)
         elif code in _STOPPED:  # somebody has stopped this one alone
-            self._retry(job, attempt, "it was asked to stop", counters)
+            self._fail(job, "it was asked to stop", counters)
         else:
-            self._retry(job, attempt, message or self._last_words(job, code), counters)
+            self._fail(job, message or self._last_words(job, code), counters)
 
-    def _retry(self, job: Job, attempt: int, message: str, counters: Counters) -> None:
-        again = attempt < ATTEMPTS
+    def _fail(self, job: Job, message: str, counters: Counters) -> None:
         log = self._log(job)
-        counters.fail(job, message, str(log) if log.is_file() else None, again=again)
-        if again:
-            self._put_off(job, attempt + 1, _RETRY_SECONDS)
+        if counters.fail(job, message, str(log) if log.is_file() else None):
+            self._put_off(job, _RETRY_SECONDS)
 
     def _run(self, job: Job, slot: int, counters: Counters) -> tuple[int, str | None]:
         """Run a job in a process: its exit code, and what it says about a failure."""

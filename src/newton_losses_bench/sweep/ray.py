@@ -28,7 +28,6 @@ from ..train import Progress
 from .jobs import Job, execute, in_words
 from .run import Counters
 
-ATTEMPTS = 2
 # How often Ray restarts a task whose machine or process has died.
 _RAY_RETRIES = 5
 _MARKER = ".shared"
@@ -53,7 +52,7 @@ class RayPool:
         self._path = path
         self._token = uuid.uuid4().hex
         self._stopping = threading.Event()
-        self._pending: dict[Any, tuple[Job, int]] = {}
+        self._pending: dict[Any, Job] = {}
         try:
             self._ray.init(address=address, runtime_env=_runtime(), log_to_driver=False)
         except ConnectionError as error:
@@ -69,7 +68,7 @@ class RayPool:
         self._path.mkdir(parents=True, exist_ok=True)
         (self._path / _MARKER).write_text(self._token, encoding="utf-8")
         for job in jobs:
-            self._submit(job, 1)
+            self._submit(job)
         self._thread = threading.Thread(target=self._collect, args=(counters,), daemon=True)
         self._thread.start()
 
@@ -94,18 +93,16 @@ class RayPool:
         for reference in list(self._pending):
             self._ray.cancel(reference, force=force)
 
-    def _submit(self, job: Job, attempt: int) -> None:
-        reference = self._task.remote(job.to_dict(), str(self._path.resolve()), self._token)
-        self._pending[reference] = (job, attempt)
+    def _submit(self, job: Job) -> None:
+        self._pending[self._task.remote(job.to_dict(), str(self._path.resolve()), self._token)] = job
 
     def _collect(self, counters: Counters) -> None:
         while self._pending:
             ready, _ = self._ray.wait(list(self._pending), timeout=_WAIT_SECONDS)
             for reference in ready:
-                job, attempt = self._pending.pop(reference)
-                self._settle(job, attempt, reference, counters)
+                self._settle(self._pending.pop(reference), reference, counters)
 
-    def _settle(self, job: Job, attempt: int, reference: Any, counters: Counters) -> None:
+    def _settle(self, job: Job, reference: Any, counters: Counters) -> None:
         try:
             found: dict[str, Any] = self._ray.get(reference)
         except self._ray.exceptions.RayError as error:
@@ -120,11 +117,8 @@ class RayPool:
             counters.finish(job, found["result"])
         elif self._stopping.is_set():
             counters.put_back(job)
-        else:
-            again = attempt < ATTEMPTS
-            counters.fail(job, found["error"], again=again)
-            if again:
-                self._submit(job, attempt + 1)
+        elif counters.fail(job, found["error"]):
+            self._submit(job)
 
 
 def do_on_node(job: dict[str, Any], store: str, token: str) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 import contextlib
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -13,6 +14,8 @@ from ..store import Store
 from .display import Lines
 from .jobs import Job, tidy
 
+# How often a run is tried.
+ATTEMPTS = 2
 _LOOK_SECONDS = 0.1
 
 
@@ -40,6 +43,7 @@ class Counters:
         self.running: dict[str, float] = {}
         self.accuracy: dict[str, float] = {}
         self._begun_at: dict[str, float] = {}
+        self._failed = Counter[str]()
         self._listener = listener
         self._lock = threading.RLock()
         # The clock starts with the first report of a job: starting processes says nothing about their pace.
@@ -75,13 +79,16 @@ class Counters:
             self.finished.append(job)
             self._listener.job_finished(job, result, self)
 
-    def fail(self, job: Job, message: str, log: str | None = None, *, again: bool) -> None:
-        """A job has failed; `again` says whether it will be retried."""
+    def fail(self, job: Job, message: str, log: str | None = None, *, final: bool = False) -> bool:
+        """A job has failed. Returns whether to try it again; after a `final` failure there is no use."""
+        self._failed[job.name] += 1
+        again = not final and self._failed[job.name] < ATTEMPTS
         with self._telling():
             self.put_back(job)
             if not again:
                 self.failures.append(Failure(job, message, log))
             self._listener.job_failed(job, message, again, self)
+        return again
 
     def put_back(self, job: Job) -> None:
         """A job was stopped, or another sweep is running it at the moment."""

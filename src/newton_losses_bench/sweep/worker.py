@@ -11,7 +11,6 @@ import os
 import signal
 import sys
 import threading
-import time
 import traceback
 from typing import Any, TextIO
 
@@ -22,13 +21,9 @@ from ..progress import JsonLines
 from ..store import RunInUse
 from .jobs import FAILED, FINISHED, IN_USE, Job, execute, in_words, train_command
 
-_NEWS_SECONDS = 2.0
-
 
 class Events(JsonLines):
     """The events of a run as lines, with its step every now and then, and what to say about a failure."""
-
-    _told = 0.0
 
     def _emit(self, event: str, **fields: Any) -> None:
         # If nobody listens any more, the input has ended too, and that is what stops the run.
@@ -36,9 +31,7 @@ class Events(JsonLines):
             super()._emit(event, **fields)
 
     def advanced(self, step: int, loss: float | None) -> None:
-        if time.monotonic() - self._told >= _NEWS_SECONDS:
-            self._told = time.monotonic()
-            self._emit("advanced", step=step)
+        self._emit("advanced", step=step)
 
     def failed(self, message: str) -> None:
         self._emit("failed", message=message)

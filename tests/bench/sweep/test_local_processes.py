@@ -263,7 +263,7 @@ def test_bars_for_a_person(capsys):
     counters.start(first)
     counters.advance(first, 0.5)
     counters.start(second)
-    counters.fail(second, "broke\nfor this reason", again=False)
+    counters.fail(second, "broke\nfor this reason", final=True)
     counters.stop()
     counters.finish(first, {"test": {"exact_match": 81.5}, "seconds": 61})
     bars.close()
