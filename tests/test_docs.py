@@ -93,6 +93,12 @@ def test_the_map_for_contributors_names_files_that_exist() -> None:
     assert named
     for file in named:
         assert (ROOT / file).exists(), f"CONTRIBUTING.md names {file}, which is not there"
+    table = text.partition("## Where is …?")[2].partition("\n## ")[0]
+    for row in re.findall(r"^\|.*src/.*$", table, re.MULTILINE):
+        answer = row.split("|")[2]
+        sources = "".join((ROOT / file).read_text() for file in re.findall(r"`(src/[\w./]+)`", answer))
+        for name in re.findall(r"`([A-Za-z]\w+)`", answer):
+            assert re.search(rf"(def|class) {name}\b|^{name}\b", sources, re.MULTILINE), f"{name} is not in {answer}"
 
 
 def rows(text: str) -> list[list[str]]:
