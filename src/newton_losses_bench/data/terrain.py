@@ -124,8 +124,8 @@ def make(
                 return folder
             with atomic_folder(folder) as temporary:
                 for split, count in zip(Splits._fields, counts, strict=True):
-                    drawn = draw(count, size, seed, split, advance=advance)
-                    for part, array in zip(PARTS, drawn, strict=True):
+                    arrays: tuple[NDArray[Any], ...] = draw(count, size, seed, split, advance=advance)
+                    for part, array in zip(PARTS, arrays, strict=True):
                         np.save(temporary / file_name(split, part), array)
                 sums = {path.name: file_md5(path) for path in sorted(temporary.iterdir())}
                 facts = {"settings": settings, "md5": sums}

@@ -158,12 +158,15 @@ def test_an_error_is_in_the_log_and_in_the_last_event(real, tmp_path):
 def test_an_error_is_in_the_last_event_where_the_log_has_no_room(tmp_path):
     (job,) = jobs(tmp_path / "store", SORTING)
     job.configuration["algorithm"] = "softsrot"
-    with open("/dev/full", "w") as full:
-        done = subprocess.run(
-            processes.WORKER, input=json.dumps(job.to_dict()) + "\n", stdout=subprocess.PIPE, stderr=full, text=True,
-            check=False,
-        )  # fmt: skip
-    assert json.loads(done.stdout)["message"].startswith("--algorithm softsrot: did you mean softsort?")
+    pipe = subprocess.PIPE
+    with (
+        open("/dev/full", "w") as full,
+        subprocess.Popen(processes.WORKER, stdin=pipe, stdout=pipe, stderr=full, text=True) as process,
+    ):
+        process.stdin.write(json.dumps(job.to_dict()) + "\n")
+        process.stdin.flush()
+        said = json.loads(process.stdout.readline())
+    assert said["message"].startswith("--algorithm softsrot: did you mean softsort?")
 
 
 # A shell's background jobs are born ignoring Ctrl-C.
