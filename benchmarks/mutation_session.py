@@ -59,7 +59,14 @@ class Record:
 
     def _promising(self, module: str, lines: Iterable[int]) -> list[str]:
         found = {test for line in lines for test in self.tests.get((module, line), ())}
-        return sorted(found, key=lambda test: (self.seconds[test] + 0.02) / (1 + self.caught[module, test]))
+        ordered = sorted(found, key=lambda test: (self.seconds[test] + 0.02) / (1 + self.caught[module, test]))
+        # Of the cases of one test function one is telling, and many more are not.
+        cases, turns = Counter[str](), {}
+        for test in ordered:
+            function = test.split("[")[0]
+            turns[test] = 0 if self.caught[module, test] else cases[function]
+            cases[function] += 1
+        return sorted(ordered, key=turns.__getitem__)
 
 
 class NoShrinking:
@@ -77,6 +84,7 @@ class Session(NoShrinking):
 
     def __init__(self, todo: list[Mutant], record: Record, options: argparse.Namespace, out: int) -> None:
         self.todo, self.record, self.options, self.out = todo, record, options, out
+        self.ran = {name: row.get("ran", []) for name, row in known(options).items()}
         self.passed = True
 
     def pytest_runtest_logreport(self, report: Any) -> None:
@@ -114,8 +122,10 @@ class Session(NoShrinking):
         for mutant in self.todo:
             if time.monotonic() > self.options.end:
                 break
-            tests, all_tests = affordable(self.record, self.record.of(mutant), self.options.budget)
-            if not tests:
+            ran = self.ran.get(mutant.name, [])
+            tests = [test for test in self.record.of(mutant) if test not in ran]
+            tests, all_tests = affordable(self.record, tests, self.options.budget)
+            if not tests and not ran:
                 keep(self.options, mutant, "later")
                 continue
             read, write = os.pipe()
@@ -177,7 +187,8 @@ class Session(NoShrinking):
             started = len(pipe.read()) // 4
         match os.waitstatus_to_exitcode(status):
             case 0:
-                keep(self.options, mutant, "survived", all_tests=all_tests)
+                ran = self.ran.get(mutant.name, []) + tests
+                keep(self.options, mutant, "survived", all_tests=all_tests, ran=[] if all_tests else ran)
                 self.say(f"{mutant.line}: {mutant.name}{'' if all_tests else '    (so far)'}")
             case 77:
                 keep(self.options, mutant, "later")
