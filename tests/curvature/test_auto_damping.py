@@ -189,15 +189,17 @@ def test_the_rule_itself_counts_finite_samples_alone() -> None:
     assert NormalizedDamping()(Expansion(torch.full((3,), torch.nan), gradient, torch.eye(2))) == (1.0, 1.0)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_mask_that_hides_nothing_changes_nothing_with_one_output(kind: str) -> None:
-    y = torch.tensor([[0.5], [1.0], [-2.0]], dtype=torch.float64)
-    steps = []
-    for mask in (None, torch.ones(3, 1, dtype=torch.bool)):
-        leaf = y.clone().requires_grad_()
-        NewtonLoss(lambda y: y.pow(4).sum(1), kind, NormalizedDamping())(leaf, mask=mask).backward()
-        steps.append(leaf.grad)
-    torch.testing.assert_close(*steps)
+@pytest.mark.parametrize("damping", ["auto", NormalizedDamping()], ids=str)
+@pytest.mark.parametrize("kind", [*KINDS, "sample"])
+def test_a_mask_that_hides_nothing_changes_nothing(kind: str, damping: object) -> None:
+    for shape in ((3, 1), (2, 5), (5, 2)):
+        y = torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        steps = []
+        for mask in (None, torch.ones(shape, dtype=torch.bool)):
+            leaf = y.clone().requires_grad_()
+            NewtonLoss(lambda y: y.pow(4).sum(1), kind, damping)(leaf, mask=mask).backward()
+            steps.append(leaf.grad)
+        torch.testing.assert_close(*steps)
 
 
 def test_tiny_and_huge_losses_in_float32() -> None:
