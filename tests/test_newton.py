@@ -206,4 +206,6 @@ def test_options_are_checked_before_they_are_needed(options: dict[str, object], 
     with torch.no_grad(), pytest.raises(error):
         newton_loss(quartic, y, y, **options)
     with pytest.raises(error):
+        newton_target(quartic, y, y, **options)
+    with pytest.raises(error):
         NewtonLoss(quartic, **options)

@@ -142,5 +142,7 @@ def test_where_the_matrix_would_be_large_what_does_not_converge_is_left_out(monk
     found = damped_solve(products(matrix), rows, 0.01)
     assert found[:3].isnan().all()
     assert_close(found[3:], damped_solve(Dense(matrix), rows[3:], 0.01), 1e-5)
+    for scale in (1e-6, 1e6):  # whatever the unit of the gradients
+        assert torch.equal(damped_solve(products(matrix), scale * rows, 0.01).isnan(), found.isnan())
     step = newton_step(Expansion(torch.zeros(4), rows, products(matrix)), 0.01)
     assert step.kept.tolist() == [False, False, False, True]

@@ -108,7 +108,7 @@ def test_a_bad_sample_takes_no_part() -> None:
     assert step(torch.zeros(0, 2)).shape == (0, 2)
 
 
-@pytest.mark.parametrize("damping", [-1.0, 0.0])
+@pytest.mark.parametrize("damping", [-1.0, 0.0, math.inf])
 def test_a_damping_that_is_not_positive_leaves_every_sample_out(damping: float) -> None:
     newton = nl.NewtonLoss(lambda y: y.sum(1), "sample", torch.tensor(damping), check=False, on_nonfinite="ignore")
     y = torch.zeros(3, 2, requires_grad=True)

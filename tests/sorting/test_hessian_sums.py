@@ -1,7 +1,10 @@
 """The curvature of losses of lists in closed form, against Hessians by automatic differentiation."""
 
+from itertools import product
+
 import pytest
 import torch
+from torch.autograd import forward_ad
 
 from newton_losses import NewtonLoss, ShapeError
 from newton_losses.curvature import expand
@@ -9,6 +12,7 @@ from newton_losses.sorting import (
     LaplaceSort,
     ListNetLoss,
     NDCGLoss,
+    NeuralSort,
     PairwiseLogisticLoss,
     PartialOrderLoss,
     SpearmanLoss,
@@ -69,16 +73,29 @@ def test_lists_may_have_several_leading_dimensions(name):
     generator = torch.Generator().manual_seed(5)
     scores = torch.randn(6, 4, generator=generator, dtype=torch.float64).requires_grad_()
     values = torch.randint(0, 4, (6, 4), generator=generator)
-    for mask in (None, torch.rand(6, 4, generator=generator) < 0.8):
-        loss, targets = LOSSES[name](LaplaceSort(0.5), 4, values, mask)
+    masks = None, torch.rand(6, 4, generator=generator) < 0.8
+    for relaxation, mask in product((LaplaceSort(0.5), NeuralSort(0.5)), masks):
+        loss, targets = LOSSES[name](relaxation, 4, values, mask)
         shaped, *more = [None if t is None else t.unflatten(0, (2, 3)) for t in (scores, *targets, mask)]
         costs, expected = loss(shaped, *more), loss(scores, *targets, mask)
         torch.testing.assert_close(costs.flatten(), expected)
         gradients = [torch.autograd.grad(one.sum(), scores)[0] for one in (costs, expected)]
         torch.testing.assert_close(*gradients)
         sums, same = loss.hessian_sums(shaped, *more), loss.hessian_sums(scores, *targets, mask)
-        for one, other in zip(sums, same, strict=True):
+        for one, other in zip(sums or (), same or (), strict=True):
             torch.testing.assert_close(one.flatten(), other)
+
+
+def test_forward_mode_on_the_tape():
+    """Not that of `torch.func`, which keeps tensors for itself."""
+    generator = torch.Generator().manual_seed(6)
+    scores, direction = torch.randn(2, 3, 5, generator=generator, dtype=torch.float64)
+    for temperature in (0.01, 1.0):
+        with forward_ad.dual_level():
+            ranks = soft_rank(forward_ad.make_dual(scores, direction), LaplaceSort(temperature))
+            found = forward_ad.unpack_dual(ranks).tangent
+        wanted = torch.func.jvp(lambda s, t=temperature: soft_rank(s, LaplaceSort(t)), (scores,), (direction,))[1]
+        torch.testing.assert_close(found, wanted)
 
 
 def test_far_from_each_other_and_from_zero_nothing_is_lost():
@@ -142,6 +159,10 @@ def test_a_users_loss_may_bring_them_too():
         ShapeError, match=r"hessian_sums returned shapes \(3,\) and \(3,\) for outputs of shape \(4, 3\)"
     ):
         expand(loss, scores, mask, mask=mask, exchangeable=True)
+    for one, other in ((3, 4), (4, 3)):
+        loss.hessian_sums = lambda y, target, mask=None, shapes=(one, other): tuple(map(torch.ones, shapes))
+        with pytest.raises(ShapeError, match=rf"hessian_sums returned shapes \({one},\) and \({other},\)"):
+            expand(loss, scores, mask, mask=mask, exchangeable=True)
 
 
 def test_at_ties_stored_order_has_no_influence():

@@ -115,6 +115,8 @@ def test_mean_reciprocal_rank_and_the_empty_list():
     assert mean_reciprocal_rank(scores, grades, k=1, mask=mask).tolist() == [0.0, 0.0, 0.0, 1.0]
     nothing = torch.zeros_like(mask)
     for metric in (ndcg, spearman, kendall, mean_reciprocal_rank):
+        shaped = metric(*(x.unflatten(0, (2, 2)) for x in (scores, grades)), mask=mask.unflatten(0, (2, 2)))
+        assert torch.equal(shaped.flatten(), metric(scores, grades, mask=mask))
         assert metric(scores, grades, mask=nothing).tolist() == [0.0] * 4
 
 
@@ -223,6 +225,10 @@ def test_errors_teach():
             loss(torch.zeros(3), torch.tensor(lowest), torch.tensor(highest))
     with pytest.raises(ArgumentError, match="contradict each other"):
         loss(torch.zeros(300), torch.zeros(300, dtype=torch.int64), torch.full((300,), 298))
+    lowest, highest = torch.zeros(256, dtype=torch.int64), torch.full((256,), 255)
+    lowest[:3], highest[:3] = 100, 101  # the longest list of which all ranks are checked
+    with pytest.raises(ArgumentError, match="contradict each other"):
+        loss(torch.zeros(256), lowest, highest)
     with pytest.raises(ArgumentError, match="whole numbers"):
         loss(torch.zeros(3), torch.zeros(3), torch.zeros(3))
     with pytest.raises(ArgumentError, match="Pass booleans"):
