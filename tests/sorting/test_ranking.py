@@ -107,6 +107,15 @@ def test_metrics_are_those_of_scikit_learn_and_scipy():
                 assert ours(scores, grades, mask=mask)[row].item() == pytest.approx(expected, abs=1e-6)
 
 
+def test_a_table_of_discounts_is_read_up_to_its_end():
+    scores, grades = torch.tensor([[4.0, 3.0, 2.0, 1.0]]), torch.tensor([[0, 1, 2, 3]])
+    table = 1 / torch.log2(2 + torch.arange(4.0))
+    hard = LaplaceSort(temperature=1e-3)
+    torch.testing.assert_close(NDCGLoss(hard, discounts=table)(scores, grades), NDCGLoss(hard)(scores, grades))
+    single = NDCGLoss(hard, discounts=table[:1])(scores[:, :1], grades[:, 1:2])
+    assert single.tolist() == [0.0]
+
+
 def test_mean_reciprocal_rank_and_the_empty_list():
     scores = torch.tensor([[3.0, 2.0, 1.0], [1.0, 1.0, 0.0], [1.0, 2.0, 3.0], [1.0, 2.0, 3.0]])
     grades = torch.tensor([[0, 2, 1], [1, 0, 0], [0, 0, 0], [1, 0, 0]])
