@@ -234,6 +234,8 @@ def test_errors_teach():
             loss(torch.zeros(3), torch.tensor(lowest), torch.tensor(highest))
     with pytest.raises(ArgumentError, match="contradict each other"):
         loss(torch.zeros(300), torch.zeros(300, dtype=torch.int64), torch.full((300,), 298))
+    free = torch.zeros(2, 300, dtype=torch.int64), torch.full((2, 300), 299)
+    assert loss(torch.zeros(2, 300), *free).abs().max() < 1e-5
     lowest, highest = torch.zeros(256, dtype=torch.int64), torch.full((256,), 255)
     lowest[:3], highest[:3] = 100, 101  # the longest list of which all ranks are checked
     with pytest.raises(ArgumentError, match="contradict each other"):
