@@ -111,9 +111,9 @@ def test_gradients_of_top_k_far_beyond_the_digits_of_float32(spread):
 @pytest.mark.parametrize("relaxation", [NeuralSort(1.0), SoftSort(0.1), SoftSort(0.1, 2)], ids=str)
 def test_rows_in_chunks_are_the_whole_matrix(relaxation, masked, monkeypatch):
     generator = torch.Generator().manual_seed(0)
-    scores = torch.randn(3, 20, generator=generator, dtype=torch.float64)
-    scores[1, :5] = 0.2
-    mask = (torch.rand(3, 20, generator=generator) < 0.7) if masked else None
+    scores = torch.randn(3, 1, 20, generator=generator, dtype=torch.float64)
+    scores[1, :, :5] = 0.2
+    mask = (torch.rand(3, 1, 20, generator=generator) < 0.7) if masked else None
     for function in (
         lambda s: soft_sort(s, relaxation, mask=mask),
         lambda s: soft_sort(s, relaxation, mask=mask, descending=True),

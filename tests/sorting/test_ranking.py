@@ -116,6 +116,11 @@ def test_a_table_of_discounts_is_read_up_to_its_end():
     assert single.tolist() == [0.0]
 
 
+def test_the_temperature_of_listnet_divides_the_grades():
+    scores, grades = torch.tensor([[0.3, -1.0, 2.0]]), torch.tensor([[2, 0, 1]])
+    torch.testing.assert_close(ListNetLoss(temperature=0.25)(scores, grades), ListNetLoss()(scores, 4 * grades))
+
+
 def test_mean_reciprocal_rank_and_the_empty_list():
     scores = torch.tensor([[3.0, 2.0, 1.0], [1.0, 1.0, 0.0], [1.0, 2.0, 3.0], [1.0, 2.0, 3.0]])
     grades = torch.tensor([[0, 2, 1], [1, 0, 0], [0, 0, 0], [1, 0, 0]])
