@@ -116,16 +116,31 @@ def verify_files(folder: Path, sums: Mapping[str, str], advice: str) -> None:
             )
 
 
+@contextmanager
+def written_to(folder: Path) -> Iterator[None]:
+    """A folder that cannot be written is an error of the data, with its name and what to do."""
+    try:
+        yield
+    except DataError:
+        raise
+    except OSError as error:
+        raise DataError(
+            f"{folder}: could not be written ({error.strerror or error}). Choose another folder for the data, with "
+            "--data-root or the variable NEWTON_LOSSES_DATA."
+        ) from error
+
+
 def fetch(folder: Path, name: str, md5: str, mirrors: Sequence[str]) -> Path:
     """Return `folder/name` with the sum `md5`, downloaded from `mirror/name` where it is not there yet.
 
     When no mirror gives the file, the error lists what each did.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    with written_to(folder):
+        folder.mkdir(parents=True, exist_ok=True)
     target, part = folder / name, folder / f"{name}.part"
     failures = []
     # Runs that start together must not write to one part; the second finds what the first one fetched.
-    with locked(folder):
+    with written_to(folder), locked(folder):
         if target.exists() and file_md5(target) == md5:
             return target
         for url in (f"{mirror.rstrip('/')}/{name}" for mirror in mirrors):

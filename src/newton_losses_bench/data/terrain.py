@@ -7,8 +7,7 @@ arithmetic is on integers, so that a seed gives the same bytes on every machine.
 
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,6 +26,7 @@ from .files import (
     file_md5,
     known_split,
     root_options,
+    written_to,
 )
 from .path_maps import PARTS, TILE, MapFiles, PathMaps, file_name, normalized_splits
 from .terrain_layout import NAMES as NAMES
@@ -116,7 +116,7 @@ def make(
             f"terrain.make: {folder} already holds a set with other settings, {there['settings']}; asked for "
             f"{settings}. Choose another root, or replace it with overwrite=True (--overwrite)."
         )
-    with _explained_errors(folder):
+    with written_to(folder):
         folder.parent.mkdir(parents=True, exist_ok=True)
         # Other processes that need the maps wait meanwhile.
         with locked(folder.parent):
@@ -200,20 +200,6 @@ def _advice(folder: Path, size: int, damaged: dict[str, Any] | None = None) -> s
         options += [f"--train {train}", f"--test {test}", f"--seed {damaged['seed']}"]
     options += ["--overwrite"] if damaged is not None else []
     return f"Draw the maps with `newton-losses data make terrain {' '.join(options)}`, in Python with terrain.make."
-
-
-@contextmanager
-def _explained_errors(folder: Path) -> Iterator[None]:
-    """A folder that cannot be written is an error of the data, with its name."""
-    try:
-        yield
-    except DataError:
-        raise
-    except OSError as error:
-        raise DataError(
-            f"{folder}: could not be written ({error.strerror or error}). Choose another folder for the data, with "
-            "--data-root or the variable NEWTON_LOSSES_DATA."
-        ) from error
 
 
 def _check_numbers(count: int, size: int, seed: int) -> None:

@@ -82,6 +82,12 @@ def test_what_an_interrupted_download_left_is_overwritten(server, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["data"]
 
 
+def test_a_folder_that_cannot_be_written_says_where_else_data_can_go(tmp_path):
+    (tmp_path / "letter").write_text("hello")
+    with pytest.raises(DataError, match=r"could not be written \(Not a directory\)\. Choose another folder"):
+        fetch(tmp_path / "letter" / "raw", "file", "0" * 32, ["http://127.0.0.1:9"])
+
+
 def test_a_damaged_file_is_fetched_again(server, tmp_path):
     (tmp_path / "data").write_bytes(CONTENT[:-1])
     assert fetch(tmp_path, "data", MD5, [server.mirror("good")]).read_bytes() == CONTENT
