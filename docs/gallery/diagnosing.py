@@ -185,7 +185,7 @@ for panel, name, colour in zip(panels, ("plain", "Newton, by batch"), ("C1", "C0
 # **The suggestion was half right.** Measuring each batch on its own helps. The
 # default does not: it divides by the usual size of gradients, so a batch in
 # which they explode still counts for more than others. And the curvature adds
-# nothing: the normalised gradient is level without it. The report had measured
+# nothing: each Newton loss is level with its control. The report had measured
 # just that, gradients that grow with the error and a Fisher's direction that
 # leads no further down. It speaks of chances; only training tells.
 #
