@@ -46,6 +46,36 @@ def test_a_later_batch_without_a_finite_sample_is_said_once(kind: str) -> None:
     assert int(newton.skipped) == 16
 
 
+def test_a_scalar_that_one_target_spoils_is_named_as_the_reason() -> None:
+    target = torch.zeros(8, 3)
+    target[0, 0] = torch.nan
+    for options in ({}, {"reduction": "mean"}):
+        with pytest.warns(
+            UserWarning, match=r"no sample of the last 8 .* returns a scalar.*one value per sample, .*N,"
+        ):
+            NewtonLoss(lambda y, t: squares(y, t).mean(), **options)(leaf(8, 3), target)
+    with pytest.raises(NonFiniteError, match="returns a scalar"):
+        NewtonLoss(lambda y, t: squares(y, t).mean(), on_nonfinite="raise")(leaf(8, 3), target)
+    with pytest.warns(UserWarning, match="no sample of the last 8") as told:
+        NewtonLoss(squares)(leaf(8, 3), target * torch.nan)
+    assert "scalar" not in str(told[0].message)
+
+
+def test_a_share_is_judged_from_64_samples_on() -> None:
+    target = torch.zeros(16, 3)
+    target[::2] = torch.nan
+    newton = NewtonLoss(squares)
+    repeat(lambda: newton(leaf(16, 3), target), 3)
+    with pytest.warns(UserWarning, match="32 of the last 64 samples"):
+        newton(leaf(16, 3), target)
+
+
+@pytest.mark.parametrize("build", [lambda: NewtonLoss(squares), InjectFisher])
+def test_the_count_belongs_to_a_process_and_is_not_saved(build: Callable[[], nn.Module]) -> None:
+    assert "skipped" not in build().state_dict()
+    assert "skipped" in dict(build().named_buffers())
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_half_of_the_targets_missing_is_said(kind: str) -> None:
     target = torch.zeros(16, 3)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from newton_losses import ArgumentError, Expansion, NewtonLoss, SeparabilityError
+from newton_losses import ArgumentError, Expansion, NewtonLoss, SeparabilityError, newton_loss, newton_target
 from newton_losses.sorting import SortingLoss
 
 Y = torch.randn(8, 3, generator=torch.Generator().manual_seed(0))
@@ -143,3 +143,94 @@ def test_a_state_without_the_unit_leaves_it_as_it_is() -> None:
     newton.load_state_dict({})
     assert torch.equal(newton.running_square, before)
     assert before.all()
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda y: NewtonLoss(weighted)(y), r"weighted\(y, target, weight, power\) .* no targets: missing .* 'target'"),
+        (lambda y: newton_loss(weighted, y), r"weighted\(.* no targets: missing a required argument: 'target'"),
+        (lambda y: newton_target(weighted, y), r"weighted\(.* no targets: missing a required argument: 'target'"),
+        (lambda y: NewtonLoss(nn.MSELoss())(y), r"MSELoss\(input, target\) .* no targets: missing .* 'target'"),
+        (lambda y: NewtonLoss(weighted)(y, TARGET, 1.0, 2), "3 targets: too many positional arguments"),
+    ],
+    ids=["module", "function", "target", "torch's loss", "too many"],
+)
+def test_a_missing_target_is_a_sentence(call: Any, words: str) -> None:
+    with pytest.raises(ArgumentError, match=words):
+        call(Y.clone().requires_grad_())
+    with torch.no_grad(), pytest.raises(ArgumentError, match=words):
+        call(Y)
+
+
+def test_a_mistake_inside_of_the_loss_is_not_taken_for_a_missing_target() -> None:
+    def mistaken(y: Tensor, target: Tensor) -> Tensor:
+        return weighted(y)  # type: ignore[call-arg]
+
+    with pytest.raises(TypeError, match=r"weighted\(\) missing 1 required positional argument"):
+        NewtonLoss(mistaken)(Y, TARGET)
+
+
+@pytest.mark.parametrize("reduction", ["none", None])
+def test_a_torch_loss_without_a_reduction_gives_one_value_per_sample(reduction: Any) -> None:
+    found = gradient(NewtonLoss(nn.CrossEntropyLoss(reduction="none"), reduction=reduction), LABELS)
+    torch.testing.assert_close(found, gradient(NewtonLoss(nn.CrossEntropyLoss()), LABELS))
+
+
+# A loss with an argument of its own called mask
+
+MASK = torch.rand(8, 3, generator=torch.Generator().manual_seed(2)) > 0.3
+
+
+def masked(y: Tensor, target: Tensor, mask: Tensor | None = None) -> Tensor:
+    cells = (y - target).pow(4)
+    return (cells if mask is None else cells * mask).sum(1)
+
+
+@pytest.mark.parametrize("kind", ["fisher", "hessian"])
+def test_a_loss_with_an_own_mask_gets_it_and_outputs_that_do_not_exist_count_nowhere(kind: Any) -> None:
+    """It was kept from the loss, whose value was then that of all cells."""
+    newton = NewtonLoss(masked, kind)
+    wanted = gradient(NewtonLoss(lambda y: masked(y, TARGET, MASK), kind), mask=MASK)
+    for targets, named in (((), {"target": TARGET}), ((TARGET,), {}), ((TARGET, MASK), {})):
+        found = gradient(NewtonLoss(masked, kind), *targets, **named, mask=MASK)
+        assert torch.equal(found, wanted)
+        assert not found[~MASK].any()
+    assert torch.equal(newton(Y, TARGET, mask=MASK), masked(Y, TARGET, MASK).mean())
+    assert torch.equal(newton_loss(masked, Y, TARGET, mask=MASK), masked(Y, TARGET, MASK).mean())
+    torch.testing.assert_close(newton_target(masked, Y, TARGET, mask=MASK).value, masked(Y, TARGET, MASK))
+
+
+def test_an_own_mask_of_another_shape_or_dtype_is_the_losss_alone() -> None:
+    def by_sample(y: Tensor, target: Tensor, mask: Tensor) -> Tensor:
+        return (y - target).pow(4).sum(1) * mask
+
+    for loss, own in ((by_sample, MASK[:, 0]), (masked, torch.rand(8, 3))):
+        found = gradient(NewtonLoss(loss), TARGET, mask=own)
+        assert torch.equal(found, gradient(NewtonLoss(loss), TARGET, own))
+
+
+def test_nested_lists_bring_the_mask_to_a_loss_that_takes_one() -> None:
+    lists = [Y[0], Y[1, :1], Y[2, :2]]
+    y, target = (
+        torch.nested.nested_tensor(part, layout=torch.jagged) for part in (lists, [one * 0 + 1 for one in lists])
+    )
+    wanted = torch.stack([(one - 1).pow(4).sum() for one in lists]).mean()
+    torch.testing.assert_close(NewtonLoss(masked)(y, target), wanted)
+
+
+def test_a_mask_that_means_the_opposite_is_refused() -> None:
+    """As torch's key_padding_mask does, where True is left out: nothing was learned, without a word."""
+
+    def ignoring(y: Tensor, target: Tensor, mask: Tensor) -> Tensor:
+        return masked(y, target, ~mask)
+
+    with pytest.raises(ArgumentError, match=r"ignoring has gradients only where the mask is False.* pass ~mask"):
+        NewtonLoss(ignoring)(Y.clone().requires_grad_(), TARGET, mask=MASK)
+
+
+def test_an_own_mask_compiles() -> None:
+    torch._dynamo.reset()
+    newton = NewtonLoss(masked, check=False)
+    compiled = torch.compile(newton, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(gradient(compiled, TARGET, mask=MASK), gradient(newton, TARGET, mask=MASK))

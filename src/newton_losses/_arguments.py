@@ -81,25 +81,61 @@ def one_of(thing: Any, choices: Iterable[str], name: str, where: str) -> Any:
     return thing
 
 
-def positional_targets(
-    loss: Any, y: Any, targets: tuple[Any, ...], named: dict[str, Any], where: str
-) -> tuple[Any, tuple[Any, ...]]:
-    """The loss and its targets by position, where some came by name: `loss(y, target=t)` as `loss(y, t)`.
+def bound_targets(
+    loss: Any, y: Any, targets: tuple[Any, ...], named: dict[str, Any], mask: Any, where: str
+) -> tuple[Any, tuple[Any, ...], Any]:
+    """The loss, its targets by position, where some came by name, and the mask of outputs that exist.
 
-    >>> positional_targets(lambda y, labels, weight=1.0: y, None, (), {"weight": 2.0, "labels": 3}, "here")[1]
+    A loss with an argument of its own called `mask` gets it. If it is boolean and has the shape of the outputs, it also
+    says which of them exist; else it is the loss's alone, as weights or one entry per sample are.
+
+    >>> bound_targets(lambda y, labels, weight=1.0: y, None, (), {"weight": 2.0, "labels": 3}, None, "here")[1]
     (3, 2.0)
     """
+    if mask is not None and not hasattr(loss, "expand") and not getattr(loss, "takes_mask", False):
+        signature = _signature(loss)
+        names = [] if signature is None else list(signature.parameters)
+        if "mask" in names[1 + len(targets) :]:  # and not among the targets, where it may have been given as well
+            named = {**named, "mask": mask}
+            mask = mask if getattr(mask, "dtype", None) == torch.bool and mask.shape == y.shape else None
+    return (*_by_position(loss, y, targets, named, where), mask) if named else (loss, targets, mask)
+
+
+def check_targets(loss: Any, y: Any, targets: tuple[Any, ...]) -> None:
+    """Raise if the loss cannot be called with so many targets; asked after a call that has failed."""
+    signature = _signature(loss)
+    try:
+        if signature is not None:
+            signature.bind(y, *targets)
+    except TypeError as error:
+        function = loss.func if isinstance(loss, partial) else loss
+        name, listed = getattr(function, "__name__", type(function).__name__), ", ".join(signature.parameters)
+        raise ArgumentError(
+            f"The loss {name}({listed}) was called with the outputs and {len(targets) or 'no'} "
+            f"target{'' if len(targets) == 1 else 's'}: {error}. Targets follow the outputs, by position or by name."
+        ) from None
+
+
+def _signature(loss: Any) -> inspect.Signature | None:
+    """What a loss is called with; a builtin does not say."""
+    try:
+        return inspect.signature(loss.forward if isinstance(loss, torch.nn.Module) else loss)
+    except (TypeError, ValueError):
+        return None
+
+
+def _by_position(
+    loss: Any, y: Any, targets: tuple[Any, ...], named: dict[str, Any], where: str
+) -> tuple[Any, tuple[Any, ...]]:
+    """`loss(y, target=t)` as `loss(y, t)`."""
     if hasattr(loss, "expand"):
         called: Callable[..., Any] = loss.expand
         if any(one.kind is inspect.Parameter.VAR_KEYWORD for one in inspect.signature(called).parameters.values()):
             return _WithNamed(loss, named), targets
-    elif torch.compiler.is_compiling():
-        return partial(loss, **named), targets
+        signature: inspect.Signature | None = inspect.signature(called)
     else:
-        called = loss.forward if isinstance(loss, torch.nn.Module) else loss
-    try:
-        signature = inspect.signature(called)
-    except (TypeError, ValueError):  # a builtin does not say
+        signature = None if torch.compiler.is_compiling() else _signature(loss)
+    if signature is None:
         return partial(loss, **named), targets
     listed = list(signature.parameters.values())
     if hasattr(loss, "expand"):  # what it takes by name only are its options

@@ -52,15 +52,20 @@ class SkipWatch:
         self._total = 0  # the counter at the last look
         self._calls = 0
         self._is_silent = on_nonfinite == "ignore"
+        self._is_scalar = False
         self._copy: tuple[Tensor, torch.cuda.Event, int] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_copy": None}  # an event cannot be copied or stored
 
-    def look(self, counter: Tensor, count: int, *, wait: bool = False) -> None:
-        """After a step of `count` samples that may have increased the `counter`; `wait` for a device in the first."""
+    def look(self, counter: Tensor, count: int, *, wait: bool = False, is_scalar: bool = False) -> None:
+        """After a step of `count` samples that may have increased the `counter`; `wait` for a device in the first.
+
+        `is_scalar`: the loss is one number for all samples, so that one of them alone can have made it non-finite.
+        """
         if self._is_silent:
             return
+        self._is_scalar = is_scalar
         self._calls += 1
         kind = counter.device.type
         if kind == "cpu" or (wait and self._calls == 1):
@@ -108,7 +113,10 @@ class SkipWatch:
         how_many = f"{skipped} of the last {count} samples have no"
         if skipped >= count:
             how_many = f"no sample of the last {count} has a"
-        return (
-            f"{self.name}: {how_many} finite loss, gradient and step, so that nothing is learned from them. "
-            "newton_losses.diagnose(loss, y, *targets) finds the reason."
-        )
+        reason = "newton_losses.diagnose(loss, y, *targets) finds the reason."
+        if self._is_scalar:
+            reason = (
+                "The loss returns a scalar, which one sample, with a NaN target say, spoils for its whole batch. "
+                f"Return one value per sample, shape (N,), and only that sample is left out. {reason}"
+            )
+        return f"{self.name}: {how_many} finite loss, gradient and step, so that nothing is learned from them. {reason}"

@@ -8,7 +8,7 @@ from typing import Any, Unpack
 
 from torch import Tensor
 
-from ._arguments import padded_outputs
+from ._arguments import bound_targets, padded_outputs
 from .curvature import (
     CurvatureKind,
     Damping,
@@ -68,6 +68,7 @@ def newton_loss(
     options["exchangeable"] = is_exchangeable(loss, options.get("exchangeable"))
     if isinstance(y, Tensor) and y.is_nested:
         y, targets, mask = padded_outputs(y, targets, mask, "newton_loss")
+    loss, targets, mask = bound_targets(loss, y, targets, {}, mask, "newton_loss")
     loss, targets, mask = with_mask(loss, y, targets, mask)
     if value_only(value):
         return plain_value(loss, y, targets, reduction, mask)
@@ -125,6 +126,7 @@ def newton_target(
     if group is not None and curvature == "hessian" and isinstance(y, Tensor):
         matrix_free = agreed_form(loss, y, matrix_free)
     lists: dict[str, Any] = {"exchangeable": is_exchangeable(loss, exchangeable)}
+    loss, targets, mask = bound_targets(loss, y, targets, {}, mask, "newton_target")
     loss, targets, lists["mask"] = with_mask(loss, y, targets, mask)
     expansion = expand(loss, y, *targets, curvature=curvature, reduction=reduction, matrix_free=matrix_free, **lists)
     shared = None if group is None else share_curvature(expansion, curvature, group, matrix_free=matrix_free)

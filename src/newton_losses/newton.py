@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from ._arguments import padded_outputs, positional_targets
+from ._arguments import bound_targets, padded_outputs
 from ._skipped import OnNonfinite, SkipWatch, skip_counter
 from ._tracing import is_captured, refuse_export, sees_operators
 from .curvature import (
@@ -88,34 +88,32 @@ class NewtonLoss(RunningScale):
             Newton's own step length, for plain gradient descent.
         spectrum: what becomes of negative eigenvalues of the Hessian: "raw" leaves them (the paper),
             "absolute" takes their absolute value, "clip" sets them to zero. By default "raw"; with "auto" "absolute".
-        reduction: how a scalar `loss` was reduced, "mean" or "sum"; by default the loss's own
+        reduction: how a scalar `loss` was reduced, "mean" or "sum" ("none": it has a value per sample); by default its
             attribute `reduction`, else "mean" is assumed, and the first call warns if that turns out to be wrong.
         matrix_free: solve with Hessian products instead of a stored Hessian; by default where it is large. λ is then
             an estimate from 16 products, and "absolute" holds within 50 dimensions around each gradient.
         value: "loss", or "quadratic" for the value ½‖z* − y‖² itself.
         check: raise on the first call if the loss does not depend on the outputs or mixes the samples of the batch, and
-            warn if its second derivatives differ from finite differences of its gradient. A call that cannot tell
-            (compiled, inside a transform, or without two different samples) leaves this to the next one.
-        process_group: whose samples make up the batch: "default" for all ranks, a
-            `torch.distributed.ProcessGroup` for its ranks, `None` for this process alone.
-        exchangeable: whether the outputs of a sample are a set, such as the scores of a list, whose order has no
-            meaning: C is then averaged over all orders (`curvature.Exchangeable` has the formula), so that the result
-            does not depend on how they are stored. By default it is the loss's own attribute `exchangeable`, which the
-            library's losses of lists have, else False.
-        on_nonfinite: "warn" warns once when a quarter of the samples or a whole batch is skipped, "raise" is an error
-            as soon as one is, "ignore" only counts. On CUDA both come up to 128 calls late, because no call waits for
-            the device; inside compiled code, CUDA graphs and transforms nothing is said.
+            warn if its second derivatives are zero or differ from finite differences of its gradient. A call that
+            cannot tell (compiled, inside a transform, or without two different samples) leaves this to the next one.
+        process_group: whose samples form the batch: "default" for all ranks, a `ProcessGroup`, `None` for this process.
+        exchangeable: whether the outputs of a sample are a set, such as the scores of a list: C is then averaged over
+            all orders (`curvature.Exchangeable` has the formula), so that the result does not depend on how they are
+            stored. By default the loss's own attribute `exchangeable`, which losses of lists have here, else False.
+        on_nonfinite: "warn" warns once when a whole batch is skipped, or a quarter of at least 64 samples; "raise" is
+            an error as soon as one is, "ignore" only counts. On CUDA both come up to 128 calls late, because no call
+            waits for the device; inside compiled code, CUDA graphs and transforms nothing is said.
 
     Lists of different lengths: `newton(y, *targets, mask=mask)` with a boolean `mask` of the shape of `y`, True where
     an output exists. The others get a gradient of exactly zero and are left out of C, λ and ρ; each sample is solved
     with the part of C that belongs to its own outputs. Your loss masks its own value, as it would without a Newton
-    loss; the losses of `newton_losses.sorting` receive this mask. Outputs and targets may also be nested tensors in
-    jagged layout, which are padded.
+    loss, and gets the mask if it has an argument of that name (and it alone, if the mask has another shape or dtype).
+    Outputs and targets may also be nested tensors in jagged layout, which are padded.
 
     A sample with a non-finite loss or gradient gets a zero gradient; the others get theirs as if it were not there.
-    The buffer `skipped` counts such samples on the device, without waiting for it. The value covers the samples with a
-    finite loss, and is NaN if there are none. An empty batch has value and gradient zero. Under `torch.no_grad()` only
-    the loss is evaluated.
+    The buffer `skipped` counts such samples on the device, without waiting for it; it is not saved. The value covers
+    the samples with a finite loss, and is NaN if there are none. An empty batch has value and gradient zero. Under
+    `torch.no_grad()` only the loss is evaluated.
 
     If `torch.distributed` is initialised, C covers the samples of all ranks, N is their number. DDP and FSDP average
     the gradient over the ranks; the average is that of one process with the whole batch. Ranks may have batches of
@@ -171,10 +169,11 @@ class NewtonLoss(RunningScale):
 
     def forward(self, y: Tensor, /, *targets: Any, mask: Tensor | None = None, **named: Any) -> Tensor:
         loss = self.loss
-        if named:
-            loss, targets = positional_targets(loss, y, targets, named, "NewtonLoss")
+        if named or mask is not None:
+            loss, targets, mask = bound_targets(loss, y, targets, named, mask, "NewtonLoss")
         if isinstance(y, Tensor) and y.is_nested:
             y, targets, mask = padded_outputs(y, targets, mask, "NewtonLoss")
+            loss, targets, mask = bound_targets(loss, y, targets, {}, mask, "NewtonLoss")
         loss, targets, mask = with_mask(loss, y, targets, mask)
         if value_only(self.value):
             return plain_value(loss, y, targets, self.options["reduction"], mask)
@@ -182,12 +181,12 @@ class NewtonLoss(RunningScale):
             refuse_export()
         is_checked = self.check and _may_wait(y)
         if is_checked:
-            self._check_loss(loss, y, targets)
+            self._check_loss(loss, y, targets, mask)
         counter, run = self._buffers_beside(y)
         is_new = self.training and counter is not None
         known, self._is_known = self._is_known, self._is_known or (is_new and not torch.compiler.is_compiling())
-        own = self.value, self.options, self._rule, counter, mask, run, is_new, known
-        found = compute_newton_loss(loss, y, targets, *own)
+        own = self.options, self._rule, counter, mask, run, is_new, known
+        found = compute_newton_loss(loss, y, targets, self.value, *own)
         if is_checked and found.kept is not None and not bool(found.kept.any()):
             self.check, self._was_checked = True, False  # such a batch cannot tell anything of the loss
         if counter is not None and found.kept is not None and not found.counted:
@@ -195,7 +194,7 @@ class NewtonLoss(RunningScale):
         if counter is not None and not torch.compiler.is_compiling():
             self._watch.seen += len(y)
             if found.kept is not None:
-                self._watch.look(counter, len(y), wait=is_checked)
+                self._watch.look(counter, len(y), wait=is_checked, is_scalar=found.is_scalar)
         return found.value
 
     def _buffers_beside(self, y: Tensor) -> tuple[Tensor | None, Tensor | None]:
@@ -206,12 +205,12 @@ class NewtonLoss(RunningScale):
             return counter, run if run is None or run.device == y.device else self._scale_on(y)
         return skip_counter(self, y) if isinstance(y, Tensor) else None, self._scale_on(y)
 
-    def _check_loss(self, loss: Loss | Expandable, y: Tensor, targets: tuple[Any, ...]) -> None:
+    def _check_loss(self, loss: Loss | Expandable, y: Tensor, targets: tuple[Any, ...], mask: Tensor | None) -> None:
         """Until a batch can tell; but a batch of one sample never can, and such are not checked a second time."""
         if isinstance(loss, Expandable):
             self.check = False
         elif not self._was_checked or len(y) > 1:
-            self.check = not check_loss(loss, y, *targets, reduction=self.options["reduction"])
+            self.check = not check_loss(loss, y, *targets, reduction=self.options["reduction"], mask=mask)
             if not self._was_checked:
                 warn_of_the_loss(loss, y, targets, self.options["reduction"], self.options["curvature"])
             self._was_checked = True
@@ -223,11 +222,12 @@ class NewtonLoss(RunningScale):
 
 
 class _Found(NamedTuple):
-    """The Newton loss, which samples are kept (`None`: all), and whether the others have been counted."""
+    """The Newton loss, which samples are kept (`None`: all), if others were counted, if the loss gave one number."""
 
     value: Tensor
     kept: Tensor | None
     counted: bool
+    is_scalar: bool
 
 
 def compute_newton_loss(
@@ -293,7 +293,8 @@ def compute_newton_loss(
         front = step.value
     else:
         front = _reduced(expansion.value, reduction)
-    return _Found(_surrogate(y, front, rows, step.kept, factor), step.kept, step.counted)
+    newton = _surrogate(y, front, rows, step.kept, factor)
+    return _Found(newton, step.kept, step.counted, is_scalar=expansion.value.stride() == (0,))
 
 
 def value_only(value: Value) -> bool:

@@ -177,6 +177,18 @@ def test_the_scale_is_saved_moves_and_keeps_its_precision(build) -> None:
     nn.Sequential(nn.Linear(2, 2), build("auto")).load_state_dict(nn.Sequential(nn.Linear(2, 2)).state_dict())
 
 
+@pytest.mark.parametrize("state", [(math.nan, 1), (-1, 1), (1, -1), (math.inf, 1), (1, 0), (0, 1)], ids=str)
+def test_a_scale_that_cannot_be_is_not_loaded(state) -> None:
+    """Gradients were NaN from then on, and nothing was counted as skipped."""
+    modules = nn.Sequential(nn.Linear(2, 2), nl.NewtonLoss(ripples))
+    damaged = {**modules.state_dict(), "1.running_square": torch.tensor(state, dtype=torch.float64)}
+    with pytest.raises(RuntimeError, match=r"1\.running_square is .* Is the file damaged\? Without this entry"):
+        modules.load_state_dict(damaged)
+    assert modules[1].running_square.tolist() == [0, 0]
+    del damaged["1.running_square"]
+    modules.load_state_dict(damaged)
+
+
 def test_only_training_changes_the_scale() -> None:
     y, target = Case(ripples, (7, 3)).draw()
     newton = nl.NewtonLoss(ripples, "fisher", check=False)

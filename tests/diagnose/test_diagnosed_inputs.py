@@ -8,7 +8,7 @@ import torch
 from known_losses import draw, misplaced, smoothed, squares, steep_ranks
 from torch import Tensor, nn
 
-from newton_losses import ArgumentError, ShapeError, expand
+from newton_losses import ArgumentError, NewtonLoss, ShapeError, expand
 from newton_losses.diagnose import diagnose
 from newton_losses.perturbed import FenchelYoungLoss
 from newton_losses.smoothing import SmoothedLoss
@@ -46,6 +46,24 @@ def test_mistakes_of_the_caller_raise() -> None:
         diagnose(squares, torch.randn(0, 3), torch.randn(0, 3))
     with pytest.raises(ArgumentError, match="floating"):
         diagnose(squares, torch.arange(6).reshape(2, 3), torch.zeros(2, 3))
+
+
+def test_targets_by_name() -> None:
+    y, target = draw(20, 3, seed=0), draw(20, 3, seed=1)
+    assert str(diagnose(squares, y, target=target)) == str(diagnose(squares, y, target))
+    with pytest.raises(ArgumentError, match=r"diagnose: .* named in the call: targets"):
+        diagnose(squares, y, targets=target)
+    with pytest.raises(ArgumentError, match=r"squares\(y, target\) was called with the outputs and no targets"):
+        diagnose(squares, y)
+
+
+def test_a_newton_loss_is_not_diagnosed_in_place_of_its_loss() -> None:
+    """It was said to mix the samples of the batch."""
+    y, target = draw(20, 3, seed=0), draw(20, 3, seed=1)
+    newton = NewtonLoss(squares)
+    with pytest.raises(ArgumentError, match=r"a NewtonLoss.* Pass the loss that it was made from, newton\.loss"):
+        diagnose(newton, y, target)
+    assert diagnose(newton.loss, y, target).verdict == "open"
 
 
 def test_nothing_is_disturbed() -> None:

@@ -12,6 +12,7 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 from torch import Tensor
 
+from .._arguments import check_targets
 from ..errors import ArgumentError, NewtonLossesError, ShapeError
 from ._options import Reduction
 
@@ -118,6 +119,8 @@ def make_total(loss: Loss, shape: torch.Size, targets: tuple[Any, ...], reductio
             try:
                 out = loss(outputs, *targets)
             except Exception as error:
+                if isinstance(error, TypeError):
+                    check_targets(loss, outputs, targets)
                 _add_shapes(error, loss, outputs, targets)
                 raise
         _check_values(out, shape, reduction, loss)

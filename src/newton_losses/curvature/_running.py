@@ -7,6 +7,7 @@ by a size that hardly changes from batch to batch it is the gradient in another 
 changes what is kept here is `settle` in `_step.py`.
 """
 
+import math
 from typing import Any
 
 import torch
@@ -58,7 +59,22 @@ class RunningScale(nn.Module):
             state_dict.pop(name, None)
         elif name not in state_dict:
             state_dict[name] = self.running_square
+        elif not _is_scale(state_dict[name]):
+            others[-1].append(  # torch raises these as one error
+                f"{name} is {state_dict[name].tolist()}, which no training leaves behind: a sum of squares and that of "
+                "their weights are positive and finite, or both zero. Is the file damaged? Without this entry the rest "
+                "can be loaded, and the unit of the step is found anew."
+            )
+            state_dict = {**state_dict, name: self.running_square}
         super()._load_from_state_dict(state_dict, prefix, *others)
+
+
+def _is_scale(state: Any) -> bool:
+    """Whether it can be a `running_square`; what has another type or shape, torch itself refuses."""
+    if not isinstance(state, Tensor) or state.shape != (2,) or state.is_meta:
+        return True
+    total, weight = state.tolist()
+    return (total == weight == 0) or (0 < total < math.inf and 0 < weight < math.inf)
 
 
 def _dtype(device: torch.device) -> torch.dtype:

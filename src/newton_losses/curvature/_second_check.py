@@ -64,8 +64,15 @@ def wrong_second_derivative(
 def warn_of_the_loss(
     loss: Loss, y: Tensor, targets: tuple[Any, ...], reduction: Reduction | None, curvature: str
 ) -> None:
-    """In the first call of a Newton loss: second derivatives that are wrong, and a sum that is taken for a mean."""
+    """In the first call of a Newton loss: second derivatives that are wrong or zero, and a sum taken for a mean."""
     found = wrong_second_derivative(loss, y, *targets, reduction=reduction) if curvature == "hessian" else None
+    if found is None and curvature == "hessian" and has_no_curvature(loss, y, *targets, reduction=reduction):
+        warnings.warn(
+            f"NewtonLoss: the Hessian of the loss {name_of(loss)} is zero at all of these outputs, as that of an L1 or "
+            "hinge loss is between its kinks. Only the damping acts: the step is the plain gradient in another unit. "
+            "curvature='fisher' has something to work with.",
+            stacklevel=6,
+        )
     # Behind this are two methods of the module and two of torch's own: then the line that called it.
     if found is not None:
         blamed = "a part that is detached, or rounding"
@@ -83,6 +90,27 @@ def warn_of_the_loss(
             "is a sum over the batch, and is taken for a mean: pass reduction='sum'. (reduction='mean' keeps it.)",
             stacklevel=6,
         )
+
+
+@outside_inference_mode
+def has_no_curvature(loss: Loss, y: Tensor, *targets: Any, reduction: Reduction | None = None) -> bool:
+    """Whether the Hessian of every sample is exactly zero, where gradients are not; a random direction shows it.
+
+    >>> has_no_curvature(lambda y: y.abs().sum(1), torch.tensor([[1.0, -2.0]]))
+    True
+    """
+    flat = flatten_outputs(y)
+    if flat.numel() == 0:
+        return False
+    asked = _Asked(make_total(loss, y.shape, targets, resolve_reduction(loss, reduction)), loss)
+    direction = torch.randn(1, flat.shape[1], generator=torch.Generator().manual_seed(0)).to(flat)
+    gradient = asked.gradient(flat)
+    is_usable = torch.isfinite(gradient).all(1)
+    try:
+        product = asked.product(flat, direction)
+    except Exception:  # without a second derivative the call itself will say so
+        return False
+    return bool((gradient[is_usable] != 0).any()) and not bool(product[is_usable].any())
 
 
 def _doubled(flat: Tensor) -> Tensor | None:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from .._random import seeded
 from .._targets import picked
-from ..errors import SeparabilityError
+from ..errors import ArgumentError, SeparabilityError
 from ._derivative_errors import no_dependence
 from ._forms import signs
 from ._loss_contract import (
@@ -23,8 +23,12 @@ from ._options import Reduction, resolve_reduction
 
 
 @outside_inference_mode
-def check_loss(loss: Loss, y: Tensor, *targets: Any, reduction: Reduction | None = None) -> bool:
+def check_loss(
+    loss: Loss, y: Tensor, *targets: Any, reduction: Reduction | None = None, mask: Tensor | None = None
+) -> bool:
     """Raise if `loss` does not depend on `y` or mixes the samples of the batch; return whether the batch could tell.
+
+    Also if it depends on none but those outputs that do not exist by the `mask`, the meaning of which is then reversed.
 
     Some samples get the outputs of others. A separable loss keeps the values and gradients of the rest; batch
     statistics, a ranking across the batch, pairs of samples or a reduction over the wrong dimension do not. With
@@ -42,6 +46,8 @@ def check_loss(loss: Loss, y: Tensor, *targets: Any, reduction: Reduction | None
     before, again = (_values_and_gradients(total, flat, loss) for _ in range(2))
     if not all(torch.allclose(first, second, equal_nan=True) for first, second in zip(before, again, strict=True)):
         return True
+    if isinstance(mask, Tensor) and mask.dtype == torch.bool and mask.shape == y.shape:  # else it will be refused
+        _check_mask(loss, before[1] != 0, mask)
     could_tell = False
     for kept in _parts(flat):
         changed = torch.where(kept[:, None], flat, flat.roll(1, 0))
@@ -57,6 +63,16 @@ def check_loss(loss: Loss, y: Tensor, *targets: Any, reduction: Reduction | None
                 "make them one sample: outputs of shape (1, N)."
             )
     return could_tell
+
+
+def _check_mask(loss: Loss, learns: Tensor, mask: Tensor) -> None:
+    exists = mask.reshape(learns.shape)
+    if bool((learns & ~exists).any()) and not bool((learns & exists).any()):
+        raise ArgumentError(
+            f"The loss {name_of(loss)} has gradients only where the mask is False, so nothing would be learned. True "
+            "stands for an output that exists: pass ~mask. If the loss has an argument `mask` that means the opposite, "
+            "pass a function that calls it with ~mask."
+        )
 
 
 @outside_inference_mode

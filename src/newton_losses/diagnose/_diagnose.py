@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .._arguments import bound_targets, check_targets
 from ..curvature import (
     CurvatureKind,
     Expandable,
@@ -24,6 +25,7 @@ from ..curvature import (
     outside_inference_mode,
 )
 from ..errors import ArgumentError, DerivativeError, SeparabilityError
+from ..newton import NewtonLoss
 from ._derivatives import (
     Derivatives,
     check_gradient,
@@ -74,15 +76,17 @@ def diagnose(
     *targets: Any,
     reduction: Reduction | None = None,
     progress: Progress | None = None,
+    **named: Any,
 ) -> Report:
     """What is wrong with `loss` at these outputs, and what would a Newton loss do here? Returns a report.
 
-    `y` `(N, ...)` are outputs of the network as they occur in training, `targets` what else the loss takes. It checks
-    what goes wrong without an error: samples that are mixed, derivatives that are wrong or missing, gradients that are
-    rounding or noise, jumps and kinks. It measures what a Newton loss would change: how it normalises the batch, clips
-    samples and turns directions, and where each direction leads on the outputs. The loss is called a few hundred
-    times, on at most 256 samples; before each call, `progress(stage, calls)` receives the current measurement and the
-    number of calls so far. Neither the loss nor any random state is changed, and the same input gets the same answer.
+    `y` `(N, ...)` are outputs of the network as they occur in training, `targets` what else the loss takes, by position
+    or by name. It checks what goes wrong without an error: samples that are mixed, derivatives that are wrong or
+    missing, gradients that are rounding or noise, jumps and kinks. It measures what a Newton loss would change: how it
+    normalises the batch, clips samples and turns directions, and where each direction leads on the outputs. The loss is
+    called a few hundred times, on at most 256 samples; before each call, `progress(stage, calls)` receives the current
+    measurement and the number of calls so far. Neither the loss nor any random state is changed, and the same input
+    gets the same answer.
 
     >>> squares = lambda y, target: (y - target).square().sum(1)
     >>> report = diagnose(squares, torch.arange(12.0).reshape(4, 3), torch.zeros(4, 3))
@@ -90,6 +94,13 @@ def diagnose(
     ('right', True)
     """
     check_is_loss(loss)
+    if isinstance(loss, NewtonLoss):
+        raise ArgumentError(
+            "diagnose: the loss is a NewtonLoss, whose gradient is a step already. Pass the loss that it "
+            "was made from, newton.loss."
+        )
+    if named:
+        loss, targets, _ = bound_targets(loss, y, targets, named, None, "diagnose")
     flat = flatten_outputs(y)
     if flat.numel() == 0:
         raise ArgumentError(f"diagnose needs samples to measure at; the outputs have shape {tuple(y.shape)}.")
@@ -102,6 +113,10 @@ def diagnose(
             if can_be_called(loss):
                 check_loss(loss, probe.y, *probe.targets, reduction=reduction)
             return _measure(probe, blank)
+        except TypeError:
+            if can_be_called(loss):
+                check_targets(loss, y, targets)
+            raise
         except SeparabilityError as error:
             return replace(blank, reasons=(str(error),), separable=False)
         except DerivativeError as error:

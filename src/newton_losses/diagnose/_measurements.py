@@ -19,7 +19,7 @@ DENSE_SIZE, RITZ_STEPS = 1024, 48
 # Samples whose own Hessians are looked at, and directions that stand for them where there are no Hessians.
 SAMPLES_ALONE, DIRECTIONS_ALONE = 12, 6
 
-LOSS_TO_BLAME = "look for a logarithm or a division at zero"
+LOSS_TO_BLAME = "look for a logarithm or a division at zero, or NaN in their targets"
 GRADIENT_TO_BLAME = (
     "their losses are finite: look for a root, a norm or a logarithm at zero, also in a branch not taken"
 )
@@ -83,10 +83,14 @@ def nothing_finite(outputs: Tensor, value: Tensor) -> str:
     if not torch.isfinite(outputs).all(1).any():
         return "No sample's outputs are finite: look at the network that made them, or the batch it was given."
     if not torch.isfinite(value).any():
-        return (
-            "The loss is not finite at any of these outputs: each value is NaN or infinite. Look for a logarithm or a "
-            "division at zero, a root of something negative, or NaN in the targets."
-        )
+        found = "The loss is not finite at any of these outputs: each value is NaN or infinite."
+        if len(value) > 1 and value.stride() == (0,):  # one number, seen N times
+            found = (
+                "The loss is not finite: it returns one number for all samples, which one of them is enough to spoil. "
+                "Return one value per sample, shape (N,), to see which it is."
+            )
+        places = "a logarithm or a division at zero, a root of something negative, or NaN in the targets"
+        return f"{found} Look for {places}."
     return (
         "The gradient is not finite at any of these outputs, although values of the loss are. Look for a root, a norm "
         "or a logarithm at zero, also in the branch that a torch.where does not take."

@@ -96,7 +96,11 @@ def _lines(report: Report) -> Iterator[str]:
         for number, (name, text) in enumerate(found):
             if number == 0:
                 yield title
-            yield textwrap.fill(text, WIDTH, initial_indent=f"  {name:21}", subsequent_indent=" " * 23)
+            yield textwrap.fill(text, WIDTH, initial_indent=f"  {name:22}", subsequent_indent=" " * 24)
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
 def _headline(report: Report) -> str:
@@ -111,13 +115,13 @@ def _effects(report: Report) -> Iterator[tuple[str, str]]:
         return
     yield (
         "normalises the batch",
-        f"gradients vary by {descent.batches:.0%} per batch, shrink to {descent.fades:.0%} in a step, grow "
-        f"×{_number(descent.grows)} uphill",
+        f"gradients vary by {descent.batches:.0%} from batch to batch; after a step down they are "
+        f"×{_number(descent.fades)} as large, after one up ×{_number(descent.grows)}",
     )
     for label, text, explained in (
-        ("clips samples softly", "×{clipped:.2g}", "(largest tenth of gradients, against the median)"),
+        ("clips samples softly", "×{clipped:.2g}", "(how much more the largest tenth shrinks than the median)"),
         ("turns directions", "{turned:.0f}°", "(the angle between step and gradient)"),
-        ("leads further down", "×{lead:.2f}", "of the gradient's decrease (best point on the line)"),
+        ("leads down", "×{lead:.2f}", "of the gradient's decrease (best point on the line)"),
     ):
         found = [
             f"{KINDS[one.curvature]} " + text.format(clipped=one.clipped, turned=one.turned, lead=descent.lead(one))
@@ -141,7 +145,7 @@ def _facts(report: Report) -> Iterator[tuple[str, str]]:
 def _gradient_facts(report: Report) -> Iterator[tuple[str, str]]:
     gradients, precision, noise = report.gradients, report.precision, report.noise
     if gradients is not None and not gradients.norms:
-        yield "gradient norms", "of no sample finite"
+        yield "gradient norms", "not finite for any sample"
     elif gradients is not None:
         yield (
             "gradient norms",

@@ -79,8 +79,10 @@ def judge(facts: Facts) -> tuple[Verdict, tuple[str, ...], Recommendation | None
 def _expectation(facts: Facts) -> tuple[tuple[str, ...], Recommendation | None]:
     """What became of training problems that measure like this one, and what to try first where many gained."""
     descent = facts.descent
-    if descent is None or (facts.derivatives is not None and facts.derivatives.first == "detached"):
+    if descent is None:
         return (), None
+    if facts.derivatives is not None and facts.derivatives.first == "detached":
+        return (_detached(facts.derivatives),), None
     if facts.outputs == 1:
         return (_ONE_OUTPUT,), None
     fisher = descent.candidates[0]
@@ -90,7 +92,7 @@ def _expectation(facts: Facts) -> tuple[tuple[str, ...], Recommendation | None]:
     turning = f"the Fisher's direction leads {'further' if leads else 'no further'} down than the gradient"
     sentence = (
         f"{growth}, {'and' if grows == leads else 'but'} {turning}. Of {count} small training problems like that, the "
-        f"empirical Fisher helped in {helped}: an error more than 10 % lower than with plain and clipped training."
+        f"empirical Fisher helped in {helped}: its error was more than 10% below that of plain and clipped training."
     )
     return (sentence,), Recommendation(fisher.curvature, fisher.damping) if grows or leads else None
 
@@ -183,7 +185,7 @@ def _criteria(facts: Facts) -> Iterator[str]:
     spectra = facts.spectra
     assert spectra is not None
     if spectra.flat:
-        yield "It is not smooth: piecewise linear, its Hessian is zero wherever there is one."
+        yield "It is not smooth: it is piecewise linear, and its Hessian is zero wherever there is one."
     elif spectra.convex is None and spectra.hessian is not None:
         yield f"Of the curvature of its mean Hessian, {spectra.hessian.negative_share:.0%} is negative."
     elif spectra.convex is not None and spectra.convex:
@@ -228,20 +230,22 @@ def _remarks(facts: Facts) -> Iterator[str]:
         )
 
 
+def _detached(found: Derivatives) -> str:
+    return (
+        f"The gradient is not that of the value: they differ by {found.first_error:.0%}, and {_listed(found.cuts)} "
+        "takes a part of the loss out of the graph. If that is intended, as it is for the weights of a LambdaLoss, "
+        "nothing is wrong. But what follows is measured by values, and then says little about training."
+    )
+
+
 def _derivative_remarks(found: Derivatives, *, flat: bool) -> Iterator[str]:
-    if found.first == "detached":
-        yield (
-            f"The gradient is not that of the value: they differ by {found.first_error:.0%}, and {_listed(found.cuts)} "
-            "takes a part of the loss out of the graph. If that is intended, as the weights of a LambdaLoss are, "
-            "nothing is wrong; but what is measured by values below then says little of training."
-        )
     if found.jumps is not None and found.jumps > SOME:
         yield (
             f"It is not smooth: the losses of {found.jumps:.0%} of the samples jump near these outputs. No gradient "
             "sees a jump; newton_losses.smoothing makes one that does."
         )
     elif found.kinks is not None and max(found.kinks, found.at_kinks) > SOME and not flat:
-        at = f", {found.at_kinks:.0%} right at these outputs, by a tie say" if found.at_kinks > SOME else ""
+        at = f" ({found.at_kinks:.0%} right at them, at a tie for example)" if found.at_kinks > SOME else ""
         yield (
             f"It is not smooth: the losses of {max(found.kinks, found.at_kinks):.0%} of the samples have a kink near "
             f"these outputs{at}. A Hessian sees nothing of a kink."
