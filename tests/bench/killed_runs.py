@@ -28,6 +28,8 @@ from small_runs import small_runs  # noqa: E402  after the above
 from newton_losses_bench.train import run  # noqa: E402
 
 CONFIGS = small_runs(steps=24, eval_every=7, epochs=5)
+# With everything that a checkpoint can hold: the unit of the default damping, and averaged weights.
+CONFIGS["sorting"] = replace(CONFIGS["sorting"], damping="running", average=True)
 
 
 def child(task: str, folder: Path, data_root: str, kill_at: int | None) -> int:
