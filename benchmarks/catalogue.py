@@ -237,11 +237,7 @@ def _print_confusion(measured: dict[str, Measured]) -> None:
         print(f"{name:16}{counts[name, 'helps']:18}{counts[name, 'no difference']:26}")
     right = counts["helps", "helps"] + counts["no difference", "no difference"]
     print(f"\nright: {right} of {len(measured)}, {right / len(measured):.0%}")
-    print(f"thresholds from all: grows {grows}, leads {leads}")
-    print("\nby the thresholds of diagnose, which has no verdict but these counts:")
-    for side in ("helps", "no difference"):
-        labels = [one.label for one in everything if one.predicted(GROWS, LEADS) == side]
-        print(f"  {'above' if side == 'helps' else 'below'}: {len(labels)}, of which {dict(Counter(labels))}")
+    print(f"thresholds from all: grows {grows}, leads {leads}; those of diagnose: grows {GROWS}, leads {LEADS}")
 
 
 def main() -> None:

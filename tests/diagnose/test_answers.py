@@ -58,7 +58,7 @@ def test_a_recommendation_can_be_used() -> None:
 def test_what_is_expected_follows_growth_and_lead() -> None:
     """Gradients that grow with the error, or a direction that leads further down: else nothing is recommended."""
     y, target = draw(64, 4, seed=0), draw(64, 4, seed=1)
-    unit = torch.tensor([0.1, 0.5, 2.0, 10.0])
+    unit = torch.tensor([0.3, 0.6, 1.5, 3.0])
     for loss, outputs, wanted, words in (
         (squares, y, target, "gradients grow with the error, but the Fisher's direction leads no further"),
         (
@@ -72,14 +72,16 @@ def test_what_is_expected_follows_growth_and_lead() -> None:
         report = diagnose(loss, outputs, wanted)
         assert words in report.reasons[0]
         assert report.verdict == "open"
+        assert report.expected == ("no difference" if "and" in words else "helps")
         assert (report.recommendation is None) == ("and" in words)
+        assert f"should {'make no difference' if 'and' in words else 'help'}" in report.reasons[0]
 
 
 def test_one_output_is_told_that_its_curvature_is_one_number() -> None:
     """Whatever the gradients do: a Fisher of one output and its λ are the same number, and nothing is recommended."""
     report = diagnose(squares, draw(30, 1, seed=0), draw(30, 1, seed=1))
     assert "With one output per sample" in report.reasons[0]
-    assert report.recommendation is None
+    assert report.expected is report.recommendation is None
     assert "at 30 samples of 1 output\n" in str(report)
 
 

@@ -138,11 +138,11 @@ def _measure(probe: Probe, blank: Report) -> Report:
         gradients=gradients,
     )
     facts = _estimated(probe, facts) if draws_noise(probe) else _exact(probe, facts, fisher_eigenvalues(first))
-    verdict, reasons, chosen = judge(facts)
+    verdict, reasons, expected, chosen = judge(facts)
     probe.counter.stage = "stored order"
     symmetric = is_symmetric(probe) if facts.noise is None else None
     return replace(
-        blank, verdict=verdict, reasons=reasons, recommendation=chosen, gradients=facts.gradients,
+        blank, verdict=verdict, reasons=reasons, expected=expected, recommendation=chosen, gradients=facts.gradients,
         precision=facts.precision, derivatives=facts.derivatives, noise=facts.noise, spectra=facts.spectra,
         descent=facts.descent, symmetric=symmetric, calls=probe.counter.calls,
     )  # fmt: skip

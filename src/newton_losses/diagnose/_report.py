@@ -11,7 +11,7 @@ from ..errors import ArgumentError
 from ._derivatives import Derivatives, Precision
 from ._descent import Descent
 from ._measurements import Gradients, Noise, Spectra
-from ._verdict import HEADLINES, NOTHING_TO_MEASURE, Recommendation, Verdict
+from ._verdict import HEADLINES, NOTHING_TO_MEASURE, Expected, Recommendation, Verdict
 
 WIDTH = 100
 KINDS = {"fisher": "Fisher", "hessian": "Hessian"}
@@ -29,7 +29,9 @@ class Report:
     - `verdict`: "fix" (something is wrong with the loss itself, or these outputs are at a minimum or on a plateau) or
       "open" (no fault found; whether a Newton loss helps, only training can tell).
     - `reasons`: sentences, the deciding one first.
-    - `recommendation`: the variant to try first if most training problems that measured like this gained, else `None`.
+    - `expected`: "helps" or "no difference", what the default should do in training; `None` if nothing says so. The
+      first reason has how often such a prediction was right.
+    - `recommendation`: the variant to try first if it is expected to help, else `None`.
     - The measurements: `gradients`, `precision`, `derivatives`, `noise`, `spectra`, `descent`; `None` if one was not
       possible or had no meaning. `separable` tells whether the loss keeps the samples of a batch apart, `symmetric`
       whether it stays the same when the outputs of a sample are permuted together with targets of their shape, `calls`
@@ -43,6 +45,7 @@ class Report:
     outputs: int
     verdict: Verdict
     reasons: tuple[str, ...]
+    expected: Expected | None = None
     recommendation: Recommendation | None = None
     separable: bool = True
     gradients: Gradients | None = None
