@@ -40,14 +40,15 @@ class RunConfig:
     algorithm: str = setting("the experiment", "The differentiable algorithm.", short="a")
     curvature: str = setting(
         "curvature",
-        "none is the baseline; sample, each sample's own part of the Fisher; energy, their mean square, a control.",
+        "none is the baseline, sample is each sample's own part of the Fisher, energy (a control) their mean square.",
         "none",
         choices=("none", "hessian", "fisher", "sample", "energy"),
         short="c",
     )
     damping: float | str | None = setting(
         "curvature",
-        "λ: a number; running, the library's default; auto, by batch; or these :FACTOR. Default: the paper's.",
+        "λ: a number; running, as the library's default; or auto, each batch on its own. running:3 and auto:3 multiply "
+        "it by 3. Default: the paper's.",
         None,
     )
     relative_damping: float | None = setting(
@@ -55,7 +56,7 @@ class RunConfig:
     )
     spectrum: str | None = setting(
         "curvature",
-        "Negative eigenvalues of the Hessian. Default: raw; with auto and running, absolute.",
+        "What becomes of negative eigenvalues of the Hessian. Default: raw; with auto and running, absolute.",
         None,
         choices=("raw", "absolute", "clip"),
     )
@@ -74,7 +75,7 @@ class RunConfig:
     )
     precision: str = setting(
         "computing",
-        "Of the convolutions; losses are float32.",
+        "Precision of the convolutions; losses are float32.",
         "float32",
         choices=("float32", "tf32", "bf16"),
         protocol=True,

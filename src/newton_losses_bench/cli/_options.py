@@ -158,7 +158,7 @@ def _help(one: Setting, default: Any) -> str:
 
 def _metavar(one: Setting) -> str:
     words = {int: "INT", float: "NUMBER", str: "NAME" if one.choices else "TEXT", bool: "BOOL"}
-    special = {"damping": "NUMBER|auto", "data_root": "FOLDER", "device": "NAME"}
+    special = {"damping": "NUMBER|NAME", "data_root": "FOLDER", "device": "NAME"}
     return special.get(one.name) or words[_kinds(one)[0]]
 
 
