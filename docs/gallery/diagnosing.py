@@ -194,7 +194,7 @@ for panel, name, colour in zip(panels, ("plain", "Newton, by batch"), ("C1", "C0
 # - **"Fix the loss first"**: do so. No optimiser helps against a wrong
 #   dimension or against rounding.
 # - **"No fault found"**: train, beside clipping and beside a normalised
-#   gradient (`nl.NormalizedDamping`). The report says how often a Newton loss
+#   gradient (`nl.RunningDamping(1000)`). The report says how often a Newton loss
 #   helped on problems that measure like yours, not that it will.
 # - Diagnose at outputs early *and* late in training: the sorting loss above
 #   was in order at first.

@@ -122,7 +122,7 @@ for name, found in curves.items():
     last = found[:, -1]
     print(f"{name:11s} {last.mean():.1%}   ({last.min():.1%} to {last.max():.1%})")
 
-# %% tags=["cover"] alt="Share of right ranks over training steps for the plain, the Newton and the normalised loss"
+# %% alt="Share of right ranks over training steps for the plain, the Newton and the normalised loss"
 figure, axes = plt.subplots(figsize=(7, 3.2), layout="constrained")
 steps = 50 * torch.arange(curves["plain"].shape[1])
 for (name, found), colour in zip(curves.items(), ("C1", "C0", "0.5"), strict=True):
@@ -146,7 +146,7 @@ axes.set_title("mean and range over seeds", loc="left", size=10)
 # Test lists, put in order by the network's scores. Values are shown in green
 # where the rank is right.
 
-# %% alt="Four test lists of five handwritten numbers, sorted by the trained network"
+# %% tags=["cover"] alt="Four test lists of five handwritten numbers, sorted by the trained network"
 network, _ = runs["Newton"][0]
 pictures, values = draw_lists(TEST, 4, torch.Generator().manual_seed(3))
 with torch.no_grad():
