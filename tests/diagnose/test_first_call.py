@@ -74,6 +74,17 @@ def test_a_loss_that_does_not_take_float64_is_compared_in_float32() -> None:
     assert first_call(honest, y, target) == []
 
 
+def test_outputs_of_very_different_units() -> None:
+    unit = torch.tensor([1e-4, 1e4, 1.0, 1e-2, 1e3, 1e-3])
+    y, target = draw(32, 6, seed=0), draw(32, 6, seed=1)
+    (told,) = first_call(lambda y, t: wrong_second(y / unit, t), unit * y, target)
+    assert "_HalfBentSine" in told
+    (again,) = first_call(wrong_second, y, target)
+    off, expected = (float(one.split(" % off")[0].split()[-1]) for one in (told, again))
+    assert off == pytest.approx(expected, rel=0.5)
+    assert first_call(lambda y, t: honest_waves(y / unit, t), unit * y, target) == []
+
+
 HONEST = [one for one in catalogue() if one.name not in (
     "distance", "mixed batch", "no gradient", "wrong gradient", "cut second", "wrong second", "half cut second",
     "no second", "one draw", "few samples", "many samples", "saturated entropy", "reference softsort",
