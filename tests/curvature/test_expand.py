@@ -8,7 +8,7 @@ from torch import Tensor
 
 from cases import EXACT, SINGLE, Case, Cube, assert_close, brute_force, quartic, ripples
 from newton_losses import DerivativeError, Expansion, diagnose, expand, newton_loss, newton_target
-from newton_losses.curvature import Dense, LowRank, Products, check_loss
+from newton_losses.curvature import Dense, LowRank, Products, check_loss, empirical_fisher
 from newton_losses.sorting import SortingLoss
 
 
@@ -212,6 +212,35 @@ def test_products_leave_out_a_sample_whose_hessian_is_not_finite(operator: type 
     assert products.kept.all()
     assert_close(products.curvature.dense(), stored.curvature.dense(), 1e-12)
     assert_close(products.step, stored.step, 1e-5)
+
+
+def test_a_bad_sample_takes_no_part_in_a_masked_hessian() -> None:
+    generator = torch.Generator().manual_seed(0)
+    y = torch.randn(5, 3, generator=generator, dtype=torch.float64)
+    mask = torch.rand(5, 3, generator=generator) < 0.8
+
+    def loss(y: Tensor, weight: Tensor) -> Tensor:
+        return weight * y.pow(4).sum(1) + y.prod(1)
+
+    weight = torch.tensor([torch.nan, 1.0, 2.0, 3.0, 4.0], dtype=torch.float64)
+    found = expand(loss, y, weight, curvature="hessian", mask=mask).curvature
+    alone = expand(loss, y[1:], weight[1:], curvature="hessian", mask=mask[1:]).curvature
+    torch.testing.assert_close((found.matrix, found.pairs), (alone.matrix, alone.pairs))
+
+
+def test_one_list_whose_order_has_no_meaning() -> None:
+    y = torch.tensor([[1.0, 2.0, 3.0]], dtype=torch.float64)
+    found = expand(lambda y: y.pow(4).sum(1), y, curvature="hessian", exchangeable=True).curvature
+    trace = 12 * y.square().sum()  # and the sum of all entries
+    torch.testing.assert_close((found.common, found.among), (trace / 3, (trace - trace / 3) / 2))
+
+
+def test_fishers_leave_out_what_is_not_kept_and_what_is_not_finite() -> None:
+    for m in (2, 5):
+        gradient = torch.randn(4, m, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        kept, value = torch.tensor([True, False, True, True]), torch.tensor([0.0, 0.0, torch.nan, 0.0])
+        found = empirical_fisher(gradient, kept, value=value).dense()
+        torch.testing.assert_close(found, empirical_fisher(gradient[[0, 3]]).dense())
 
 
 def test_a_device_that_is_full_says_nothing_about_a_loss() -> None:

@@ -68,6 +68,14 @@ def test_spectrum_of_outputs_whose_order_has_no_meaning(spectrum: str) -> None:
         assert_close(damped_solve(form, gradient, 0.5, spectrum), wanted, 1e-10)
 
 
+def test_lists_of_one_item_have_no_differences() -> None:
+    among, common = torch.tensor([2.0, 3.0], dtype=torch.float64)
+    mask = torch.tensor([[True, False, False], [True, True, True]])
+    form = Exchangeable(among, common, 3, torch.tensor(2), torch.tensor(2), mask)
+    found = damped_solve(form, torch.full((2, 3), 7.0, dtype=torch.float64), 0.5)
+    assert found.tolist() == [[2.0, 0.0, 0.0], [2.0, 2.0, 2.0]]
+
+
 @pytest.mark.parametrize("size", [1, 2, 5, 20])
 def test_matrix_sign_by_products_equals_the_eigenvalues(size: int) -> None:
     matrix = symmetric(size, size)
