@@ -177,6 +177,22 @@ def test_at_ties_stored_order_has_no_influence():
         torch.testing.assert_close(here.among, there.among)
 
 
+@pytest.mark.parametrize("temperature", [1e-3, 1.0, 1e3])
+def test_at_a_threshold_on_an_item_both_sides_count_half(temperature):
+    """The second derivative jumps there: just below and above it has other values, and between them their mean."""
+    scores = temperature * torch.tensor([[0.0, 0.0, -1.0, 1.0]], dtype=torch.float64)
+    apart = temperature * 1e-7 * torch.tensor([[1.0, -1.0, 0.0, 0.0]], dtype=torch.float64)
+    relaxation, grades = LaplaceSort(temperature), torch.tensor([[0, 1, 0, 1]])
+    for loss, targets in (
+        (NDCGLoss(relaxation, k=2), (grades,)),
+        (TopKLoss(2, relaxation), (first(1),)),
+        (TopKLoss({1: 0.5, 2: 0.5}, relaxation), (first(1),)),
+        (PartialOrderLoss(relaxation), tied_ranks(grades)),
+    ):
+        on, above, below = (loss.hessian_sums(scores + side * apart, *targets)[0] for side in (0, 1, -1))
+        torch.testing.assert_close(on, (above + below) / 2, rtol=1e-5, atol=0)
+
+
 def test_narrow_and_wide_lists_are_computed_alike(monkeypatch):
     generator = torch.Generator().manual_seed(2)
     scores = torch.randn(3, 40, generator=generator, dtype=torch.float64)
