@@ -78,7 +78,7 @@ def test_lists_may_have_several_leading_dimensions(name):
     masks = None, torch.rand(6, 4, generator=generator) < 0.8
     for relaxation, mask in product((LaplaceSort(0.5), NeuralSort(0.5)), masks):
         loss, targets = LOSSES[name](relaxation, 4, values, mask)
-        shaped, *more = [None if t is None else t.unflatten(0, (2, 3)) for t in (scores, *targets, mask)]
+        shaped, *more = [None if t is None else t.unflatten(0, (3, 2)) for t in (scores, *targets, mask)]
         costs, expected = loss(shaped, *more), loss(scores, *targets, mask)
         torch.testing.assert_close(costs.flatten(), expected)
         gradients = [torch.autograd.grad(one.sum(), scores)[0] for one in (costs, expected)]
