@@ -11,7 +11,15 @@ from test_masks import CLOSE, nested, ragged
 import newton_losses as nl
 from newton_losses import ArgumentError, NewtonLoss, ShapeError
 from newton_losses.curvature import Exchangeable, Masked
-from newton_losses.sorting import ListNetLoss, NDCGLoss, PartialOrderLoss, SpearmanLoss, TopKLoss, tied_ranks
+from newton_losses.sorting import (
+    ListNetLoss,
+    NDCGLoss,
+    PartialOrderLoss,
+    SortingLoss,
+    SpearmanLoss,
+    TopKLoss,
+    tied_ranks,
+)
 
 
 def coupled(y, values, mask):
@@ -165,6 +173,17 @@ def test_a_loss_with_its_own_expansion_is_averaged():
             lambda y: y.pow(4).sum(-1) + y[:, 0] * y[:, 1], y, curvature=curvature, exchangeable=True
         ).curvature
         torch.testing.assert_close(found.dense(), wanted.dense(), **CLOSE)
+
+
+@pytest.mark.parametrize("curvature", ["hessian", "fisher", None])
+def test_a_loss_with_its_own_expansion_is_averaged_only_if_asked(curvature):
+    scores, values, mask = batch(count=4, n=3)
+    for exchangeable, form in ((True, Exchangeable), (False, Masked)):
+        found = nl.expand(
+            SortingLoss("softsort", temperature=1.0), scores, values, curvature=curvature, mask=mask,
+            exchangeable=exchangeable,
+        )  # fmt: skip
+        assert isinstance(found.curvature, form if curvature else type(None))
 
 
 def test_errors_teach():
