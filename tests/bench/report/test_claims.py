@@ -8,7 +8,17 @@ from run_folders import write_cell, write_run
 
 from newton_losses_bench.cells import cells
 from newton_losses_bench.report import gather
-from newton_losses_bench.report.claims import Part, alike, better, better_by, compare, judge, reaches, significant
+from newton_losses_bench.report.claims import (
+    Part,
+    alike,
+    better,
+    better_by,
+    compare,
+    doubled,
+    judge,
+    reaches,
+    significant,
+)
 from newton_losses_bench.report.collect import PaperFigures, every_cell
 from newton_losses_bench.report.paper_claims import (
     AUTO_PATHS,
@@ -75,7 +85,7 @@ def test_a_cell_that_lacks_seeds_says_so():
 
 def test_a_missing_variant_matters_only_where_it_could_change_the_answer():
     """The better of two is at least the one that was measured: seen in "more than double", which one cell decides."""
-    few, weak = Summary(20.0, 1.0, 2), Summary(13.0, 1.0, 10)
+    few, weak = Summary(20.0, 1.0, 2), Summary(24.5, 1.0, 10)
     nobody = {f"{column}-{method}".replace("-", "_"): weak for column in EIGHT for method in ("hessian", "fisher")}
     assert judge("here", DOUBLED.parts(Changed(**nobody)), "any").status == "not confirmed"
     undecided = Changed(**{**nobody, "logistic_n10_hessian": few})
@@ -99,6 +109,8 @@ def test_parts():
     low, high, close = Summary(70.0, 1.0, 10), Summary(72.0, 1.0, 10), Summary(70.2, 1.0, 10)
     few = Summary(99.0, math.nan, 1)
     assert not better_by(2.0)(high, low)
+    assert better_by(1.9)(high, low)
+    assert [doubled(Summary(mean, 1.0, 10), low) for mean in (139.9, 140.1)] == [False, True]
     assert significant(high, low)
     assert not significant(close, low)
     assert alike(close, low)
