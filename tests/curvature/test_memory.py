@@ -109,6 +109,17 @@ def test_a_random_loss_is_drawn_once_for_all_passes(monkeypatch) -> None:
     assert_close(found.curvature.dense(), found.gradient[0, 0] * torch.eye(70, dtype=torch.float64), 1e-12)
 
 
+@pytest.mark.parametrize("matrix_free", [True, False])
+def test_value_gradient_and_every_product_are_of_one_draw(matrix_free: bool) -> None:
+    y, vectors = torch.ones(4, 6, dtype=torch.float64), torch.eye(6, dtype=torch.float64)
+    noisy = lambda y: (torch.rand((), dtype=y.dtype) + 0.5) * y.square().sum(1) / 2  # noqa: E731
+    found = expand(noisy, y, curvature="hessian", matrix_free=matrix_free)
+    drawn = found.gradient[0, 0]
+    assert_close(found.value, 3 * drawn.expand(4), 1e-12)
+    for _ in range(2):  # a solver asks for many products, each in a call of its own
+        assert_close(found.curvature.product(vectors), drawn * vectors, 1e-12)
+
+
 def test_how_large_a_loss_is_is_asked_once() -> None:
     y, calls = torch.randn(8, 48, generator=torch.Generator().manual_seed(0)), []
 

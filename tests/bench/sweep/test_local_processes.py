@@ -100,6 +100,17 @@ def test_a_failed_run_is_tried_again_and_does_not_stop_the_others(sweep):
     assert "failed: fails: it ended with code 1: something broke" in said
 
 
+def test_runs_that_fail_at_the_same_moment_are_each_said(sweep):
+    """Two seeds of one mistake do: neither sentence is lost, and neither becomes a traceback."""
+    result = sweep.run("fails 1", "fails 2", slots=2)
+    assert (result.finished, result.exit_code) == (0, 1)
+    assert {failure.job.label for failure in result.failures} == {"fails 1", "fails 2"}
+    assert all(failure.message == "it ended with code 1\nsomething broke" for failure in result.failures)
+    said = sweep.said.getvalue()
+    assert all(f"failed: fails {number}: it ended with code 1: something broke" in said for number in (1, 2))
+    assert "Traceback" not in said
+
+
 def test_what_fails_for_a_moment_is_not_tried_again_within_it(sweep, monkeypatch):
     """As where a device is reset: every run that begins meanwhile fails."""
     monkeypatch.setattr(processes, "_RETRY_SECONDS", 1.0)
