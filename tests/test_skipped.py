@@ -246,10 +246,10 @@ class Operators(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_watching_runs_no_operator_after_the_first_call(kind: str) -> None:
+def test_checking_and_watching_run_no_operator_after_the_first_call(kind: str) -> None:
     counts = []
-    for action in ("ignore", "warn", "raise"):
-        newton, y = NewtonLoss(squares, kind, on_nonfinite=action), leaf(8, 3)
+    for action, check in (("ignore", False), ("warn", True), ("raise", True)):
+        newton, y = NewtonLoss(squares, kind, on_nonfinite=action, check=check), leaf(8, 3)
         newton(y, torch.zeros(8, 3))
         with Operators() as operators:
             newton(y, torch.zeros(8, 3)).backward()
