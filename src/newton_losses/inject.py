@@ -33,6 +33,7 @@ from .curvature import (
     fisher_step,
     flatten_outputs,
     full_precision,
+    host_step,
     knows_damping,
     newton_step,
     plain_damping,
@@ -267,17 +268,23 @@ def _short_way(
     # In the precision of the gradients: λ may come in a float32 tensor, which would lose digits of a float64 step.
     number = rule.to(flat.dtype) if isinstance(rule, Tensor) else rule
     own = number / share**2 if isinstance(number, (int, float, Tensor)) else rule
+    # The unit of a run is that of the ∇ℓᵢ, of which a step in the batch's own unit knows nothing.
+    gradient, is_mean = flat if run is None else flat * share, reduction == "mean"
     unit: Tensor | float = 1.0
-    if run is not None:  # it has the unit of the ∇ℓᵢ, of which a step in the batch's own unit knows nothing
-        bare = Expansion(flat.new_zeros(len(flat)), flat * share)
-        settled, unit = settle(bare, "fisher", run, update=is_new, known=known)
-        flat = settled.gradient
-    form = OwnParts(flat) if curvature == "sample" else empirical_fisher(flat)
-    if isinstance(form, OwnParts):
-        own = own.in_batch(form, flat) if isinstance(own, RunningDamping) else own
-        step = sample_step(form, own, mean=reduction == "mean")
-    else:
-        step = fisher_step(flat, None, own, mean=reduction == "mean", counter=counter)
+    step = None
+    if curvature == "fisher":
+        step = host_step(empirical_fisher(gradient), gradient, None, own, mean=is_mean, state=run, update=is_new)
+    if step is None:
+        if run is not None:
+            bare = Expansion(flat.new_zeros(len(flat)), gradient)
+            settled, unit = settle(bare, "fisher", run, update=is_new, known=known)
+            gradient = settled.gradient
+        if curvature == "fisher":
+            step = fisher_step(gradient, None, own, mean=is_mean, counter=counter)
+        else:
+            parts = OwnParts(gradient)
+            own = own.in_batch(parts, gradient) if isinstance(own, RunningDamping) else own
+            step = sample_step(parts, own, mean=is_mean)
     back = loss_scale * unit if is_normalized else loss_scale / share
     return step if isinstance(back, (int, float)) and back == 1 else step._replace(rows=step.rows * back)
 

@@ -33,6 +33,7 @@ from .curvature import (
     check_value,
     expand,
     expand_loss,
+    host_step,
     loss_values,
     name_of,
     plain_damping,
@@ -273,13 +274,20 @@ def compute_newton_loss(
         expansion = expand(loss, y, *targets, curvature=kind, reduction=reduction, matrix_free=matrix_free)
     else:
         expansion = expand_loss(loss, y, targets, kind, reduction, matrix_free)
-    expansion, unit = settle(expansion, kind, run, update=is_new, group=group, known=known)
-    shared = None if group is None else share_curvature(expansion, kind, group, matrix_free=matrix_free)
-    expansion = expansion if shared is None else shared.expansion
     # The factor of the gradient, made for an average over the ranks, and that of this rank's own value.
-    is_mean, is_alone = reduction != "sum", shared is None
-    step = solve_step(expansion, rule, options.get("spectrum"), mean=is_mean and is_alone, counter=counter)
-    rows = step.rows.detach() if run is None else step.rows.detach() * unit
+    is_mean, spectrum, shared = reduction != "sum", options.get("spectrum"), None
+    step = None
+    if group is None:
+        given = expansion.curvature, expansion.gradient, expansion.value
+        step = host_step(*given, rule, spectrum, mean=is_mean, state=run, update=is_new)
+    if step is not None:
+        rows = step.rows
+    else:
+        expansion, unit = settle(expansion, kind, run, update=is_new, group=group, known=known)
+        shared = None if group is None else share_curvature(expansion, kind, group, matrix_free=matrix_free)
+        expansion = expansion if shared is None else shared.expansion
+        step = solve_step(expansion, rule, spectrum, mean=is_mean and shared is None, counter=counter)
+        rows = step.rows.detach() if run is None else step.rows.detach() * unit
     # A whole number in a tensor would become a float32 one.
     count = step.count.to(rows.dtype) if isinstance(step.count, Tensor) else step.count
     own = 1 / count if is_mean else 1

@@ -4,14 +4,24 @@ The tests marked `gpu` run on CUDA, and, but for those that need a device, in Tr
 """
 
 import math
+from functools import partial
 
 import pytest
 import torch
 from torch import Tensor
 
 import newton_losses as nl
-from newton_losses.curvature import Dense, Expansion, NormalizedDamping, RelativeDamping, fisher_step, newton_step
-from newton_losses.curvature._fisher import LARGEST_ITERATION, _by_kernel, _by_operators, _on_host, _plan, fisher_kernel
+from newton_losses.curvature import (
+    Dense,
+    Expansion,
+    NormalizedDamping,
+    RelativeDamping,
+    empirical_fisher,
+    fisher_step,
+    host_step,
+    newton_step,
+)
+from newton_losses.curvature._fisher import LARGEST_ITERATION, _by_kernel, _plan, fisher_kernel
 from on_cuda import capture, no_synchronisation
 from triton_interpreter import DEVICE, on_cuda_alone, run_interpreted
 
@@ -50,11 +60,11 @@ def test_float32_is_as_exact_as_float64(shape, damping, dtype):
     gradient = normal(*shape).to(dtype)
     wanted = brute_force(gradient, damping)
     value = gradient.square().sum(1)
-    for way in (_on_host, _by_operators):
-        found = way(gradient, value, _plan(damping), None, False)
+    for way in (partial(host_step, empirical_fisher(gradient)), fisher_step):
+        found = way(gradient, value, damping)
         assert_step(found.rows, wanted, dtype)
         assert int(found.count) == shape[0]
-        mean = way(gradient, value, _plan(damping), None, True)
+        mean = way(gradient, value, damping, mean=True)
         assert_step(mean.rows, wanted / shape[0], dtype)
 
 

@@ -33,6 +33,7 @@ from ._forms import Masked as Masked
 from ._forms import OwnParts as OwnParts
 from ._forms import Products as Products
 from ._forms import as_curvature as as_curvature
+from ._host import host_step as host_step
 from ._lists import exchangeable_fisher as exchangeable_fisher
 from ._loss_contract import Loss as Loss
 from ._loss_contract import check_outputs as check_outputs
@@ -55,11 +56,11 @@ from ._options import plain_damping as plain_damping
 from ._options import resolve_group as resolve_group
 from ._options import resolve_reduction as resolve_reduction
 from ._running import RunningScale as RunningScale
+from ._running import settle as settle
 from ._sample import sample_step as sample_step
 from ._second_check import warn_of_the_loss as warn_of_the_loss
 from ._separability import check_loss as check_loss
 from ._solve import damped_solve as damped_solve
 from ._step import Step as Step
 from ._step import newton_step as newton_step
-from ._step import settle as settle
 from ._step import solve_step as solve_step

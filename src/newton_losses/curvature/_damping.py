@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..errors import ArgumentError
 from ._distributed import sum_over
-from ._expansion import Expansion, FisherFactor, finite
+from ._expansion import Expansion, FisherFactor, FisherMatrix, finite
 from ._forms import Curvature, Dense, LowRank, Masked, OwnParts, as_curvature, widened
 from ._options import NUMBERS, check_number, check_positive
 
@@ -129,6 +129,12 @@ class RunningDamping(NormalizedDamping):
 
     def in_batch(self, curvature: Curvature, gradient: Tensor) -> NormalizedDamping:
         """The rule for one batch, in its own unit."""
+        return NormalizedDamping(self.factor, self.group, self.stretch_in(curvature, gradient))
+
+    def stretch_in(self, curvature: Curvature, gradient: Tensor) -> Tensor | float:
+        """√(m/N) where N < m gradients make up the curvature, else 1."""
+        if isinstance(curvature, FisherMatrix):
+            return 1.0
         size: Tensor | float = gradient.shape[1]
         count: Tensor | float = size
         if isinstance(curvature, OwnParts) and curvature.sums is None and curvature.mask is None:
@@ -148,8 +154,7 @@ class RunningDamping(NormalizedDamping):
         elif isinstance(curvature, Dense) and curvature.semidefinite and curvature.count is not None:
             count = curvature.count.clamp(min=1, max=gradient.shape[1])
         share = size / max(1, count) if isinstance(count, (int, float)) else size / count
-        stretch = share.sqrt() if isinstance(share, Tensor) else math.sqrt(share)
-        return NormalizedDamping(self.factor, self.group, stretch)
+        return share.sqrt() if isinstance(share, Tensor) else math.sqrt(share)
 
 
 def whole_samples(expansion: Expansion, usable: Tensor) -> Tensor:

@@ -88,6 +88,8 @@ class _Fisher:
     Of samples that are not `kept`, or whose `value` or gradient is not finite, nothing enters; without both, all do.
     """
 
+    semidefinite = True
+
     def __init__(self, gradient: Tensor, kept: Tensor | None = None, value: Tensor | None = None) -> None:
         self.gradient, self.kept, self.value = gradient, kept, value
 
@@ -98,7 +100,7 @@ class _Fisher:
 class FisherMatrix(_Fisher, _DenseForm):
     """A `Dense` curvature, from N ≥ m gradients."""
 
-    semidefinite, count = True, None
+    count = None
 
     @property
     def matrix(self) -> Tensor:

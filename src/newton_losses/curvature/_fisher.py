@@ -6,8 +6,8 @@ Where N < m, F itself is never formed: (GᵀG + λI)⁻¹Gᵀ = Gᵀ(GGᵀ + λI
 right where F is many orders of magnitude above λ. The system is divided by its own scale before it is solved, so
 that no square leaves the range of numbers.
 
-Three ways compute the same thing: on a CPU, where results may be looked at, with few operations and without masks; one
-Triton kernel on CUDA for small systems; and plain operators for everything else, compilers and transforms included.
+Two ways compute the same thing: one Triton kernel on CUDA for small systems; and plain operators for everything else,
+compilers and transforms included. On a CPU most batches have no bad sample, and go the short way of `_host.py`.
 """
 
 import math
@@ -18,14 +18,11 @@ from torch import Tensor
 
 from .._backends import obstacle
 from ._damping import DampingRule, NormalizedDamping, RelativeDamping, RunningDamping
-from ._expansion import FisherFactor, FisherMatrix
-from ._loss_contract import one_thread
+from ._expansion import FisherFactor, FisherMatrix, empirical_fisher
 
 # How far a relative λ may lie below the scale of F until float32 is not enough for float32 gradients. With λ = factor·r
 # the condition number of F + λI is at most 1 + √m/factor.
 LEAST_FACTOR = 0.1
-# Within these bounds squares of gradients, λ and steps are far from the ends of float32.
-SAFE = (1e-25, 1e25)
 # Unknowns that the kernel eliminates in its registers, those that it can iterate with, and numbers that each of its
 # programs reads.
 LARGEST_KERNEL = 64
@@ -93,73 +90,28 @@ def fisher_step(
     tensor([[0.1818],
             [0.3636]])
     """
-    plan = _plan(damping, gradient)
+    if type(damping) is RunningDamping:
+        damping = damping.in_batch(empirical_fisher(gradient), gradient)
+    plan = _plan(damping)
     assert plan is not None
-    if not torch.compiler.is_compiling():
-        if type(gradient) is not Tensor or torch._C._are_functorch_transforms_active():
-            return _by_operators(gradient, value, plan, kept, mean)
-        if gradient.device.type == "cpu":
-            with one_thread(gradient, gradient.numel()):
-                return _on_host(gradient, value, plan, kept, mean) or _by_operators(gradient, value, plan, kept, mean)
-    if _fits_kernel(gradient, plan):
+    is_plain = type(gradient) is Tensor and not torch._C._are_functorch_transforms_active()
+    if (torch.compiler.is_compiling() or is_plain) and _fits_kernel(gradient, plan):
         return _by_kernel(gradient, value, plan, kept, mean, counter)
     return _by_operators(gradient, value, plan, kept, mean)
 
 
-def _plan(damping: Rule, gradient: Tensor | None = None) -> _Plan | None:
-    """What the damping comes to, or `None` for a rule of somebody else, which wants to see an expansion.
-
-    Of N < m gradients, the default's λ is over the N eigenvalues that can be other than zero.
-    """
+def _plan(damping: Rule) -> _Plan | None:
+    """What the damping comes to, or `None` for a rule of somebody else, which wants to see an expansion."""
     kind = type(damping)
-    if kind is RunningDamping and damping.group is None:  # type: ignore[union-attr]
-        count, size = (1, 1) if gradient is None else gradient.shape
-        return _Plan(factor=damping.factor * math.sqrt(max(1, size / count)), normalized=True)  # type: ignore[union-attr]
     if kind is float or kind is int:
         return _Plan(number=float(damping))  # type: ignore[arg-type]
-    if kind is NormalizedDamping:
+    if kind is NormalizedDamping or kind is RunningDamping:
         factor = damping.factor * damping.stretch  # type: ignore[union-attr]
         is_alone = damping.group is None and not isinstance(factor, Tensor)  # type: ignore[union-attr]
         return _Plan(factor=factor, normalized=True) if is_alone else None
     if kind is RelativeDamping:
         return _Plan(factor=damping.factor)  # type: ignore[union-attr]
     return _Plan(tensor=damping.detach().reshape(())) if isinstance(damping, Tensor) else None
-
-
-def _on_host(gradient: Tensor, value: Tensor | None, plan: _Plan, kept: Tensor | None, mean: bool) -> Solved | None:
-    """On a CPU, if every sample is finite and nothing is near the ends of the range of numbers; else `None`.
-
-    Scales are read as Python's numbers, which costs nothing here and saves most of the operations. The inverse is
-    small, and multiplying with it takes a third of the time of solving for all rows.
-    """
-    mean_value = None if value is None else (value.detach() if value.requires_grad else value).mean()
-    if (mean_value is not None and not math.isfinite(mean_value.item())) or (kept is not None and not bool(kept.all())):
-        return None
-    count, size = gradient.shape
-    exact = plan.factor < LEAST_FACTOR or torch.get_float32_matmul_precision() != "highest"
-    rows = gradient.double() if exact else gradient
-    few = count < size
-    square = rows.mm(rows.t()) if few else rows.t().mm(rows)  # N·F, or of the same eigenvalues
-    spread = torch.linalg.vector_norm(square).item()
-    if not SAFE[0] < spread < SAFE[1]:  # a gradient that is not finite makes it NaN
-        return None
-    if plan.factor:
-        damping = plan.factor * spread / math.sqrt(size)
-    else:
-        damping = count * (plan.number if plan.tensor is None else float(plan.tensor))
-    length: float = 1 if mean else count
-    if plan.normalized:
-        length *= damping / math.sqrt(count * square.trace().item() / size)
-    if not SAFE[0] < damping < SAFE[1]:
-        return None
-    square.diagonal().add_(damping)
-    factor, failed = torch.linalg.cholesky_ex(square)
-    if failed:
-        return None
-    inverse = torch.cholesky_inverse(factor)
-    left, right = (inverse, rows) if few else (rows, inverse)
-    step = torch.addmm(rows, left, right, beta=0, alpha=length)  # β = 0: what is added to is not looked at
-    return Solved(step.to(gradient.dtype) if exact else step, None, count, mean_value, counted=True)
 
 
 def _by_operators(gradient: Tensor, value: Tensor | None, plan: _Plan, kept: Tensor | None, mean: bool) -> Solved:

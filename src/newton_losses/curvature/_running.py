@@ -1,19 +1,31 @@
-"""The module that keeps the unit of the default step: the size of the gradients over the run so far.
+"""The unit of the default step, the size of the gradients over the run so far: who keeps it, and how a batch enters it.
 
     ρ² = mean over the last thousand batches of (1/(N·m)) Σ ‖gᵢ‖²
 
 A batch that is divided by its own size solves E[g/ρ] = 0 in place of E[g] = 0, and never stops near a minimum. Divided
-by a size that hardly changes from batch to batch it is the gradient in another unit, and does neither. How a batch
-changes what is kept here is `settle` in `_step.py`.
+by a size that hardly changes from batch to batch it is the gradient in another unit, and does neither.
 """
 
 import math
-from typing import Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from ._damping import RunningDamping
+from ._damping import RunningDamping, whole_samples
+from ._distributed import sum_over
+from ._expansion import Expansion, FisherFactor, FisherMatrix, empirical_fisher, finite
+from ._fisher import HAS_TRITON, MOST_NUMBERS
+from ._forms import Exchangeable, Masked, OwnParts, widened
+from ._host import DECAY, GROWTH, LIMIT, may_look, taken_in
+from ._lists import exchangeable_fisher, masked_fisher
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+# The first batch is as it is; ρ begins with no sample of more than this many times the energy that a tenth exceed.
+FIRST_LIMIT = 1e4
 
 
 class RunningScale(nn.Module):
@@ -79,3 +91,107 @@ def _is_scale(state: Any) -> bool:
 
 def _dtype(device: torch.device) -> torch.dtype:
     return torch.float32 if device.type == "mps" else torch.float64
+
+
+class Settled(NamedTuple):
+    """An expansion with no gradient beyond the limit, and the factor from a step in the batch's unit to the run's."""
+
+    expansion: Expansion
+    factor: Tensor | float
+
+
+def settle(
+    expansion: Expansion,
+    kind: str,
+    state: Tensor | None,
+    *,
+    update: bool,
+    group: "ProcessGroup | None" = None,
+    known: bool = False,
+) -> Settled:
+    """Bound the gradients of a batch by the run's, and take the batch into the run's mean square.
+
+    Without a `state` nothing is known of other batches, and the batch's own unit stays. Nothing waits for the device.
+    Where it is `known` that this is not the first batch, one kernel does it on CUDA.
+    """
+    gradient = expansion.gradient.detach()
+    if state is None or gradient.shape[1] == 0:
+        return Settled(expansion, 1.0)
+    found = _settled_on_host(expansion, state, update) if group is None else None
+    if found is not None:
+        return found
+    if group is None and known and _fits_settling(expansion, state):
+        from ._settle_triton import launch_settle
+
+        value = expansion.value.detach()
+        bounded, factor = launch_settle(gradient, value, state, update, DECAY, LIMIT, GROWTH)
+        return Settled(_with_gradient(expansion, bounded, kind), factor)
+    usable = finite(expansion)
+    squares = torch.where(usable, widened(gradient).square().sum(1), 0.0) / gradient.shape[1]
+    total, count = squares.sum(), whole_samples(expansion, usable).to(squares.dtype)
+    if group is not None:
+        total, count = sum_over(group, torch.stack([total, count])).unbind()
+    count = torch.where(count > 0, count, 1.0)  # of lists, a part of a sample counts as such
+    is_first = state[1] == 0
+    old = state[0] / state[1]  # 0/0 where nothing is known yet
+    limit = LIMIT * count * old
+    limit = torch.where(limit > 0, limit, math.inf)
+    bounded = torch.minimum(squares, limit).sum()
+    if group is not None:
+        bounded = sum_over(group, bounded)
+    own, mean = bounded / count, total / count
+    first = own
+    if group is None and len(squares) > 0:
+        # Most samples may have no gradient, or one that is only rounding; the few that explode are above this one.
+        usual = squares.topk(min(len(squares), 1 + math.ceil(len(squares) / 10))).values[-1]
+        first = torch.where(usual > 0, torch.minimum(squares, FIRST_LIMIT * usual), squares).sum() / count
+    # A batch without any gradient says nothing of its size.
+    enters = (mean > 0) & torch.isfinite(mean)
+    weight = torch.lerp(torch.ones_like(own), state[1], DECAY)
+    run = torch.minimum(torch.lerp(mean, state[0], DECAY) / weight, GROWTH * old)
+    run = torch.where(is_first, first, run)
+    if update:
+        state.copy_(torch.where(enters, torch.stack([run * weight, weight]), state))
+    factor = (own / run).sqrt().clamp(max=math.sqrt(LIMIT))
+    factor = torch.where(enters & ~is_first, factor, 1.0).to(gradient.dtype)
+    shares = torch.where(squares > limit, (limit / squares).sqrt(), 1.0).to(gradient.dtype)
+    return Settled(_with_gradient(expansion, expansion.gradient * shares[:, None], kind), factor)
+
+
+def _fits_settling(expansion: Expansion, state: Tensor) -> bool:
+    gradient = expansion.gradient
+    return (
+        HAS_TRITON
+        and gradient.device.type == "cuda"
+        and 0 < gradient.numel() <= MOST_NUMBERS
+        and state.dtype == torch.float64
+        and not torch.compiler.is_compiling()
+        and getattr(expansion.curvature, "mask", None) is None
+        and not torch._C._are_functorch_transforms_active()
+    )
+
+
+def _settled_on_host(expansion: Expansion, state: Tensor, update: bool) -> Settled | None:
+    """The same where numbers may be looked at; `None` where a batch is beyond the limit or not finite."""
+    if not may_look(expansion.gradient) or getattr(expansion.curvature, "mask", None) is not None:
+        return None
+    flat = expansion.gradient.detach().double().numpy().reshape(-1)
+    mean = float(flat.dot(flat)) / len(flat)
+    if not math.isfinite(expansion.value.detach().sum()):
+        return None
+    square = taken_in(state, mean, update)
+    return None if square is None else Settled(expansion, math.sqrt(mean / square))
+
+
+def _with_gradient(expansion: Expansion, gradient: Tensor, kind: str) -> Expansion:
+    """The expansion with other gradients, and with their curvature where it is made of them."""
+    curvature = expansion.curvature
+    if isinstance(curvature, OwnParts):
+        curvature = replace(curvature, gradient=gradient)
+    elif kind == "fisher" and isinstance(curvature, (FisherMatrix, FisherFactor)):
+        curvature = empirical_fisher(gradient, curvature.kept, value=curvature.value)
+    elif kind == "fisher" and isinstance(curvature, Exchangeable):
+        curvature = exchangeable_fisher(gradient, finite(expansion), curvature.mask)
+    elif kind == "fisher" and isinstance(curvature, Masked):
+        curvature = masked_fisher(gradient, curvature.mask, finite(expansion))
+    return Expansion(expansion.value, gradient, curvature)

@@ -1,0 +1,183 @@
+"""The Newton step on a CPU, where results may be looked at: a few calls of NumPy in place of many operators of torch.
+
+    length · (C + λI)⁻¹gᵢ,   in float64
+
+For the empirical Fisher and for stored matrices, if everything in the batch is finite and far from the ends of the
+range of numbers. Otherwise there is no result, and `_running.py`, `_fisher.py` and `_step.py`, whose operators have
+masks and scales, take its place.
+"""
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ._damping import DampingRule, NormalizedDamping, RelativeDamping, RunningDamping
+from ._expansion import FisherFactor, FisherMatrix
+from ._fisher import Solved
+from ._forms import Dense
+from ._loss_contract import one_thread
+from ._options import Spectrum
+
+# Within these bounds squares of gradients, λ and steps are far from the ends of float32.
+SAFE = (1e-25, 1e25)
+# Of a definite matrix: what λ is at least, in units of the eigenvalues' root mean square. Below, rounding decides
+# whether there is a solution, and a factorisation that can fail has to say so.
+LEAST_DAMPING = 1e-12
+# Multiplications in a product of matrices up to which NumPy's library keeps to one thread, whatever torch's number of
+# threads is. What is larger goes through the same lines in torch.
+LARGEST_IN_NUMPY = 2**18
+# Unknowns up to which the rows are multiplied by the inverse of a stored matrix, instead of solving for each.
+LARGEST_INVERSE = 256
+
+# Of the running unit: how slowly it changes.
+DECAY = 0.999
+# Neither a sample nor a whole batch counts for more than this many times the usual energy of a batch, N·m·ρ².
+LIMIT = 10.0
+# No batch makes ρ² more than this many times larger. Samples enter it as they are: with those that are large left out,
+# it would fall with what the others still have to learn, and a rare class would count for less and less.
+GROWTH = 2.0
+
+
+def host_step(
+    curvature: Any,
+    gradient: Tensor,
+    value: Tensor | None,
+    damping: float | Tensor | DampingRule,
+    spectrum: Spectrum | None = None,
+    *,
+    mean: bool = False,
+    state: Tensor | None = None,
+    update: bool = False,
+) -> Solved | None:
+    """The step of each sample, with `mean` divided by N; `None` where this is not the place for it.
+
+    With the `state` of a run, a normalised step is in its unit, and the batch enters it where it shall `update`.
+    """
+    form = type(curvature)
+    is_fisher = form is FisherMatrix or form is FisherFactor
+    if not (is_fisher or form is Dense) or not may_look(gradient):
+        return None
+    rule = _factor_or_number(damping, curvature, gradient)
+    if rule is None:
+        return None
+    count, size = gradient.shape
+    if is_fisher:
+        if curvature.gradient is not gradient or not (curvature.kept is None or bool(curvature.kept.all())):
+            return None
+        least, given = min(count, size), None
+    else:
+        if size > LARGEST_INVERSE or type(curvature.matrix) is not Tensor:
+            return None
+        least, given = size, curvature.matrix.detach().to(torch.float64, copy=True)  # it will be changed
+    mean_value = None if value is None else value.detach().mean()
+    if mean_value is not None and not math.isfinite(mean_value):
+        return None
+    kind = "definite" if curvature.semidefinite else spectrum or ("absolute" if rule[2] else "raw")
+    rows = gradient.detach().double()
+    if least * least * max(count, size) <= LARGEST_IN_NUMPY:
+        found = _solved(rows.numpy(), given if given is None else given.numpy(), rule, kind, mean, state, update)
+        found = None if found is None else torch.from_numpy(found)
+    else:
+        with one_thread(gradient, max(gradient.numel(), least * least)):
+            found = _solved(rows, given, rule, kind, mean, state, update)
+    return None if found is None else Solved(found.to(gradient.dtype), None, count, mean_value, counted=True)
+
+
+def _solved(
+    rows: Any, matrix: Any, rule: tuple[float, float, bool], kind: str, mean: bool, state: Tensor | None, update: bool
+) -> Any:
+    """The steps with a `matrix`, or without one with the rows' Fisher. The same lines serve NumPy and torch."""
+    factor, number, is_normalized = rule
+    count, size = rows.shape
+    flat = rows.reshape(-1)
+    energy = float(flat.dot(flat))
+    if not SAFE[0] < energy < SAFE[1]:  # what is not finite is not inside
+        return None
+    few, weight = False, 1
+    if matrix is None:
+        few, weight = count < size, count
+        matrix = rows @ rows.T if few else rows.T @ rows  # N·F, or of the same eigenvalues
+    entries = matrix.reshape(-1)
+    spread = math.sqrt(float(entries.dot(entries)) / size)
+    number = factor * spread if factor else weight * number
+    if not (SAFE[0] < number < SAFE[1] and spread < SAFE[1]):
+        return None
+    inverse = _inverse(matrix, number, spread, kind)
+    # A matrix that is not definite can be close to a singular one.
+    if inverse is None or (kind == "raw" and not float(abs(inverse).max()) * math.sqrt(energy) < SAFE[1]):
+        return None
+    length: float = weight
+    if is_normalized:
+        square = energy / (count * size)
+        unit = square if state is None else taken_in(state, square, update)
+        if unit is None:
+            return None
+        length = number / math.sqrt(unit)
+    inverse *= length / count if mean else length
+    return inverse @ rows if few else rows @ inverse
+
+
+def _inverse(matrix: Any, damping: float, spread: float, kind: str) -> Any:
+    """(C + λI)⁻¹ with C's eigenvalues as `kind` says, or `None` where there is none; `matrix` may be changed."""
+    linalg: Any = torch.linalg if isinstance(matrix, Tensor) else np.linalg
+    if kind == "absolute" or kind == "clip":
+        values, vectors = linalg.eigh(matrix)
+        values = abs(values) if kind == "absolute" else values.clip(0)
+        return (vectors / (values + damping)) @ vectors.T
+    if kind == "definite" and damping < LEAST_DAMPING * spread:
+        return None
+    matrix.reshape(-1)[:: len(matrix) + 1] += damping
+    try:
+        return linalg.inv(matrix)
+    except (np.linalg.LinAlgError, torch.linalg.LinAlgError):
+        return None
+
+
+def may_look(gradient: Tensor) -> bool:
+    """Whether these are numbers on a CPU, which costs nothing to read."""
+    return (
+        type(gradient) is Tensor
+        and gradient.device.type == "cpu"
+        and gradient.numel() > 0
+        and not torch.compiler.is_compiling()
+        and not torch._C._are_functorch_transforms_active()
+    )
+
+
+def _factor_or_number(
+    damping: float | Tensor | DampingRule, curvature: Any, gradient: Tensor
+) -> tuple[float, float, bool] | None:
+    """λ in units of C's scale or as a number, and whether the step is normalised; `None` for somebody else's rule."""
+    kind: Any = type(damping)
+    rule: Any = damping
+    if kind is RunningDamping and rule.group is None:
+        # Of a Hessian, λ is the one of the batch alone.
+        stretch = rule.stretch_in(curvature, gradient) if curvature.semidefinite else 1.0
+        return rule.factor * float(stretch), 0.0, True
+    if kind is float or kind is int:
+        return 0.0, rule, False
+    if kind is NormalizedDamping and rule.group is None:
+        return rule.factor * float(rule.stretch), 0.0, True
+    if kind is RelativeDamping:
+        return rule.factor, 0.0, False
+    return (0.0, float(rule), False) if isinstance(rule, Tensor) else None
+
+
+def taken_in(state: Tensor, mean: float, update: bool) -> float | None:
+    """ρ² of the run with a batch of this mean square in it; `None` for the first batch, and for one beyond the limit.
+
+    Where a whole batch is within the limit, so is each of its samples.
+    """
+    numbers = state.numpy()
+    total, weight = numbers.tolist()
+    if weight == 0 or not 0 < mean <= LIMIT * total / weight:
+        return None
+    most = GROWTH * total / weight
+    weight = DECAY * weight + (1 - DECAY)
+    square: float = min((DECAY * total + (1 - DECAY) * mean) / weight, most)
+    if update:
+        numbers[:] = square * weight, weight
+    return square
