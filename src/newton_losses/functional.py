@@ -6,6 +6,7 @@
 from dataclasses import dataclass
 from typing import Any, Unpack
 
+import torch
 from torch import Tensor
 
 from ._arguments import bound_targets, padded_outputs
@@ -35,7 +36,6 @@ from .newton import (
     compute_newton_loss,
     is_exchangeable,
     plain_value,
-    value_only,
     with_mask,
 )
 
@@ -70,9 +70,9 @@ def newton_loss(
         y, targets, mask = padded_outputs(y, targets, mask, "newton_loss")
     loss, targets, mask = bound_targets(loss, y, targets, {}, mask, "newton_loss")
     loss, targets, mask = with_mask(loss, y, targets, mask)
-    if value_only(value):
+    if value == "loss" and not torch.is_grad_enabled():
         return plain_value(loss, y, targets, reduction, mask)
-    return compute_newton_loss(loss, y, targets, value, {**options, "reduction": reduction}, mask=mask).value
+    return compute_newton_loss(loss, y, targets, value, {**options, "reduction": reduction}, mask=mask)[0]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -272,7 +272,7 @@ def _short_way(
     gradient, is_mean = flat if run is None else flat * share, reduction == "mean"
     unit: Tensor | float = 1.0
     step = None
-    if curvature == "fisher":
+    if curvature == "fisher" and not torch.compiler.is_compiling():
         step = host_step(empirical_fisher(gradient), gradient, None, own, mean=is_mean, state=run, update=is_new)
     if step is None:
         if run is not None:

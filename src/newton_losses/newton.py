@@ -7,7 +7,7 @@ place of the module, and `inject.py` the variant that lives in a backward pass.
 """
 
 from functools import partial
-from typing import Any, Literal, NamedTuple, TypedDict
+from typing import Any, Literal, TypedDict
 
 import torch
 import torch.distributed as dist
@@ -25,6 +25,7 @@ from .curvature import (
     Loss,
     Reduction,
     RunningScale,
+    Solved,
     Spectrum,
     agreed_form,
     check_is_loss,
@@ -47,6 +48,7 @@ from .curvature import (
 )
 
 Value = Literal["loss", "quadratic"]
+HAS_GROUPS = dist.is_available()
 
 
 class NewtonOptions(TypedDict, total=False):
@@ -175,35 +177,39 @@ class NewtonLoss(RunningScale):
         if isinstance(y, Tensor) and y.is_nested:
             y, targets, mask = padded_outputs(y, targets, mask, "NewtonLoss")
             loss, targets, mask = bound_targets(loss, y, targets, {}, mask, "NewtonLoss")
-        loss, targets, mask = with_mask(loss, y, targets, mask)
-        if value_only(self.value):
+        if getattr(loss, "takes_mask", False):
+            loss, targets, mask = with_mask(loss, y, targets, mask)
+        if self.value == "loss" and not torch.is_grad_enabled():
             return plain_value(loss, y, targets, self.options["reduction"], mask)
-        if torch.compiler.is_compiling():
+        is_compiling = torch.compiler.is_compiling()
+        if is_compiling:
             refuse_export()
         is_checked = self.check and _may_wait(y)
         if is_checked:
             self._check_loss(loss, y, targets, mask)
-        counter, run = self._buffers_beside(y)
+        counter, run = self._buffers_beside(y, is_compiling)
         is_new = self.training and counter is not None
-        known, self._is_known = self._is_known, self._is_known or (is_new and not torch.compiler.is_compiling())
-        own = self.options, self._rule, counter, mask, run, is_new, known
-        found = compute_newton_loss(loss, y, targets, self.value, *own)
-        if is_checked and found.kept is not None and not bool(found.kept.any()):
+        known = self._is_known
+        if is_new and not known and not is_compiling:
+            self._is_known = True
+        own = self.value, self.options, self._rule, counter, mask, run, is_new, known
+        value, step, is_scalar = compute_newton_loss(loss, y, targets, *own)
+        if is_checked and step.kept is not None and not bool(step.kept.any()):
             self.check, self._was_checked = True, False  # such a batch cannot tell anything of the loss
-        if counter is not None and found.kept is not None and not found.counted:
-            counter.add_((~found.kept).sum())
-        if counter is not None and not torch.compiler.is_compiling():
-            self._watch.seen += len(y)
-            if found.kept is not None:
-                self._watch.look(counter, len(y), wait=is_checked, is_scalar=found.is_scalar)
-        return found.value
+        if counter is not None and step.kept is not None and not step.counted:
+            counter.add_((~step.kept).sum())
+        if counter is not None and not is_compiling:
+            self._watch.seen += y.shape[0]
+            if step.kept is not None:
+                self._watch.look(counter, y.shape[0], wait=is_checked, is_scalar=is_scalar)
+        return value
 
-    def _buffers_beside(self, y: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    def _buffers_beside(self, y: Tensor, is_compiling: bool) -> tuple[Tensor | None, Tensor | None]:
         """The counter of skipped samples and the running unit, on the device of `y`."""
-        counter, run = self.skipped, self.running_square
-        is_plain = not torch.compiler.is_compiling() and not torch._C._are_functorch_transforms_active()
-        if is_plain and isinstance(y, Tensor) and not y.is_meta and counter.device == y.device:
-            return counter, run if run is None or run.device == y.device else self._scale_on(y)
+        if not is_compiling and isinstance(y, Tensor) and not torch._C._are_functorch_transforms_active():
+            counter, run = self._buffers["skipped"], self._buffers["running_square"]
+            if counter.device == y.device and (run is None or run.device == y.device) and not y.is_meta:
+                return counter, run
         return skip_counter(self, y) if isinstance(y, Tensor) else None, self._scale_on(y)
 
     def _check_loss(self, loss: Loss | Expandable, y: Tensor, targets: tuple[Any, ...], mask: Tensor | None) -> None:
@@ -222,15 +228,6 @@ class NewtonLoss(RunningScale):
         return f"{name}curvature={self.options['curvature']!r}, damping={self.options['damping']!r}"
 
 
-class _Found(NamedTuple):
-    """The Newton loss, which samples are kept (`None`: all), if others were counted, if the loss gave one number."""
-
-    value: Tensor
-    kept: Tensor | None
-    counted: bool
-    is_scalar: bool
-
-
 def compute_newton_loss(
     loss: Loss | Expandable,
     y: Tensor,
@@ -243,41 +240,31 @@ def compute_newton_loss(
     run: Tensor | None = None,
     is_new: bool = False,
     known: bool = False,
-) -> _Found:
-    """The Newton loss, after its arguments have been checked; `rule` is what the damping comes to in one process.
+) -> tuple[Tensor, Solved, bool]:
+    """The Newton loss, its step, and whether `loss` gave one number; `rule` is what the damping is in one process.
 
     `run` holds the size of the run's gradients, which takes in those of this batch where that `is_new`; it is `known`
     where it has certainly taken in another.
     """
     kind, reduction = options.get("curvature", "fisher"), options["reduction"]
     matrix_free = options.get("matrix_free")
-    group = None
-    if dist.is_available() and dist.is_initialized():
+    is_compiling, group = torch.compiler.is_compiling(), None
+    if HAS_GROUPS and dist.is_initialized():
         group = resolve_group(options.get("process_group", "default"))
     if rule is None or group is not None:
         rule = resolve_damping(options.get("damping", "auto"), group)
     if group is not None and kind == "hessian":
         matrix_free = agreed_form(loss, y, matrix_free)
     exchangeable = bool(options.get("exchangeable"))
-    if mask is not None or exchangeable:
-        expansion = expand(
-            loss,
-            y,
-            *targets,
-            curvature=kind,
-            reduction=reduction,
-            matrix_free=matrix_free,
-            mask=mask,
-            exchangeable=exchangeable,
-        )
-    elif not torch.compiler.is_compiling() and torch.is_inference_mode_enabled():
-        expansion = expand(loss, y, *targets, curvature=kind, reduction=reduction, matrix_free=matrix_free)
+    if mask is not None or exchangeable or (not is_compiling and torch.is_inference_mode_enabled()):
+        lists: dict[str, Any] = {"mask": mask, "exchangeable": exchangeable}
+        expansion = expand(loss, y, *targets, curvature=kind, reduction=reduction, matrix_free=matrix_free, **lists)
     else:
         expansion = expand_loss(loss, y, targets, kind, reduction, matrix_free)
     # The factor of the gradient, made for an average over the ranks, and that of this rank's own value.
     is_mean, spectrum, shared = reduction != "sum", options.get("spectrum"), None
     step = None
-    if group is None:
+    if group is None and not is_compiling:
         given = expansion.curvature, expansion.gradient, expansion.value
         step = host_step(*given, rule, spectrum, mean=is_mean, state=run, update=is_new)
     if step is not None:
@@ -301,13 +288,8 @@ def compute_newton_loss(
         front = step.value
     else:
         front = _reduced(expansion.value, reduction)
-    newton = _surrogate(y, front, rows, step.kept, factor)
-    return _Found(newton, step.kept, step.counted, is_scalar=expansion.value.stride() == (0,))
-
-
-def value_only(value: Value) -> bool:
-    """In evaluation, where nothing can flow back, the original loss needs no derivatives."""
-    return value == "loss" and not torch.is_grad_enabled()
+    surrogate = _surrogate if is_compiling or _is_transformed() else _Surrogate.record
+    return surrogate(y, front, rows, step.kept, factor), step, expansion.value.stride() == (0,)
 
 
 def is_exchangeable(loss: object, choice: bool | None) -> bool:
@@ -361,11 +343,6 @@ def _surrogate(y: Tensor, front: Tensor, rows: Tensor, kept: Tensor | None, fact
     ½‖z* − y‖² = ½‖step‖² + step·d + ½‖d‖². Written so, no digit of a small step is lost next to large outputs, and
     any value can stand in front. The factor is made for an average over the ranks.
     """
-    if not torch.compiler.is_compiling():
-        inside = torch._C._are_functorch_transforms_active() or torch.autograd.forward_ad._current_level >= 0
-        if not inside:
-            loss: Tensor = _Surrogate.apply(y, front, rows, kept, factor)  # type: ignore[no-untyped-call]
-            return loss
     moved = _moved(y, rows, kept)
     return front + (rows * moved).sum() + (moved.square().sum() / 2 * factor)
 
@@ -380,6 +357,12 @@ def _moved(y: Tensor, rows: Tensor, kept: Tensor | None) -> Tensor:
 
 class _Surrogate(torch.autograd.Function):
     """The same where a tape is recorded: one multiplication on the way back, instead of eight operations in all."""
+
+    @classmethod
+    def record(cls, *given: Any) -> Tensor:
+        """`apply` without its questions about transforms, which take as long as ten operations."""
+        loss: Tensor = super(torch.autograd.Function, cls).apply(*given)  # type: ignore[misc]
+        return loss
 
     @staticmethod
     def forward(
@@ -401,6 +384,11 @@ class _Surrogate(torch.autograd.Function):
             if pulled.shape != y.shape or pulled.dtype != y.dtype:
                 pulled = pulled.reshape(y.shape).to(y.dtype)
         return pulled, slope if ctx.needs_input_grad[1] else None, None, None, None
+
+
+def _is_transformed() -> bool:
+    """Whether a transform of torch.func or forward mode is at work."""
+    return torch._C._are_functorch_transforms_active() or torch.autograd.forward_ad._current_level >= 0
 
 
 def _may_wait(y: Tensor) -> bool:

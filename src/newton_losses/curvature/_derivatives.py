@@ -41,12 +41,15 @@ class Derivatives(NamedTuple):
 
 
 class MeanHessian(NamedTuple):
-    """Values `(N,)`, gradients `(N, m)`, and (1/count) Σ ∇²ℓᵢ over the samples in which everything is finite."""
+    """Values `(N,)`, gradients `(N, m)`, and (1/count) Σ ∇²ℓᵢ over the samples in which everything is finite.
+
+    The count is `None` where that is all of them.
+    """
 
     value: Tensor
     gradient: Tensor
     matrix: Tensor
-    count: Tensor  # type: ignore[assignment]
+    count: Tensor | None  # type: ignore[assignment]
 
 
 # Directions (K, m), the same for all samples, to (K, N, m): ∇²ℓᵢ v for each direction v.
@@ -99,9 +102,10 @@ def _mean(found: Derivatives, passes: Callable[[], Iterable[Tensor]]) -> MeanHes
     value, gradient = found.value, found.gradient
     if value.device.type == "cpu" and type(gradient) is Tensor and has_tape(value):
         # Summed as it goes; what is not finite shows in the sum.
-        total = torch.cat([one.sum(1) for one in passes()])
+        sums = [one.sum(1) for one in passes()]
+        total = sums[0] if len(sums) == 1 else torch.cat(sums)
         if all(math.isfinite(one.detach().sum()) for one in (total, value, gradient)):
-            return MeanHessian(value, gradient, symmetric(total / len(value)), torch.tensor(len(value)))
+            return MeanHessian(value, gradient, symmetric(total / len(value)), None)
     second = _stored(passes(), gradient.shape[1])
     kept = is_finite(found) & (second.abs() < torch.inf).all(2).all(0)
     count = kept.sum()
@@ -193,21 +197,15 @@ def _tape_gradient(total: Total, flat: Tensor) -> Derivatives:
     if not total_value.requires_grad:  # a batch can be without a gradient, as one that holds no pair to compare
         return Derivatives(value, torch.zeros_like(flat))
     # What the loss itself has to learn, and targets that have a gradient, get theirs through the values.
-    is_shared = torch.is_grad_enabled() and _look(total_value, leaf).other_leaves
-    gradient = _gradient_of(total_value, leaf, retain_graph=is_shared)
+    is_shared = torch.is_grad_enabled() and _look(total_value, leaf)[0]
+    if type(total_value) is Tensor:  # without the checks of `torch.autograd.grad`, which take as long as ten operations
+        run, one = torch.autograd.Variable._execution_engine.run_backward, torch.ones_like(total_value)
+        (gradient,) = run((total_value,), (one,), is_shared, False, (leaf,), True, False)
+    else:
+        (gradient,) = torch.autograd.grad(total_value, leaf, retain_graph=is_shared, allow_unused=True)
     if gradient is None:
         gradient = torch.zeros_like(flat)
     return Derivatives(value if is_shared else value.detach(), gradient)
-
-
-def _gradient_of(total_value: Tensor, leaf: Tensor, *, retain_graph: bool) -> Tensor | None:
-    """`torch.autograd.grad` of one scalar by one leaf, without its checks, which take as long as ten operations."""
-    if type(total_value) is not Tensor:
-        return torch.autograd.grad(total_value, leaf, retain_graph=retain_graph, allow_unused=True)[0]
-    run = torch.autograd.Variable._execution_engine.run_backward
-    found = run((total_value,), (torch.ones_like(total_value),), retain_graph, False, (leaf,), True, False)
-    gradient: Tensor | None = found[0]
-    return gradient
 
 
 def _tape(total: Total, flat: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -219,30 +217,27 @@ def _tape(total: Total, flat: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         return leaf, *total(leaf)
 
 
-class _Seen(NamedTuple):
-    """What a look at a graph finds: whether it reaches other leaves, and the user's own operators in it."""
-
-    other_leaves: bool
-    operators: set[type]
-
-
-def _look(value: Tensor, leaf: Tensor) -> _Seen:
-    """One walk through the graph of `value`, which is made at every call."""
+def _look(value: Tensor, leaf: Tensor) -> tuple[bool, set[Any]]:
+    """One walk through the graph of `value`, which is made at every call: does it reach other leaves, and its nodes."""
     seen: set[Any] = {value.grad_fn}
     queue: list[Any] = [value.grad_fn]
-    other_leaves, operators = False, set()
+    other_leaves = False
     while queue:
         node = queue.pop()
         following = node.next_functions
         if not following:
             other_leaves = other_leaves or getattr(node, "variable", leaf) is not leaf
-        elif isinstance(node, torch.autograd.function.BackwardCFunction):
-            operators.add(node._forward_cls)  # type: ignore[attr-defined]
         for one, _ in following:
             if one is not None and one not in seen:
                 seen.add(one)
                 queue.append(one)
-    return _Seen(other_leaves, operators)
+    return other_leaves, seen
+
+
+def _custom_operators(nodes: set[Any]) -> set[type]:
+    """The user's own operators in a graph."""
+    own = torch.autograd.function.BackwardCFunction
+    return {node._forward_cls for node in nodes if isinstance(node, own)}  # type: ignore[attr-defined]
 
 
 def _reverse_graph(total: Total, flat: Tensor, loss: object) -> tuple[Tensor, Tensor, SecondProduct]:
@@ -254,11 +249,12 @@ def _reverse_graph(total: Total, flat: Tensor, loss: object) -> tuple[Tensor, Te
         (gradient,) = torch.autograd.grad(total_value, leaf, create_graph=True, allow_unused=True)
     if gradient is None:
         raise no_dependence(loss)
-    seen = _look(total_value, leaf)
-    if once := names_of(filter(is_once_differentiable, seen.operators)) if seen.operators else []:
+    other_leaves, nodes = _look(total_value, leaf)
+    operators = _custom_operators(nodes)
+    if once := names_of(filter(is_once_differentiable, operators)) if operators else []:
         raise no_second_derivative(loss, once, "its backward pass is marked @once_differentiable")
-    if not gradient.requires_grad and seen.operators:
-        raise cut_gradient(loss, names_of(seen.operators))
+    if not gradient.requires_grad and operators:
+        raise cut_gradient(loss, names_of(operators))
 
     def product(vectors: Tensor) -> Tensor:
         if not gradient.requires_grad:  # a loss that is linear in y has no second derivative
@@ -274,11 +270,11 @@ def _reverse_graph(total: Total, flat: Tensor, loss: object) -> tuple[Tensor, Te
             if is_out_of_memory(error):
                 raise with_advice(error) from None
             raise no_second_derivative(
-                loss, names_of(seen.operators), f"torch says: {str(error).splitlines()[0]}"
+                loss, names_of(operators), f"torch says: {str(error).splitlines()[0]}"
             ) from error
 
     # What the loss itself has to learn, and targets that have a gradient, get theirs through the values.
-    is_shared = torch.is_grad_enabled() and seen.other_leaves
+    is_shared = torch.is_grad_enabled() and other_leaves
     return value if is_shared else value.detach(), gradient.detach(), product
 
 

@@ -5,7 +5,7 @@ form is smaller, both of which are here. The derivatives themselves are in `_der
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeGuard, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -65,11 +65,6 @@ class Expandable(Protocol):
     """A loss that brings its own expansion. This one method is the whole plug-in protocol."""
 
     def expand(self, y: Tensor, *targets: Any, curvature: OwnKind | None) -> Expansion: ...
-
-
-def brings_expansion(loss: object) -> TypeGuard[Expandable]:
-    """The same as `isinstance(loss, Expandable)`, in a hundredth of the time."""
-    return hasattr(loss, "expand")
 
 
 # The Fisher's forms count as the stored and the low-rank one, and are neither made from their fields nor changed by
@@ -244,7 +239,7 @@ def expand_lists(
         if flat.numel() == 0:
             form = list_fisher(Derivatives(flat.new_zeros(len(flat)), flat), flat_mask, exchangeable)
             return Expansion(flat.new_zeros(len(flat)), flat, form if curvature else None)
-        if brings_expansion(loss):
+        if hasattr(loss, "expand"):  # as `Expandable` says, in a hundredth of its time
             # A loss that says of itself whether its outputs are a set can average its own curvature; none has to.
             options: dict[str, Any] = {} if mask is None else {"mask": mask}
             if exchangeable and curvature is not None and hasattr(loss, "exchangeable"):
@@ -285,22 +280,37 @@ def expand_loss(
     if curvature == "sample":
         return _by_sample(expand_loss(loss, y, targets, None, reduction))
     flat = flatten_outputs(y)
-    with full_precision(flat):
-        if brings_expansion(loss):
-            return _own_expansion(loss, flat.reshape(y.shape), targets, curvature)
-        if flat.numel() == 0:
-            return _empty(flat, curvature)
-        total = make_total(loss, y.shape, targets, reduction)  # type: ignore[arg-type]
-        if curvature != "hessian":
-            found = first_order(total, flat)
-            return _expansion(
-                found, empirical_fisher(found.gradient, value=found.value.detach()) if curvature else None
-            )
-        if _too_large(flat) if matrix_free is None else matrix_free:
-            found, product = second_products(total, flat, loss)
-            return _expansion(found, _mean_products(product, _usable(found), flat))
-        mean = mean_hessian(total, flat, loss)
-        return Expansion(mean.value, mean.gradient, Dense(mean.matrix, count=mean.count))
+    kind = flat.device.type
+    if torch.compiler.is_compiling() or torch.is_autocast_enabled(kind):
+        with torch.autocast(device_type=kind, enabled=False):
+            return _expand_flat(loss, y.shape, flat, targets, curvature, reduction, matrix_free)
+    return _expand_flat(loss, y.shape, flat, targets, curvature, reduction, matrix_free)
+
+
+def _expand_flat(
+    loss: Loss | Expandable,
+    shape: torch.Size,
+    flat: Tensor,
+    targets: tuple[Any, ...],
+    curvature: OwnKind | None,
+    reduction: Reduction | None,
+    matrix_free: bool | None,
+) -> Expansion:
+    """At full precision, of detached outputs `(N, m)`."""
+    if hasattr(loss, "expand"):
+        return _own_expansion(loss, flat.reshape(shape), targets, curvature)
+    if flat.numel() == 0:
+        return _empty(flat, curvature)
+    total = make_total(loss, shape, targets, reduction)
+    if curvature != "hessian":
+        found = first_order(total, flat)
+        fisher = empirical_fisher(found.gradient, value=found.value.detach()) if curvature else None
+        return Expansion(found.value, found.gradient, fisher)
+    if _too_large(flat) if matrix_free is None else matrix_free:
+        found, product = second_products(total, flat, loss)
+        return Expansion(found.value, found.gradient, _mean_products(product, _usable(found), flat))
+    mean = mean_hessian(total, flat, loss)
+    return Expansion(mean.value, mean.gradient, Dense(mean.matrix, count=mean.count))
 
 
 def loss_values(
@@ -314,7 +324,7 @@ def loss_values(
     check_is_loss(loss)
     flat = flatten_outputs(y)
     with torch.no_grad(), full_precision(flat):
-        if brings_expansion(loss):
+        if hasattr(loss, "expand"):
             return _own_expansion(
                 loss, flat.reshape(y.shape), targets, None, **({} if mask is None else {"mask": mask})
             ).value
@@ -334,10 +344,6 @@ def _by_sample(found: Expansion, mask: Tensor | None = None) -> Expansion:
 
 def _too_large(flat: Tensor) -> bool:
     return flat.numel() * flat.shape[1] > DENSE_ELEMENTS
-
-
-def _expansion(found: Derivatives, curvature: Curvature | None) -> Expansion:
-    return Expansion(found.value, found.gradient, curvature)
 
 
 def _usable(found: Derivatives) -> Tensor:

@@ -1,6 +1,6 @@
 """The Newton step on a CPU, where results may be looked at: a few calls of NumPy in place of many operators of torch.
 
-    length · (C + λI)⁻¹gᵢ,   in float64
+    length · (C + λI)⁻¹gᵢ
 
 For the empirical Fisher and for stored matrices, if everything in the batch is finite and far from the ends of the
 range of numbers. Otherwise there is no result, and `_running.py`, `_fisher.py` and `_step.py`, whose operators have
@@ -18,7 +18,7 @@ from ._damping import DampingRule, NormalizedDamping, RelativeDamping, RunningDa
 from ._expansion import FisherFactor, FisherMatrix
 from ._fisher import Solved
 from ._forms import Dense
-from ._loss_contract import one_thread
+from ._loss_contract import full_precision, one_thread
 from ._options import Spectrum
 
 # Within these bounds squares of gradients, λ and steps are far from the ends of float32.
@@ -29,8 +29,14 @@ LEAST_DAMPING = 1e-12
 # Multiplications in a product of matrices up to which NumPy's library keeps to one thread, whatever torch's number of
 # threads is. What is larger goes through the same lines in torch.
 LARGEST_IN_NUMPY = 2**18
+# How far a relative λ may lie below the scale of a definite C until float32 is not enough for float32 gradients. With
+# λ = factor·r the condition number of C + λI is at most 1 + √m/factor.
+LEAST_FACTOR = 0.1
 # Unknowns up to which the rows are multiplied by the inverse of a stored matrix, instead of solving for each.
 LARGEST_INVERSE = 256
+
+# NumPy's own routine, without the checks around it, which take as long as half of a small step.
+_inverse_of = getattr(np.linalg, "_umath_linalg", np.linalg).inv
 
 # Of the running unit: how slowly it changes.
 DECAY = 0.999
@@ -54,7 +60,8 @@ def host_step(
 ) -> Solved | None:
     """The step of each sample, with `mean` divided by N; `None` where this is not the place for it.
 
-    With the `state` of a run, a normalised step is in its unit, and the batch enters it where it shall `update`.
+    With the `state` of a run, a normalised step is in its unit, and the batch enters it where it shall `update`. Not
+    for compilers.
     """
     form = type(curvature)
     is_fisher = form is FisherMatrix or form is FisherFactor
@@ -71,19 +78,25 @@ def host_step(
     else:
         if size > LARGEST_INVERSE or type(curvature.matrix) is not Tensor:
             return None
-        least, given = size, curvature.matrix.detach().to(torch.float64, copy=True)  # it will be changed
+        least, given = size, curvature.matrix.detach()
     mean_value = None if value is None else value.detach().mean()
     if mean_value is not None and not math.isfinite(mean_value):
         return None
     kind = "definite" if curvature.semidefinite else spectrum or ("absolute" if rule[2] else "raw")
-    rows = gradient.detach().double()
+    rows = gradient.detach()
+    if kind != "definite" or rule[0] < LEAST_FACTOR or torch.get_float32_matmul_precision() != "highest":
+        rows = rows.double()
+    given = None if given is None else given.to(rows.dtype, copy=True)  # it will be changed
     if least * least * max(count, size) <= LARGEST_IN_NUMPY:
         found = _solved(rows.numpy(), given if given is None else given.numpy(), rule, kind, mean, state, update)
         found = None if found is None else torch.from_numpy(found)
     else:
-        with one_thread(gradient, max(gradient.numel(), least * least)):
+        with one_thread(gradient, max(gradient.numel(), least * least)), full_precision(gradient):
             found = _solved(rows, given, rule, kind, mean, state, update)
-    return None if found is None else Solved(found.to(gradient.dtype), None, count, mean_value, counted=True)
+    if found is None:
+        return None
+    steps = found if found.dtype is gradient.dtype else found.to(gradient.dtype)
+    return Solved(steps, None, count, mean_value, counted=True)
 
 
 def _solved(
@@ -127,9 +140,11 @@ def _inverse(matrix: Any, damping: float, spread: float, kind: str) -> Any:
         values, vectors = linalg.eigh(matrix)
         values = abs(values) if kind == "absolute" else values.clip(0)
         return (vectors / (values + damping)) @ vectors.T
-    if kind == "definite" and damping < LEAST_DAMPING * spread:
-        return None
     matrix.reshape(-1)[:: len(matrix) + 1] += damping
+    if kind == "definite":
+        if damping < LEAST_DAMPING * spread:
+            return None
+        return linalg.inv(matrix) if linalg is torch.linalg else _inverse_of(matrix)
     try:
         return linalg.inv(matrix)
     except (np.linalg.LinAlgError, torch.linalg.LinAlgError):
@@ -137,12 +152,11 @@ def _inverse(matrix: Any, damping: float, spread: float, kind: str) -> Any:
 
 
 def may_look(gradient: Tensor) -> bool:
-    """Whether these are numbers on a CPU, which costs nothing to read."""
+    """Whether these are numbers on a CPU, which costs nothing to read. (Outside of compilers; ask those first.)"""
     return (
         type(gradient) is Tensor
         and gradient.device.type == "cpu"
         and gradient.numel() > 0
-        and not torch.compiler.is_compiling()
         and not torch._C._are_functorch_transforms_active()
     )
 

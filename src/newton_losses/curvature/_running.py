@@ -117,9 +117,10 @@ def settle(
     gradient = expansion.gradient.detach()
     if state is None or gradient.shape[1] == 0:
         return Settled(expansion, 1.0)
-    found = _settled_on_host(expansion, state, update) if group is None else None
-    if found is not None:
-        return found
+    if group is None and not torch.compiler.is_compiling():
+        found = _settled_on_host(expansion, state, update)
+        if found is not None:
+            return found
     if group is None and known and _fits_settling(expansion, state):
         from ._settle_triton import launch_settle
 

@@ -68,9 +68,10 @@ def solve_step(
     if spectrum is None:
         spectrum = "absolute" if isinstance(damping, NormalizedDamping) else "raw"
     with full_precision(gradient):
-        found = host_step(curvature, gradient, value, damping, spectrum, mean=mean)
-        if found is not None:
-            return found
+        if not torch.compiler.is_compiling():
+            found = host_step(curvature, gradient, value, damping, spectrum, mean=mean)
+            if found is not None:
+                return found
         if isinstance(curvature, (FisherMatrix, FisherFactor)) and can_solve(curvature, gradient, damping):
             return fisher_step(gradient, value, damping, kept=curvature.kept, mean=mean, counter=counter)
         # Of a Hessian that is stored, the default's λ is the one of the batch alone.
