@@ -208,6 +208,7 @@ class NewtonLoss(RunningScale):
         """The counter of skipped samples and the running unit, on the device of `y`."""
         if not is_compiling and isinstance(y, Tensor) and not torch._C._are_functorch_transforms_active():
             counter, run = self._buffers["skipped"], self._buffers["running_square"]
+            assert counter is not None
             if counter.device == y.device and (run is None or run.device == y.device) and not y.is_meta:
                 return counter, run
         return skip_counter(self, y) if isinstance(y, Tensor) else None, self._scale_on(y)

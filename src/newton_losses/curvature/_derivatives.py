@@ -198,6 +198,7 @@ def _tape_gradient(total: Total, flat: Tensor) -> Derivatives:
         return Derivatives(value, torch.zeros_like(flat))
     # What the loss itself has to learn, and targets that have a gradient, get theirs through the values.
     is_shared = torch.is_grad_enabled() and _look(total_value, leaf)[0]
+    gradient: Any  # `None` where nothing depends on the outputs
     if type(total_value) is Tensor:  # without the checks of `torch.autograd.grad`, which take as long as ten operations
         run, one = torch.autograd.Variable._execution_engine.run_backward, torch.ones_like(total_value)
         (gradient,) = run((total_value,), (one,), is_shared, False, (leaf,), True, False)

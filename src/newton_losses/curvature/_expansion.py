@@ -246,7 +246,7 @@ def expand_lists(
                 options["exchangeable"] = True
             own = _own_expansion(loss, flat.reshape(y.shape), targets, curvature, **options)
             return own if not exchangeable or curvature is None else _averaged(own, curvature, flat_mask)
-        total = make_total(loss, y.shape, targets, reduction)  # type: ignore[arg-type]
+        total = make_total(loss, y.shape, targets, reduction)
         by_products = _too_large(flat) if matrix_free is None else matrix_free
         is_averaged = exchangeable and curvature == "hessian"
         sums = brought_sums(loss, flat.reshape(y.shape), targets, mask) if is_averaged else None
@@ -330,7 +330,7 @@ def loss_values(
             ).value
         if flat.numel() == 0:
             return flat.new_zeros(len(flat))
-        return make_total(loss, y.shape, targets, resolve_reduction(loss, reduction))(flat)[1]  # type: ignore[arg-type]
+        return make_total(loss, y.shape, targets, resolve_reduction(loss, reduction))(flat)[1]
 
 
 def finite(found: Derivatives | Expansion) -> Tensor:
