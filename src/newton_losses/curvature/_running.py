@@ -86,7 +86,7 @@ def _is_scale(state: Any) -> bool:
     if not isinstance(state, Tensor) or state.shape != (2,) or state.is_meta:
         return True
     total, weight = state.tolist()
-    return (total == weight == 0) or (0 < total < math.inf and 0 < weight < math.inf)
+    return bool(total == weight == 0 or (0 < total < math.inf and 0 < weight < math.inf))
 
 
 def _dtype(device: torch.device) -> torch.dtype:
