@@ -151,20 +151,16 @@ def files(tmp_path):
         (("lost.py:loss", "-b", "good.pt"), "lost.py:loss: ModuleNotFoundError: No module named 'no_such"),
         (("early.py:loss", "-b", "good.pt"), "early.py:loss: ZeroDivisionError: division by zero (early.py, line 2)."),
         (("early:loss", "-b", "good.pt"), "early:loss: ZeroDivisionError: division by zero (early.py, line 2)."),
-        (
-            ("own.py:alone", "-b", "good.pt"),
-            "own.py:alone, called with outputs of shape (4, 3) and 1 more of the batch: TypeError: alone() takes 1 "
-            "positional argument but 2 were given.",
-        ),
-        (("own.py:broken", "-b", "good.pt"), "own.py:broken, called with outputs of shape (4, 3) and 1 more of the "),
-        (("own.py:Broken", "-b", "good.pt"), "own.py:Broken, called with outputs of shape (4, 3) and 1 more of the "),
+        (("own.py:alone", "-b", "good.pt"), "The loss alone(y) was called with the outputs and 1 target: too many"),
+        (("own.py:broken", "-b", "good.pt"), "own.py:broken, called with outputs of shape (4, 3) and 1 target"),
+        (("own.py:Broken", "-b", "good.pt"), "own.py:Broken, called with outputs of shape (4, 3) and 1 target"),
         (
             ("own.py:Own", "-b", "good.pt"),
-            "own.py:Own, called with outputs of shape (4, 3) and 1 more of the batch: KeyError: 'own'",
+            "own.py:Own, called with outputs of shape (4, 3) and 1 target: KeyError: 'own'",
         ),
         (
             ("own.py:silent", "-b", "good.pt"),
-            "own.py:silent, called with outputs of shape (4, 3) and 1 more of the batch: ValueError (own.py, line 16).",
+            "own.py:silent, called with outputs of shape (4, 3) and 1 target: ValueError (own.py, line 16).",
         ),
         (("own.py:Needy", "-b", "good.pt"), "own.py:Needy, a class, made without arguments: TypeError: Needy."),
         (("own.py:los", "-b", "good.pt"), "loss own.py:los: own.py has no los. Did you mean loss?"),

@@ -113,7 +113,8 @@ def _blame(name: str, loss: Loss | Expandable, arguments: tuple[Any, ...], error
     """Raise a sentence if the loss also fails when it is called directly, or if the error came from its own code."""
     call = functools.partial(loss.expand, curvature="hessian") if isinstance(loss, Expandable) else loss
     shape = tuple(getattr(arguments[0], "shape", ()))
-    with _code_of_the_user(f"{name}, called with outputs of shape {shape} and {len(arguments) - 1} more of the batch"):
+    targets = "1 target" if len(arguments) == 2 else f"{len(arguments) - 1} targets"
+    with _code_of_the_user(f"{name}, called with outputs of shape {shape} and {targets}"):
         call(*arguments)
     with contextlib.suppress(TypeError):  # of built-in functions, which have no file
         own = inspect.getsourcefile(loss if inspect.isroutine(loss) else type(loss))
