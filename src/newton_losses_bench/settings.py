@@ -12,7 +12,7 @@ import tomllib
 from collections.abc import Iterable
 from dataclasses import MISSING, dataclass, field, fields
 from importlib import resources
-from types import UnionType
+from types import NoneType, UnionType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from newton_losses.errors import ArgumentError
@@ -47,6 +47,12 @@ class Setting:
     least: int
     option: str
     short: str
+
+    @property
+    def kinds(self) -> tuple[Any, ...]:
+        """The types of its values; `None` is not among them."""
+        found = get_args(self.type) if isinstance(self.type, UnionType) else (self.type,)
+        return tuple(kind for kind in found if kind is not NoneType)
 
 
 def setting(
@@ -142,19 +148,19 @@ def check_value(one: Setting, value: Any) -> None:
     Traceback (most recent call last):
     newton_losses.errors.ArgumentError: --batch-size x: expected a whole number.
     """
-    kinds = get_args(one.type) if isinstance(one.type, UnionType) else (one.type,)
-    words = [word for kind, word in NAMES_OF_TYPES.items() if kind in kinds]
-    if not any(_is_of_type(value, kind) for kind in kinds):
+    if value is None and isinstance(one.type, UnionType):
+        return
+    words = [word for kind, word in NAMES_OF_TYPES.items() if kind in one.kinds]
+    if not any(_is_of_type(value, kind) for kind in one.kinds):
         # NumPy's whole numbers print like Python's: name their type.
         is_plain = value is None or type(value) in (*NAMES_OF_TYPES, tuple, list)
         shown = value if is_plain else f"{value} ({type(value).__name__})"
         raise ArgumentError(f"{one.option} {shown}: expected {' or '.join(words)}.")
-    if value is None or str in kinds:
-        if one.choices and value is not None:
-            check_choice(one.name, value, one.choices)
-    elif int in kinds:
+    if one.choices:
+        check_choice(one.name, value, one.choices)
+    elif int in one.kinds:
         check_at_least(one.name, value, one.least)
-    elif float in kinds and not (math.isfinite(value) and value > 0):
+    elif one.kinds == (float,) and not (math.isfinite(value) and value > 0):
         raise ArgumentError(f"{one.option} {value}: expected a positive number.")
 
 

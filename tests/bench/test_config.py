@@ -67,7 +67,7 @@ def test_the_settings_of_paths_are_the_papers():
 
 
 @pytest.mark.parametrize(("given", "baseline"), [({}, "value"), ({"leave_one_out": True}, "leave_one_out")])
-def test_noise_keeps_the_papers_baseline_unless_told(given, baseline):
+def test_noise_keeps_the_papers_baseline_unless_asked(given, baseline):
     for algorithm in ("smoothed-loss", "smoothed-algorithm", "fenchel-young"):
         config = PathsConfig(algorithm=algorithm, device="cpu", **given).resolved()
         assert f"variance_reduction='{baseline}'" in repr(path_loss(config, torch.Generator()))

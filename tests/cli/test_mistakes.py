@@ -73,7 +73,7 @@ def test_a_file_in_the_place_of_the_folder(words, tmp_path):
     assert (tmp_path / "letter").read_text() == "hello"
 
 
-def test_a_store_that_cannot_be_written_is_told_once(tmp_path, monkeypatch):
+def test_a_store_that_cannot_be_written_is_reported_once(tmp_path, monkeypatch):
     """Not by each of its runs, twice."""
     (tmp_path / "letter").write_text("hello")
     code, text = command(*SWEEP, "--seeds", "5", "--results", "letter/store")

@@ -316,7 +316,7 @@ def test_how_a_sweep_ended(tmp_path, monkeypatch):
     assert "stopped with 0 of 3 runs finished; the others have saved their progress." in told
 
 
-def test_two_runs_that_fail_at_the_same_moment_are_both_told_in_a_sentence(tmp_path, monkeypatch):
+def test_two_runs_that_fail_at_the_same_moment_are_both_reported_in_a_sentence(tmp_path, monkeypatch):
     """A folder that is no run's is refused by the process of the run."""
     words = ("sweep", "sorting", "-a", "softsort", "--n", "3", "--steps", "2", *SMALL, "--seeds", "2", "--jobs", "2")
     monkeypatch.setattr("newton_losses_bench.sweep.processes._RETRY_SECONDS", 0.0)

@@ -62,7 +62,7 @@ def test_several_seeds_have_a_folder_each_and_a_summary(tmp_path):
     assert "averaged" not in json.loads(events[-1])
 
 
-def test_averaged_weights_are_told_wherever_figures_are(tmp_path):
+def test_averaged_weights_are_shown_wherever_figures_are(tmp_path):
     words = [*TINY, "--average", "--seeds", "0,1", "--out", str(tmp_path / "runs")]
     _, text = command(*words)
     evaluated, ended, summary = (
@@ -197,7 +197,7 @@ def test_an_interrupted_seed_is_named(at_step, tmp_path):
     ],
     ids=["an error of ours", "an error of anybody", "a second Ctrl-C"],
 )
-def test_a_run_that_ends_badly_is_told_in_a_sentence(act, code, event, message, at_step, tmp_path):
+def test_a_run_that_ends_badly_is_reported_in_a_sentence(act, code, event, message, at_step, tmp_path):
     at_step(6, act)
     found, told = events("--seeds", "3,5,7", "--out", str(tmp_path / "runs"))
     assert (found, told[-1]["event"], told[-1]["seed"]) == (code, event, 5)

@@ -9,7 +9,7 @@ import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import MISSING, dataclass
 from pathlib import Path
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any
 
 import typer
 
@@ -121,7 +121,7 @@ def _panel(parameter: inspect.Parameter) -> int:
 def _parameter(one: Setting, mode: str, is_first: bool, default: Any) -> inspect.Parameter:
     """The option of a setting: a flag, or a text that `_read` understands. It is `None` where it is not given."""
     takes_several = mode == SEVERAL and one.experiment
-    is_flag = bool in _kinds(one) and not takes_several
+    is_flag = bool in one.kinds and not takes_several
     # A flag that is off by default needs no way to switch it off.
     names = [one.option + (one.option.replace("--", "/--no-", 1) if is_flag and default is True else "")]
     names += [f"-{one.short}"] if one.short else []
@@ -142,10 +142,6 @@ def _parameter(one: Setting, mode: str, is_first: bool, default: Any) -> inspect
     )
 
 
-def _kinds(one: Setting) -> list[Any]:
-    return [kind for kind in get_args(one.type) or (one.type,) if kind is not type(None)]
-
-
 def _help(one: Setting, default: Any) -> str:
     """The help of a setting, with its choices and its default where they are not in it already."""
     text = one.help
@@ -159,7 +155,7 @@ def _help(one: Setting, default: Any) -> str:
 def _metavar(one: Setting) -> str:
     words = {int: "INT", float: "NUMBER", str: "NAME" if one.choices else "TEXT", bool: "BOOL"}
     special = {"damping": "NUMBER|NAME", "data_root": "FOLDER", "device": "NAME"}
-    return special.get(one.name) or words[_kinds(one)[0]]
+    return special.get(one.name) or words[one.kinds[0]]
 
 
 def _completion(choices: tuple[str, ...]) -> Callable[[str], list[str]]:
@@ -187,15 +183,14 @@ def read_value(one: Setting, text: str) -> Any:
     >>> read_value(found["damping"], "0.1"), read_value(found["damping"], "auto"), read_value(found["augment"], "true")
     (0.1, 'auto', True)
     """
-    kinds = _kinds(one)
-    if text == "none" and str not in kinds:
+    if text == "none" and str not in one.kinds:
         return None
     for kind, read in _READERS.items():
-        if kind in kinds:
+        if kind in one.kinds:
             try:
                 return read(text)
             except (KeyError, ValueError):
-                if str not in kinds:  # a damping may be a number or auto
+                if str not in one.kinds:  # a damping may be a number or auto
                     raise ArgumentError(f"{one.option} {text}: expected {NAMES_OF_TYPES[kind]}.") from None
     return text
 

@@ -35,10 +35,10 @@ class SortingTask:
         self._config = config
         self.generators = {name: random_stream(config.seed, name, config.device) for name in ("batches", "evaluation")}
         splits = splits or load_digits(config)
-        as_bytes = config.kernels and not config.augment and network is DigitCNN
+        in_kernels = config.kernels and network is DigitCNN and _fits_kernels(config, splits.train)
 
         def sets(data: LabeledImages, affine: Affine | None = None) -> MultiDigit:
-            return MultiDigit(data.to(config.device), config.n, config.digits, affine, as_bytes)
+            return MultiDigit(data.to(config.device), config.n, config.digits, affine, in_kernels)
 
         self._train = sets(splits.train, Affine() if config.augment else None)
         self._held_out = {
@@ -56,8 +56,6 @@ class SortingTask:
         self.loss_module = training_loss(loss, config).to(config.device)
         # Network and loss apart from the drawing: pictures are put together once, instead of for every window of a
         # convolution. Where the network runs through kernels of our own, they are compiled already.
-        pictures = config.batch_size * config.n
-        in_kernels = as_bytes and has_digit_kernels(self._train.image_size, pictures, torch.device(config.device))
         self._forward = torch.compile(self.model) if config.compile and not in_kernels else self.model
         self._loss = torch.compile(self.loss_module) if config.compile else self.loss_module
         self.tensors: dict[str, Tensor] = {}
@@ -93,6 +91,13 @@ class SortingTask:
             "exact_match": 100 * exact.item() / count,
             "element_wise": 100 * right.item() / count,
         }
+
+
+def _fits_kernels(config: SortingConfig, digits: LabeledImages) -> bool:
+    """Whether the network can run through kernels of our own, which take the bytes that pictures are stored as."""
+    height, width = digits.images.shape[1:]
+    size, count = (height, config.digits * width), config.batch_size * config.n
+    return not config.augment and has_digit_kernels(size, count, torch.device(config.device))
 
 
 def load_digits(config: SortingConfig) -> Splits[LabeledImages]:

@@ -288,7 +288,7 @@ def test_a_damaged_set_is_drawn_anew_as_its_error_says(tmp_path, name):
     assert [len(part) for part in Terrain.splits(root, size=3)] == [2, 1, 1]
 
 
-def test_a_file_in_the_place_of_the_data_is_told(tmp_path):
+def test_a_file_in_the_place_of_the_data_is_reported(tmp_path):
     (tmp_path / "letter").write_text("hello")
     with pytest.raises(DataNotFoundError, match="no finished set"):
         Terrain(tmp_path / "letter")
