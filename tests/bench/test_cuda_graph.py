@@ -63,7 +63,7 @@ def test_capturing_leaves_no_trace():
     assert all(not tensor.any() for name, tensor in trainer.tensors.items() if name.startswith("optimizer"))
 
 
-def test_a_restored_captured_trainer_goes_on_alike():
+def test_a_restored_captured_trainer_continues_alike():
     trainer, _ = trained(SORTING, 3, graph=True)
     state = trainer.state()
     trainer.train_step()

@@ -121,7 +121,7 @@ def test_a_run_may_go_on_on_a_device_of_another_number(begun, today, agree, tmp_
         pass
 
 
-def test_a_job_goes_on_on_the_device_of_today(tmp_path):
+def test_a_job_resumes_on_the_device_of_today(tmp_path):
     config = CONFIG.resolved()
     with RunFolder(str(tmp_path / "run"), replace(config, device="cuda:1", graph=True)):
         pass

@@ -113,7 +113,7 @@ def test_compacting_keeps_the_record_and_nothing_large(store):
     assert run(config, str(before[0].path))["test"] == before[0].test
 
 
-def test_compacting_spares_a_run_that_goes_on(store):
+def test_compacting_spares_an_unfinished_run(store):
     first = store.records()[0]
     (first.path / "result.json").unlink()
     compact(first.path)

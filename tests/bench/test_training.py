@@ -197,7 +197,7 @@ def test_learning_happens(tmp_path):
     assert result["test"]["exact_match"] > 40
 
 
-def test_a_stop_request_saves_and_the_run_goes_on(tmp_path, monkeypatch):
+def test_a_stop_request_saves_and_the_run_resumes(tmp_path, monkeypatch):
     whole = run(SORTING, str(tmp_path / "whole"))
 
     class StopAtThree(Progress):

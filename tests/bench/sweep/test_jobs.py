@@ -17,7 +17,7 @@ CONFIG = SortingConfig(
 )  # fmt: skip
 
 
-def test_a_run_goes_on_as_it_was_begun_and_anew_on_another_device(tmp_path):
+def test_a_run_resumes_as_it_was_begun_and_starts_over_on_another_device(tmp_path):
     job = Job.of("one", CONFIG.resolved(), tmp_path, "cpu")
     job.configuration["graph"] = True
     execute(job, Progress())
@@ -43,7 +43,7 @@ class StopEarly(Progress):
 
 
 @pytest.mark.parametrize("begun", [True, False])
-def test_a_run_goes_on_with_averaged_weights_if_it_was_begun_with_them(begun, tmp_path):
+def test_a_run_resumes_with_averaged_weights_if_it_was_begun_with_them(begun, tmp_path):
     config = replace(CONFIG, eval_every=1)
     with pytest.raises(Interrupted):
         execute(Job.of("one", replace(config, average=begun).resolved(), tmp_path, "cpu"), StopEarly())
