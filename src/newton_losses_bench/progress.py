@@ -4,6 +4,7 @@ rich and tensorboard are imported when they are needed: not everybody has them, 
 """
 
 import json
+import math
 import sys
 import time
 from collections.abc import Callable
@@ -63,8 +64,8 @@ class PlainLines(Progress):
 
     def __init__(self, stream: TextIO | None = None) -> None:
         self._stream = stream or sys.stdout
-        self._pace = Pace()
-        self._total = 0
+        self._first = self._total = 0
+        self._began = 0.0
 
     def _say(self, text: str) -> None:
         print(text, file=self._stream, flush=True)
@@ -74,19 +75,22 @@ class PlainLines(Progress):
             self._say("loading the maps; missing ones are drawn first, about 400 per second")
 
     def started(self, config: RunConfig, step: int, total: int, evaluations: list[Record]) -> None:
-        self._total = total
-        self._pace.start(step)
+        self._first, self._total, self._began = step, total, time.monotonic()
         self._say(f"{describe(config)}: {total} steps on {config.device}")
         if step:
             self._say(f"resuming after step {step}")
 
     def evaluated(self, record: Record) -> None:
-        self._pace.reach(record["step"])
-        left = self._pace.left(self._total)
+        rate, left = self._pace(record["step"])
         self._say(
             f"step {record['step']}/{self._total}  loss {number(record['loss'])}  {figures(record)}  "
-            f"{self._pace.rate():.1f} steps/s  {duration(left)} left"
+            f"{rate:.1f} steps/s  {left} left"
         )
+
+    def _pace(self, step: int) -> tuple[float, str]:
+        """Steps per second since the start of this process, and the time left at that pace."""
+        rate = (step - self._first) / max(time.monotonic() - self._began, 1e-9)
+        return rate, duration((self._total - step) / rate if rate else math.nan)
 
     def note(self, text: str) -> None:
         self._say(text)
@@ -118,21 +122,19 @@ class LiveBar(PlainLines):
         self._bar.start()
 
     def advanced(self, step: int, loss: float | None) -> None:
-        self._update(step, pace=self._reach(step), loss=f"loss {number(loss)}")
+        self._update(step, loss=f"loss {number(loss)}")
 
     def evaluating(self, step: int) -> None:
-        self._update(step, pace="evaluating", refresh=True)
+        if self._bar is not None:
+            self._bar.update(self._task, completed=step, pace="evaluating", refresh=True)
 
     def evaluated(self, record: Record) -> None:
-        self._update(record["step"], pace=self._reach(record["step"]), figures=_short(record))
+        self._update(record["step"], figures=_short(record))
 
     def _update(self, step: int, **fields: Any) -> None:
         if self._bar is not None:
-            self._bar.update(self._task, completed=step, **fields)
-
-    def _reach(self, step: int) -> str:
-        self._pace.reach(step)
-        return f"{self._pace.rate():.1f}/s, {duration(self._pace.left(self._total))} left"
+            rate, left = self._pace(step)
+            self._bar.update(self._task, completed=step, pace=f"{rate:.1f}/s, {left} left", **fields)
 
     def finished(self, result: Record, *, again: bool = False) -> None:
         self.close()
@@ -171,26 +173,6 @@ class TensorBoard(Progress):
         if self._writer is not None:
             self._writer.close()
             self._writer = None
-
-
-class Pace:
-    """Steps per second since the start of this process, and the time left at that pace."""
-
-    def __init__(self) -> None:
-        self.start(0)
-
-    def start(self, step: int) -> None:
-        self._first = self._step = step
-        self._began = self._now = time.monotonic()
-
-    def reach(self, step: int) -> None:
-        self._step, self._now = step, time.monotonic()
-
-    def rate(self) -> float:
-        return (self._step - self._first) / max(self._now - self._began, 1e-9)
-
-    def left(self, total: int) -> float:
-        return (total - self._step) / self.rate() if self._step > self._first else float("nan")
 
 
 def _new_bar(console: "Console") -> "RichProgress":

@@ -100,7 +100,7 @@ def _tail(t: float, freedom: float) -> float:
     return float(stdtr(freedom, -t))
 
 
-def mark(baseline: Summary, other: Summary, level: float = LEVEL) -> str:
+def mark(baseline: Summary, other: Summary) -> str:
     """The paper's mark for a figure: "black" if significantly better, "grey" if its mean is better, else "".
 
     >>> mark(Summary(85.48, 1.23, 10), Summary(86.10, 0.60, 10))
@@ -108,4 +108,4 @@ def mark(baseline: Summary, other: Summary, level: float = LEVEL) -> str:
     """
     if not other.mean > baseline.mean:
         return ""
-    return "black" if p_value(baseline, other) < level else "grey"
+    return "black" if p_value(baseline, other) < LEVEL else "grey"

@@ -8,7 +8,7 @@ import pytest
 
 from newton_losses_bench.config import PathsConfig, SortingConfig
 from newton_losses_bench.describe import describe, describe_setting, duration, number, outcome
-from newton_losses_bench.progress import JsonLines, LiveBar, Pace, PlainLines, Together
+from newton_losses_bench.progress import JsonLines, LiveBar, PlainLines, Together
 from newton_losses_bench.train import Progress
 
 CONFIG = SortingConfig(algorithm="softsort", device="cpu").resolved()
@@ -157,8 +157,11 @@ def test_numbers_for_people():
     assert number(None) == "not finite"
     assert duration(59.6) == "1:00"
     assert duration(float("nan")) == "?"
-    pace = Pace()
-    pace.start(5)
-    assert pace.left(10) != pace.left(10)  # not known yet
-    pace.reach(8)
-    assert pace.rate() > 0
+
+
+def test_before_the_first_step_nobody_knows_the_time_left():
+    stream = io.StringIO()
+    lines = PlainLines(stream)
+    lines.started(CONFIG, 50, 100, [])
+    lines.evaluated(RECORD)
+    assert stream.getvalue().endswith("0.0 steps/s  ? left\n")

@@ -129,8 +129,9 @@ def _noise(streams: Streams, passes: int) -> Integers:
     return stretched
 
 
-def _site_squares(streams: Streams, spacing: int = 8) -> Integers:
+def _site_squares(streams: Streams) -> Integers:
     """Squared distances on the torus to one site per square of 8×8 pixels, `(sites, row, column)`."""
+    spacing = 8
     across = SHEET // spacing
     words = streams.words(2 * across * across)[0].reshape(2, across, across)
     jitter = below(words, spacing)

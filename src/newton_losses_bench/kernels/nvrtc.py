@@ -16,6 +16,7 @@ from newton_losses.errors import ArgumentError, NewtonLossesError
 
 MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 HERE = Path(__file__).parent
+ARCHITECTURE = "sm_90a"
 
 
 class CudaError(NewtonLossesError, RuntimeError):
@@ -48,7 +49,7 @@ def is_hopper(device: torch.device) -> bool:
 
 
 @cache
-def compiled(*files: str, architecture: str = "sm_90a") -> bytes:
+def compiled(*files: str) -> bytes:
     """The files of this folder, one after another, as one program in machine code."""
     library = compiler()
     if library is None:
@@ -58,11 +59,11 @@ def compiled(*files: str, architecture: str = "sm_90a") -> bytes:
     _compiler_says(
         library, library.nvrtcCreateProgram(ctypes.byref(program), source.encode(), files[-1].encode(), 0, None, None)
     )
-    options = (ctypes.c_char_p * 1)(f"--gpu-architecture={architecture}".encode())
+    options = (ctypes.c_char_p * 1)(f"--gpu-architecture={ARCHITECTURE}".encode())
     failed = library.nvrtcCompileProgram(program, len(options), options)
     if failed:
         log = _read(library, "ProgramLog", program).rstrip(b"\0").decode(errors="replace")
-        raise CudaError(f"{' + '.join(files)} could not be compiled for {architecture}: {log}")
+        raise CudaError(f"{' + '.join(files)} could not be compiled for {ARCHITECTURE}: {log}")
     machine_code = _read(library, "CUBIN", program)
     library.nvrtcDestroyProgram(ctypes.byref(program))
     return machine_code
