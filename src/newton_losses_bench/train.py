@@ -28,7 +28,7 @@ NEWS_SECONDS = 0.5
 class Progress:
     """The events of a run. This listener ignores them all; the others override what they report.
 
-    Nothing is computed for an event: what costs a wait for the device comes seldom.
+    Nothing is computed for an event: what costs a wait for the device comes rarely.
     """
 
     def preparing(self, config: RunConfig) -> None:
@@ -74,8 +74,8 @@ def run(
 
     If the folder holds the same run, it resumes from the last checkpoint; on a CPU the result is the same to the last
     bit as without the interruption. A finished run only returns its result. Ctrl-C saves a checkpoint and raises
-    `Interrupted`; any other error leaves the last checkpoint as it is. `make(config)` makes the task, by default one
-    of the two benchmarks.
+    `Interrupted`; any other error leaves the last checkpoint as it is. `make(config)` makes the task, by default that
+    of the configuration.
     """
     config = config.resolved()
     progress = progress or Progress()

@@ -1,4 +1,4 @@
-"""What the training loop asks of a task, and what both tasks share: network, training loss, random streams."""
+"""What the training loop asks of a task, and what the tasks share: network, training loss, random streams."""
 
 from collections.abc import Callable
 from typing import Any, Protocol, cast
