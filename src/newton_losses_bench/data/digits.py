@@ -21,7 +21,7 @@ from torch.nn import functional
 
 from newton_losses.errors import ArgumentError, ShapeError
 
-from .files import DataError, DataNotFoundError, Splits, data_root, fetch, known_split, root_options
+from .files import DataError, DataNotFoundError, Splits, data_root, fetch, root_options
 
 MIRRORS = (
     "https://ossci-datasets.s3.amazonaws.com/mnist",
@@ -207,7 +207,9 @@ class Digits(LabeledImages):
     def __init__(self, split: str = "train") -> None:
         from sklearn.datasets import load_digits
 
-        begin, end = _DIGITS_BOUNDS[known_split(split)]
+        if split not in _DIGITS_BOUNDS:
+            raise ArgumentError(f"split={split!r} is not known; it is one of 'train', 'val', 'test'.")
+        begin, end = _DIGITS_BOUNDS[split]
         data = load_digits()
         levels = torch.from_numpy(data.images[begin:end]).to(torch.int32)
         images = (levels * 255 + 8) // 16
