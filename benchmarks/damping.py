@@ -11,22 +11,20 @@ damping nothing is left of the curvature, and the step is the gradient normalise
 """
 
 import argparse
-import functools
 import json
 import math
 import shutil
 import statistics
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from newton_losses_bench.config import PATHS_ALGORITHMS, SORTING_ALGORITHMS, PathsConfig, RunConfig, SortingConfig
-from newton_losses_bench.demo import DemoConfig, RawPixelNetwork, glyphs
-from newton_losses_bench.tasks import SortingTask, Task
-from newton_losses_bench.train import make_task, run
+from newton_losses_bench.demo import DEMO
+from newton_losses_bench.train import run
 
 GRID = tuple(10.0**power for power in range(-3, 4))
 FACTORS = ("auto:0.1", "auto", "auto:10")
@@ -89,26 +87,19 @@ def configuration(cell: Cell, arm: str, seed: int, options: argparse.Namespace) 
         return PathsConfig(**settings, **maps, epochs=options.epochs, eval_every=options.epochs).resolved()
     settings |= {"numerics": cell.numerics, "steps": options.steps, "n": options.n}
     if options.data == "glyphs":
-        return DemoConfig(**settings, eval_every=options.steps // 2).resolved()
+        return replace(DEMO, **settings, eval_every=options.steps // 2).resolved()
     return SortingConfig(**settings, eval_every=min(1000, options.steps)).resolved()
-
-
-def task_of(data: str) -> Callable[[Any], Task]:
-    """What makes the task of a configuration. The demonstration's pictures are drawn once."""
-    pictures = functools.cache(glyphs)
-    return (lambda config: SortingTask(config, pictures(), RawPixelNetwork)) if data == "glyphs" else make_task
 
 
 def train(options: argparse.Namespace, store: Path) -> None:
     """Make every planned run that the store does not have yet."""
-    make = task_of(options.data)
     share, of = options.share
     for number, (cell, arm, seed) in enumerate(dict.fromkeys(planned(options))):
         if number % of != share or (str(cell), arm, seed) in read(store):
             continue
         config = configuration(cell, arm, seed, options)
         folder = options.runs / store.stem / f"{cell}-{arm}-{seed}".replace(" ", "-").replace(":", "x")
-        result = run(config, str(folder), make=make)
+        result = run(config, str(folder))
         figures = {"test": result["test"], "skipped": result["final"]["skipped_samples"], "seconds": result["seconds"]}
         with store.open("a") as file:
             file.write(json.dumps({"cell": str(cell), "arm": arm, "seed": seed, **figures}) + "\n")

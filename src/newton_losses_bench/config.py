@@ -164,7 +164,11 @@ class SortingConfig(RunConfig):
     )
     batch_size: int = setting("training", "Sets per batch.", 100, protocol=True)
     data: str = setting(
-        "data", "mnist, or digits (8×8, no download).", "mnist", choices=("mnist", "digits"), protocol=True
+        "data",
+        "mnist; digits (8×8, no download); or glyphs, drawn for the demo, with its own network.",
+        "mnist",
+        choices=("mnist", "digits", "glyphs"),
+        protocol=True,
     )
     n: int = setting("the experiment", "Numbers in a set.", 5, least=2, short="n")
     digits: int = setting("data", "Digits per number.", 4, protocol=True)

@@ -1,4 +1,4 @@
-"""The two networks of the experiments, exactly as in the works that the paper builds on.
+"""The two networks of the experiments, exactly as in the works that the paper builds on, and that of the demonstration.
 
 Both have a `precision`. With "bf16", convolutions and pooling run in bfloat16 and everything after them in float32:
 scores and costs never pass through 16 bits.
@@ -89,6 +89,24 @@ class DigitCNN(_Precise):
                 pixels = pictures.to(torch.float32) / 255 if in_bytes else pictures
                 scores = self.head(self._features(self.convolutions, pixels))
         return scores.reshape(images.shape[:-3])
+
+
+class RawPixelNetwork(nn.Module):
+    """Scores of raw pixels: `(B, n, 1, height, width)` from 0 to 1, multiplied by 255, to `(B, n)`.
+
+    For the demonstration. It has no convolutions whose `precision` could be another.
+    """
+
+    def __init__(self, image_size: tuple[int, int], precision: str = "float32") -> None:
+        super().__init__()
+        height, width = image_size
+        self.layers = nn.Sequential(
+            nn.Linear(height * width, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 1)
+        )
+
+    def forward(self, images: Tensor) -> Tensor:
+        scores: Tensor = self.layers(255 * images.flatten(-3))
+        return scores.squeeze(-1)
 
 
 class _BasicBlock(nn.Module):

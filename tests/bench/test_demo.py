@@ -2,18 +2,20 @@
 
 import io
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from cli.running import command
+from newton_losses_bench.data import glyphs
 from newton_losses_bench.demo import (
     ARMS,
+    DEMO,
     TEN_LINES,
-    DemoConfig,
+    arm_config,
     demo_jobs,
-    glyphs,
     read_evaluations,
     summarise,
     verdict,
@@ -23,7 +25,7 @@ from newton_losses_bench.store import Store
 from newton_losses_bench.sweep import Lines, LocalPool, execute, run_sweep
 from newton_losses_bench.train import Progress
 
-SHORT = DemoConfig(steps=4, eval_every=2, validation_sets=5, test_sets=10)
+SHORT = replace(DEMO, steps=4, eval_every=2, validation_sets=5, test_sets=10)
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +94,7 @@ def test_the_command_from_nothing_to_a_page(tmp_path):
 
 def test_a_failing_run_is_reported_in_a_sentence(tmp_path, monkeypatch):
     monkeypatch.setattr("newton_losses_bench.sweep.processes._RETRY_SECONDS", 0.0)
-    for job in demo_jobs(tmp_path, DemoConfig(steps=2, eval_every=1), 1).values():
+    for job in demo_jobs(tmp_path, replace(DEMO, steps=2, eval_every=1), 1).values():
         Path(job.folder).mkdir(parents=True)
         (Path(job.folder) / "letter.txt").write_text("hello")
     code, text = command("demo", "--out", str(tmp_path), "--seeds", "1", "--steps", "2")
@@ -102,7 +104,7 @@ def test_a_failing_run_is_reported_in_a_sentence(tmp_path, monkeypatch):
 
 
 def test_arms_differ_in_their_loss_alone():
-    configs = [SHORT.with_arm(arm, 0) for arm in ARMS]
+    configs = [arm_config(SHORT, arm, 0) for arm in ARMS]
     names = {"numerics", "curvature", "damping", "clip_norm"}
     rest = [{k: v for k, v in config.to_dict().items() if k not in names} for config in configs]
     assert all(other == rest[0] for other in rest)

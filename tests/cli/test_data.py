@@ -33,7 +33,7 @@ def test_info_tells_versions():
     assert f"torch          {torch.__version__}" in command("info")[1]
     told = json.loads(command("info", "--json")[1])
     assert told["torch"] == torch.__version__
-    assert set(told["data"]) == {"digits", "mnist", "terrain", "warcraft"}
+    assert set(told["data"]) == {"digits", "glyphs", "mnist", "terrain", "warcraft"}
 
 
 def test_info_says_what_a_missing_extra_would_add(monkeypatch):

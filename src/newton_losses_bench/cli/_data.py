@@ -20,6 +20,7 @@ data_app = new_group("List, download, check and generate the data sets.")
 
 _ABOUT = {
     "digits": "1,797 handwritten digits of 8×8 pixels, part of scikit-learn",
+    "glyphs": "27,000 drawn digits of 10×10 pixels, those of `newton-losses demo`",
     "mnist": "70,000 handwritten digits of 28×28 pixels; `data fetch mnist` (11 MB)",
     "terrain": "generated maps with shortest paths, like Warcraft's; `data make terrain`",
     "warcraft": "12,000 maps with shortest paths; to be downloaded by hand (873 MB)",
@@ -58,8 +59,8 @@ def fetch(name: Name, root: Root = None) -> None:
     """Download a data set, unless it is here already."""
     with errors_as_sentences():
         check_choice("data", name, _ABOUT, "data set")
-        if name == "digits":
-            typer.echo("digits: part of scikit-learn, nothing to download")
+        if name in ("digits", "glyphs"):
+            typer.echo(f"{name}: nothing to download")
             return
         if name == "terrain":
             raise ArgumentError("terrain is generated, not downloaded: newton-losses data make terrain")
@@ -106,6 +107,7 @@ def _load(name: str, root: str | None, size: int = 12) -> tuple[int, ...]:
     check_choice("data", name, _ABOUT, "data set")
     readers: dict[str, Callable[[], sets.Splits[sets.LabeledImages] | sets.Splits[sets.PathMaps]]] = {
         "digits": sets.Digits.splits,
+        "glyphs": sets.glyphs,
         "mnist": lambda: sets.MNIST.splits(root),
         "terrain": lambda: sets.Terrain.splits(root, size),
         "warcraft": lambda: sets.Warcraft.splits(root),

@@ -4,6 +4,7 @@ import importlib
 import os
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 from typing import Annotated
@@ -12,9 +13,10 @@ import typer
 
 from newton_losses.errors import NewtonLossesError
 
+from ..config import SortingConfig
 from ..demo import (
     ARMS,
-    DemoConfig,
+    DEMO,
     Row,
     demo_jobs,
     in_blocks,
@@ -38,8 +40,8 @@ def demo(
     ] = Path("demo"),
     seeds: Annotated[int, option("Networks per loss: 3 means seeds 0, 1, 2. Default: 3.", metavar="INT")] = 3,
     steps: Annotated[
-        int, option(f"Training steps of each network. Default: {DemoConfig.steps}.", metavar="INT")
-    ] = DemoConfig.steps,
+        int, option(f"Training steps of each network. Default: {DEMO.steps}.", metavar="INT")
+    ] = DEMO.steps,
     as_json: Annotated[bool, option("Print the figures as JSON instead of a table.", "--json")] = False,
 ) -> None:
     """Train small networks with and without Newton losses, side by side, and write a page about it.
@@ -52,7 +54,7 @@ def demo(
             importlib.import_module(package)
         check_at_least("seeds", seeds, 1)
         check_at_least("steps", steps, 1)
-        config = DemoConfig(steps=steps, eval_every=max(1, steps // 20))
+        config = replace(DEMO, steps=steps, eval_every=max(1, steps // 20))
         store = Store(out / "runs")
         check_writable(store.path)
         jobs = demo_jobs(out, config, seeds)
@@ -71,7 +73,7 @@ def demo(
         _report(summarise(evaluations), page, time.monotonic() - start, as_json)
 
 
-def _show_task(config: DemoConfig, runs: int, slots: int) -> None:
+def _show_task(config: SortingConfig, runs: int, slots: int) -> None:
     """One set of numbers, drawn in the terminal, before anything is trained."""
     images, values = sample_sets(config, 1)
     order = values[0].argsort()

@@ -15,6 +15,7 @@ from .files import DataError as DataError
 from .files import DataNotFoundError as DataNotFoundError
 from .files import Splits as Splits
 from .files import data_root as data_root
+from .glyphs import glyphs as glyphs
 from .path_maps import PathBatch as PathBatch
 from .path_maps import PathMaps as PathMaps
 from .path_maps import Warcraft as Warcraft

@@ -11,9 +11,8 @@ from .page import summarise as summarise
 from .page import verdict as verdict
 from .page import write_page as write_page
 from .task import ARMS as ARMS
+from .task import DEMO as DEMO
 from .task import Arm as Arm
-from .task import DemoConfig as DemoConfig
-from .task import RawPixelNetwork as RawPixelNetwork
+from .task import arm_config as arm_config
 from .task import demo_jobs as demo_jobs
-from .task import glyphs as glyphs
 from .task import sample_sets as sample_sets

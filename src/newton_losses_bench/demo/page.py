@@ -15,10 +15,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..config import SortingConfig
+from ..models import RawPixelNetwork
 from ..report.figures import Figure, Line, chart, variables
 from ..store import WEIGHTS, read_record, write_atomically
 from ..sweep import Job
-from .task import ARMS, Arm, DemoConfig, RawPixelNetwork, sample_sets
+from .task import ARMS, Arm, sample_sets
 
 Evaluations = dict[str, list[list[dict[str, Any]]]]  # for each arm's name, for each seed, the evaluations of its run
 _SETS = 6
@@ -95,7 +97,7 @@ def verdict(rows: list[Row]) -> str:
     )
 
 
-def write_page(out: Path, config: DemoConfig, jobs: Mapping[tuple[str, int], Job], evaluations: Evaluations) -> Path:
+def write_page(out: Path, config: SortingConfig, jobs: Mapping[tuple[str, int], Job], evaluations: Evaluations) -> Path:
     """Write the page into `out`; returns its path."""
     from jinja2 import Environment, StrictUndefined
 

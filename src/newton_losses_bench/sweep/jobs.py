@@ -4,9 +4,7 @@ A job knows nothing of the others. How many run at once, and where, is decided i
 """
 
 import contextlib
-import importlib
 import traceback
-from collections.abc import Callable
 from dataclasses import MISSING, asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Self
@@ -29,15 +27,13 @@ _NO_OPTION = ("drops",)
 class Job:
     """A run of a sweep. `label` is for people, `folder` the run folder, `configuration` as JSON has it.
 
-    The configuration's device is the one requested; the machine that executes the job resolves it. `program`, as
-    "module:function", trains something other than a benchmark: it is called with configuration, folder and progress.
+    The configuration's device is the one requested; the machine that executes the job resolves it.
     """
 
     label: str
     folder: str
     configuration: dict[str, Any]
     keep_weights: bool = False
-    program: str = ""
 
     @classmethod
     def of(cls, label: str, config: RunConfig, store: Path, device: str, keep_weights: bool = False) -> Self:
@@ -62,22 +58,12 @@ class Job:
 def execute(job: Job, progress: Progress) -> Record:
     """Run a job, or resume it, and return its result. A finished job is not run again."""
     if not job.is_finished():
-        _program(job.program)(job.configuration, job.folder, progress) if job.program else _train(job, progress)
+        config = configuration_class(job.configuration["task"]).from_dict(job.configuration).resolved()
+        config, start_over = as_begun(config, Path(job.folder))
+        run(config, job.folder, progress=progress, overwrite=start_over)
     if not job.keep_weights:
         tidy(job)
     return read_json(Path(job.folder) / RESULT)
-
-
-def _program(name: str) -> Callable[[dict[str, Any], str, Progress], object]:
-    module, _, function = name.partition(":")
-    found: Callable[[dict[str, Any], str, Progress], object] = getattr(importlib.import_module(module), function)
-    return found
-
-
-def _train(job: Job, progress: Progress) -> None:
-    config = configuration_class(job.configuration["task"]).from_dict(job.configuration).resolved()
-    config, start_over = as_begun(config, Path(job.folder))
-    run(config, job.folder, progress=progress, overwrite=start_over)
 
 
 def in_words(error: Exception) -> str:

@@ -44,7 +44,7 @@ def main() -> int:
     job = Job(**json.loads(sys.stdin.readline()))
     threading.Thread(target=_stop_with_the_sweep, daemon=True).start()
     # The run folder keeps the command that trains the same run alone.
-    sys.argv[1:] = [] if job.program else train_command(job.configuration)
+    sys.argv[1:] = train_command(job.configuration)
     try:
         execute(job, events)
     except RunInUse:

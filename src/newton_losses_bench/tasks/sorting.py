@@ -1,18 +1,17 @@
 """Ranking supervision: learn to read numbers from nothing but the order of sets of them."""
 
-from collections.abc import Callable
 from typing import cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from newton_losses.sorting import SortingLoss, element_wise_match, exact_match
 
 from ..config import SortingConfig
-from ..data import MNIST, Affine, Digits, LabeledImages, MultiDigit, Splits
+from ..data import MNIST, Affine, Digits, LabeledImages, MultiDigit, Splits, glyphs
 from ..kernels import has_digit_kernels
 from ..machine import device_kind
-from ..models import DigitCNN
+from ..models import DigitCNN, RawPixelNetwork
 from .task import Figures, Record, make_model, random_stream, training_loss
 
 # Pictures in one batch of an evaluation: 28×112 pixels make 1.4 MB each after the first layer.
@@ -22,20 +21,14 @@ _PICTURES_AT_ONCE = {"cpu": 500, "cuda": 10_000}
 class SortingTask:
     """Sets of `n` multi-digit numbers, a score for each, a sorting loss on the scores. See `Task`.
 
-    `splits` replaces the digits that the configuration names, and `network(image_size, precision)` makes another
-    network than the benchmark's.
+    `splits` replaces the digits that the configuration names.
     """
 
-    def __init__(
-        self,
-        config: SortingConfig,
-        splits: Splits[LabeledImages] | None = None,
-        network: Callable[[tuple[int, int], str], nn.Module] = DigitCNN,
-    ) -> None:
+    def __init__(self, config: SortingConfig, splits: Splits[LabeledImages] | None = None) -> None:
         self._config = config
         self.generators = {name: random_stream(config.seed, name, config.device) for name in ("batches", "evaluation")}
         splits = splits or load_digits(config)
-        in_kernels = config.kernels and network is DigitCNN and _fits_kernels(config, splits.train)
+        in_kernels = config.kernels and _fits_kernels(config, splits.train)
 
         def sets(data: LabeledImages, affine: Affine | None = None) -> MultiDigit:
             return MultiDigit(data.to(config.device), config.n, config.digits, affine, in_kernels)
@@ -45,7 +38,8 @@ class SortingTask:
             "validation": (sets(splits.val), config.validation_sets),
             "test": (sets(splits.test), config.test_sets),
         }
-        self.model = make_model(lambda p: network(self._train.image_size, p), config)
+        network = RawPixelNetwork if config.data == "glyphs" else DigitCNN
+        self.model = make_model(lambda precision: network(self._train.image_size, precision), config)
         loss = SortingLoss(
             config.algorithm,  # type: ignore[arg-type]
             temperature=config.temperature,
@@ -97,9 +91,12 @@ def _fits_kernels(config: SortingConfig, digits: LabeledImages) -> bool:
     """Whether the network can run through kernels of our own, which take the bytes that pictures are stored as."""
     height, width = digits.images.shape[1:]
     size, count = (height, config.digits * width), config.batch_size * config.n
-    return not config.augment and has_digit_kernels(size, count, torch.device(config.device))
+    has_kernels = config.data != "glyphs" and not config.augment
+    return has_kernels and has_digit_kernels(size, count, torch.device(config.device))
 
 
 def load_digits(config: SortingConfig) -> Splits[LabeledImages]:
     """The three splits of the digits that a configuration names."""
+    if config.data == "glyphs":
+        return glyphs()
     return MNIST.splits(config.data_root) if config.data == "mnist" else Digits.splits()

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from chromium import Browser, needs_chromium
-from newton_losses_bench.demo import ARMS, DemoConfig, demo_jobs, page, write_page
+from newton_losses_bench.demo import ARMS, DEMO, demo_jobs, page, write_page
 
 HOSTILE = "<script>alert(1)</script>"
 pytestmark = needs_chromium
@@ -29,7 +29,7 @@ def demo_page(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(page, "ARMS", arms)
         patch.setattr(page, "_orders", lambda job, images: torch.rand(images.shape[:2]).argsort(1))
-        return write_page(out, DemoConfig(), demo_jobs(out, DemoConfig(), 1), evaluations)
+        return write_page(out, DEMO, demo_jobs(out, DEMO, 1), evaluations)
 
 
 def test_it_escapes_names_and_opens(browser, demo_page):
