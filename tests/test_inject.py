@@ -45,6 +45,8 @@ def test_sum_reduction() -> None:
     assert_close(gradient, brute_force_step(CASE, y.detach(), target, "fisher", 0.7), 1e-10)
     with pytest.raises(ArgumentError, match="'mean' or a 'sum'"):
         inject_fisher(y, 0.7, reduction="none")
+    with pytest.raises(ArgumentError, match="process_group"):
+        inject_fisher(y, 0.7, process_group="everybody")
 
 
 @pytest.mark.parametrize("factor", [1e-3, 65536.0])

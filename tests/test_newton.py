@@ -209,3 +209,14 @@ def test_options_are_checked_before_they_are_needed(options: dict[str, object], 
         newton_target(quartic, y, y, **options)
     with pytest.raises(error):
         NewtonLoss(quartic, **options)
+
+
+def test_a_loss_that_learns_without_outputs_that_do_leaves_out_bad_samples() -> None:
+    """No Newton step is made; the value and its gradient are those of the finite samples."""
+    y, target = Case(quartic, (5, 3)).draw()
+    weight = torch.tensor(2.0, dtype=torch.float64, requires_grad=True)
+    wanted = quartic(y[1:], target[1:]).mean()
+    target[0] = torch.nan
+    value = NewtonLoss(lambda y, t: weight + quartic(y, t), "hessian")(y, target)
+    assert_close(value, 2 + wanted, 1e-12)
+    assert float(torch.autograd.grad(value, weight)[0]) == 1

@@ -306,3 +306,13 @@ def test_compiled_as_one_graph():
     torch.testing.assert_close(
         compiled(gradient, value), fisher_step(gradient, value, NormalizedDamping(), mean=True).rows
     )
+
+
+@pytest.mark.parametrize("shape", [(6, 2), (2, 6)])
+@pytest.mark.parametrize("damping", [-1.0, 0.0, math.inf])
+def test_a_damping_that_is_not_positive_leaves_every_sample_out(damping: float, shape: tuple[int, int]) -> None:
+    y = torch.randn(shape, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    newton = nl.NewtonLoss(lambda y: y.pow(4).sum(1), "fisher", torch.tensor(damping), on_nonfinite="ignore")
+    newton(y).backward()
+    assert y.grad.abs().sum() == 0
+    assert newton.skipped == len(y)

@@ -121,6 +121,12 @@ def test_the_temperature_of_listnet_divides_the_grades():
     torch.testing.assert_close(ListNetLoss(temperature=0.25)(scores, grades), ListNetLoss()(scores, 4 * grades))
 
 
+def test_pairs_in_the_right_order_cost_less():
+    scores, grades = torch.tensor([[2.0, 0.0], [0.0, 2.0]]), torch.tensor([[1, 0], [1, 0]])
+    wanted = torch.tensor([math.log1p(math.exp(-2)), math.log1p(math.exp(2))])
+    torch.testing.assert_close(PairwiseLogisticLoss()(scores, grades), wanted)
+
+
 def test_mean_reciprocal_rank_and_the_empty_list():
     scores = torch.tensor([[3.0, 2.0, 1.0], [1.0, 1.0, 0.0], [1.0, 2.0, 3.0], [1.0, 2.0, 3.0]])
     grades = torch.tensor([[0, 2, 1], [1, 0, 0], [0, 0, 0], [1, 0, 0]])
