@@ -39,7 +39,6 @@ def sample_step(parts: OwnParts, damping: Rule, *, mean: bool = False) -> Solved
         factor = damping.factor  # type: ignore[union-attr]
     elif isinstance(damping, NUMBERS):
         number = widened(one * damping)
-        number = torch.where((number > 0) & torch.isfinite(number), number, math.nan)
     else:
         value = rows.new_zeros(len(rows)) if parts.value is None else parts.value
         number, length = (widened(one * found) for found in apply_rule(damping, Expansion(value, gradient, parts)))
@@ -69,7 +68,7 @@ def sample_step(parts: OwnParts, damping: Rule, *, mean: bool = False) -> Solved
             unit = (second / outputs).sqrt()
             length = torch.where(unit == 0, 1.0, number / unit)
     factors = length / (number + squares / count)
-    factors = torch.where(number > 0, factors, math.nan)
+    factors = torch.where((number > 0) & torch.isfinite(number), factors, math.nan)
     rows = rows * (factors / own_count if mean else factors)[:, None]
     rows = rows.to(gradient.dtype)
     kept = usable & torch.isfinite(rows).all(1)
