@@ -357,7 +357,7 @@ def test_maps_that_do_not_lie_one_after_another():
 
 @pytest.mark.gpu
 def test_the_kernel_follows_the_size():
-    from newton_losses.paths import _triton_large, _triton_small
+    from newton_losses.paths import _torch_backend, _triton_shortest_path
 
-    assert solver("triton", 1024) is _triton_small.solve
-    assert solver("triton", 1025) is _triton_large.solve
+    assert solver("triton", 1024) is _triton_shortest_path.solve
+    assert solver("triton", 1025) is _torch_backend.solve

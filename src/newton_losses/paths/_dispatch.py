@@ -21,7 +21,7 @@ from ..errors import ArgumentError
 Solved = tuple[Tensor, Tensor, Tensor, Tensor]
 RelaxedBackend = Literal["auto", "triton", "torch"]
 
-# Triton's kernels hold a whole grid in one program, up to this many cells.
+# Triton's kernels hold a whole grid in one program, up to this many cells. Larger grids are torch's.
 LARGEST = 32 * 32
 
 # --- exact paths ---
@@ -97,10 +97,10 @@ def solver(backend: str, cells: int) -> Callable[[Tensor, int, int, int], Solved
         from . import _numba_kernels
 
         return _numba_kernels.solve
-    if backend == "triton":
-        from . import _triton_large, _triton_small
+    if backend == "triton" and cells <= LARGEST:
+        from . import _triton_shortest_path
 
-        return _triton_small.solve if cells <= LARGEST else _triton_large.solve
+        return _triton_shortest_path.solve
     from . import _torch_backend
 
     return _torch_backend.solve

@@ -17,7 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from . import _relaxation
-from ._triton_small import neighbors, of_neighbors, padded
+from ._triton_shortest_path import neighbors, of_neighbors, padded
 
 _jit: Callable[[Callable[..., Any]], Any] = triton.jit
 

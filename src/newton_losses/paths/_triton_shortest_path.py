@@ -1,10 +1,9 @@
-"""The CUDA back end for maps of up to `LARGEST` cells: one kernel, one program per map. Importing it imports triton.
+"""The CUDA kernel of shortest paths on maps of up to `LARGEST` cells: one program per map. Importing it imports triton.
 
 All cells are relaxed at once until none changes, and the path is followed back. A distance is the least sum over all
 ways to a cell, each added up from the start, whatever the order of relaxing: so the numbers equal those of the other
 back ends to the last bit. A program holds its whole grid, flattened and padded, and gets a neighbour's value by
-`tl.gather`; the kernels of `_triton_relaxation.py` share that part. `_triton_large.py` has one thread per map instead
-of one block.
+`tl.gather`; the kernels of `_triton_relaxation.py` share that part.
 """
 
 from collections.abc import Callable
