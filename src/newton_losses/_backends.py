@@ -1,15 +1,24 @@
 """Packages that make things faster where they are installed, and are imported only where they are used.
 
-Here is what keeps one from being used, and how numba compiles a kernel. The kernels live with what they compute.
+Here is what keeps one from being used, whether Triton's kernels run, and how numba compiles one. The kernels live with
+what they compute.
 """
 
 import importlib.util
+import os
 from collections.abc import Callable
 from functools import cache
-from typing import Any, TypeVar, cast
+from typing import Any, Literal, TypeVar, cast
 
 import torch
+from torch import Tensor
 
+from ._arguments import one_of
+from ._tracing import sees_operators
+from .errors import ArgumentError
+
+# Torch's operators, or Triton's kernels instead; "auto" is Triton on CUDA and torch elsewhere.
+TritonOrTorch = Literal["auto", "triton", "torch"]
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
@@ -27,6 +36,29 @@ def obstacle(package: str) -> str | None:
     if package == "triton" and torch.version.hip is not None:
         return "is for NVIDIA's GPUs alone"
     return None
+
+
+def triton_or_torch(backend: str, where: str) -> TritonOrTorch:
+    """`backend`, if it exists and is installed."""
+    chosen: TritonOrTorch = one_of(backend, ("auto", "triton", "torch"), "backend", where)
+    if chosen == "triton" and (reason := obstacle(chosen)):
+        raise ArgumentError(
+            f"{where}: backend 'triton' {reason}. backend='torch' needs nothing and gives the same numbers."
+        )
+    return chosen
+
+
+def takes_triton(backend: TritonOrTorch, tensor: Tensor, size: int, largest: int) -> bool:
+    """Whether Triton's kernels compute with this tensor, for problems of this size.
+
+    They step aside on other devices than CUDA, for problems that do not fit into a program, and where a compiler or a
+    transform of torch.func needs to see the operators. Triton's interpreter runs them on the CPU.
+    """
+    if backend == "torch" or size > largest or sees_operators():
+        return False
+    device = tensor.device.type
+    interpreted = backend == "triton" and device == "cpu" and os.environ.get("TRITON_INTERPRET") == "1"
+    return (device == "cuda" or interpreted) and not obstacle("triton")
 
 
 def compiled(function: Function) -> Function:

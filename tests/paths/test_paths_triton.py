@@ -131,9 +131,11 @@ def test_what_is_not_a_number_goes_the_same_way(iterations, loop, conorm):
     costs[4, 0, 1] = -torch.inf
     settings = (4.0, iterations, loop, conorm)
     found, expected = (path_and_gradient(backend, costs, *settings) for backend in ("triton", "torch"))
-    for result, right in zip(found, expected, strict=True):
-        assert result[0].isfinite().all()
-        torch.testing.assert_close(result, right, rtol=1e-12, atol=1e-12, equal_nan=True)
+    torch.testing.assert_close(found[0], expected[0], rtol=1e-12, atol=1e-12, equal_nan=True)
+    # The gradient of a path that is NaN may be NaN or 0; that of every other map is what it would be alone.
+    usable = expected[0].isfinite().all(-1).all(-1)
+    assert usable.tolist() == [True, False, True, False, False]
+    torch.testing.assert_close(found[1][usable], expected[1][usable], rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.gpu
@@ -141,9 +143,9 @@ def test_what_is_faint_is_dropped():
     costs = make_costs("uniform", 3, (4, 5))
     found, expected = (path_and_gradient(backend, costs, 40.0, 8) for backend in ("triton", "torch"))
     assert torch.equal(found[0] == 0, expected[0] == 0)
-    for result, least in zip(found, (FAINT, 40.0 * FAINT), strict=True):
-        assert (result == 0).any()
-        assert result[result != 0].abs().min() > least
+    path = found[0]
+    assert (path == 0).any()
+    assert path[path != 0].min() > FAINT
 
 
 @pytest.mark.gpu
@@ -295,30 +297,9 @@ def test_a_step_is_few_kernels_and_the_same_at_every_call(loop, conorm):
     assert torch.equal(first[1], second[1])
 
 
-@pytest.mark.gpu
-@on_cuda_alone
-def test_what_auto_is_on_cuda():
-    costs = torch.zeros(2, 3, 3, device=DEVICE)
-    assert _dispatch.takes_triton("auto", costs)
-    assert not _dispatch.takes_triton("auto", costs.new_zeros(2, 33, 32))
-    assert not _dispatch.takes_triton("auto", costs.cpu())
-
-
-def test_without_a_device_of_its_own_it_steps_aside(monkeypatch):
-    monkeypatch.setattr(_dispatch, "obstacle", lambda package: None)
-    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    assert not _dispatch.takes_triton("triton", torch.zeros(2, 3, 3))
-    assert not _dispatch.takes_triton("triton", torch.zeros(2, 3, 3, device="meta"))
-    costs = path_maps.make_maps("uniform", 2, 3, 3, seed=0)
-    assert torch.equal(*(RelaxedBellmanFord(4.0, 3, backend=backend)(costs) for backend in ("triton", "torch")))
-
-
-def test_errors_teach(monkeypatch):
+def test_errors_teach():
     with pytest.raises(ArgumentError, match="backend='fast' is not known"):
         RelaxedBellmanFord(backend="fast")
-    monkeypatch.setattr(_dispatch, "obstacle", lambda package: f"is not installed: pip install {package}")
-    with pytest.raises(ArgumentError, match="pip install triton"):
-        RelaxedBellmanFord(backend="triton")
 
 
 @pytest.mark.gpu

@@ -7,10 +7,11 @@ import torch
 from torch import Tensor, nn
 
 from .._arguments import dense_tensor, one_of, positive_number, whole_number
+from .._backends import TritonOrTorch, takes_triton, triton_or_torch
+from .._by_hand import by_hand
 from ..errors import ShapeError
 from . import _relaxation
-from ._accelerated import accelerated
-from ._dispatch import RelaxedBackend, check_relaxed_backend, path_operator, pullback_operator, takes_triton
+from ._dispatch import LARGEST, path_operator, pullback_operator
 
 Loop = Literal["for", "while"]
 Conorm = Literal["probabilistic", "yager"]
@@ -37,8 +38,7 @@ class RelaxedBellmanFord(nn.Module):
     - `backend` for path and gradient on CUDA: "triton" (grids of up to 1024 vertices) or "torch"; "auto" uses Triton
       where it is installed. Everything else runs in torch. Both give the same numbers up to rounding.
 
-    float16 and bfloat16 are computed and returned in float32. Differentiable to any order, also in forward mode; the
-    first derivative is hand-written and fast.
+    float16 and bfloat16 are computed and returned in float32. Differentiable to any order, also in forward mode.
 
     >>> costs = torch.tensor([[[1.0, 9.0, 1.0], [1.0, 9.0, 1.0], [1.0, 1.0, 1.0]]])
     >>> RelaxedBellmanFord(beta=10.0, iterations=4)(costs).round(decimals=2)
@@ -53,14 +53,14 @@ class RelaxedBellmanFord(nn.Module):
         iterations: int = 18,
         loop: Loop = "for",
         conorm: Conorm = "probabilistic",
-        backend: RelaxedBackend = "auto",
+        backend: TritonOrTorch = "auto",
     ) -> None:
         super().__init__()
         self.beta = positive_number(beta, "beta", "RelaxedBellmanFord")
         self.iterations = whole_number(iterations, "iterations", "RelaxedBellmanFord", least=1)
         self.loop: Loop = one_of(loop, ("for", "while"), "loop", "RelaxedBellmanFord")
         self.conorm: Conorm = one_of(conorm, ("probabilistic", "yager"), "conorm", "RelaxedBellmanFord")
-        self.backend = check_relaxed_backend(backend)
+        self.backend = triton_or_torch(backend, "RelaxedBellmanFord")
 
     def extra_repr(self) -> str:
         settings = f"beta={self.beta}, iterations={self.iterations}, loop={self.loop!r}, conorm={self.conorm!r}"
@@ -76,19 +76,19 @@ class RelaxedBellmanFord(nn.Module):
             costs = costs.float()
         if len(costs) == 0:
             return costs.clone()
-        if takes_triton(self.backend, costs):
+        if takes_triton(self.backend, costs, costs[0].numel(), LARGEST):
             return self._by_triton(costs)
         return self._by_torch(costs)
 
     def _by_triton(self, costs: Tensor) -> Tensor:
         """In one kernel for the path and one for its gradient."""
         settings = (self.beta, self.iterations, self.loop, self.conorm)
-        return accelerated(
-            costs,
-            self._by_torch,
-            lambda costs: path_operator(costs, *settings),
-            lambda costs, kept, gradient: pullback_operator(kept, gradient, *settings),
-        )
+
+        def path_and_pullback(costs: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+            path, kept = path_operator(costs, *settings)
+            return path, lambda gradient: pullback_operator(kept, gradient, *settings)
+
+        return by_hand(costs, self._by_torch, path_and_pullback)
 
     def _by_torch(self, costs: Tensor) -> Tensor:
         scaled = (self.beta * costs).permute(1, 2, 0).contiguous()

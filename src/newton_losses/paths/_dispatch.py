@@ -5,21 +5,18 @@ The first half is for exact paths, the second for relaxed ones. Argument checks 
 `_shortest_path.py` and `_bellman_ford.py`.
 """
 
-import os
 from collections.abc import Callable
 from math import prod
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from .._arguments import one_of
 from .._backends import obstacle
-from .._tracing import is_captured, sees_operators
+from .._tracing import is_captured
 from ..errors import ArgumentError
 
 Solved = tuple[Tensor, Tensor, Tensor, Tensor]
-RelaxedBackend = Literal["auto", "triton", "torch"]
 
 # Triton's kernels hold a whole grid in one program, up to this many cells. Larger grids are torch's.
 LARGEST = 32 * 32
@@ -125,30 +122,6 @@ def _check(maps: Tensor, cost: Tensor, leading: torch.Size, check_nan: bool, che
 
 
 # --- relaxed paths ---
-
-
-def check_relaxed_backend(backend: str) -> RelaxedBackend:
-    """`backend`, if it exists and is installed."""
-    chosen: RelaxedBackend = one_of(backend, ("auto", "triton", "torch"), "backend", "RelaxedBellmanFord")
-    if chosen == "triton" and (reason := obstacle(chosen)):
-        raise ArgumentError(
-            f"RelaxedBellmanFord: backend 'triton' {reason}. backend='torch' needs nothing and gives the same paths."
-        )
-    return chosen
-
-
-def takes_triton(backend: RelaxedBackend, costs: Tensor) -> bool:
-    """Whether Triton's kernels compute the relaxed paths of these costs `(B, H, W)`.
-
-    They step aside on other devices than CUDA, for large grids, and where a compiler or a transform of torch.func
-    needs to see the operators. Triton's interpreter runs them on the CPU.
-    """
-    if sees_operators():
-        return False
-    device = costs.device.type
-    chosen = ("triton" if device == "cuda" else "torch") if backend == "auto" else backend
-    runs_here = device == "cuda" or (device == "cpu" and os.environ.get("TRITON_INTERPRET") == "1")
-    return chosen == "triton" and runs_here and not obstacle("triton") and costs.shape[1] * costs.shape[2] <= LARGEST
 
 
 @torch.library.custom_op("newton_losses::relaxed_path", mutates_args=())
