@@ -1,4 +1,4 @@
-"""Ranks, top-k losses, NDCG losses and Newton losses of lists beside peers, forward and backward, in one run.
+"""Ranks, soft sorts, top-k, NDCG and Newton losses of lists beside peers, forward and backward, in one run.
 
 Run as `python benchmarks/lists.py [--rounds 10] [--sizes 10 100 1000 100000] [--only ranks]`, and with
 `--names laplace torchsort` for some of the candidates. All take turns in every round, so that a busy machine slows all
@@ -18,7 +18,16 @@ import torch
 from torch import Tensor
 
 from newton_losses import NewtonLoss
-from newton_losses.sorting import NDCGLoss, PartialOrderLoss, SpearmanLoss, TopKLoss, soft_rank, soft_topk, tied_ranks
+from newton_losses.sorting import (
+    NDCGLoss,
+    PartialOrderLoss,
+    SpearmanLoss,
+    TopKLoss,
+    soft_rank,
+    soft_sort,
+    soft_topk,
+    tied_ranks,
+)
 from timing import rounds_of, to_first
 
 Function = Callable[[Tensor], Tensor]
@@ -59,6 +68,17 @@ def ranks(n: int) -> dict[str, Function]:
         found["torchsort"] = lambda x: torchsort.soft_rank(x[None], regularization_strength=0.1)[0]
     if n <= 1000 and (softtorch := peer("softtorch")):
         found["softtorch"] = lambda x: softtorch.rank(x, softness=0.1)
+    return found
+
+
+def ordered(n: int) -> dict[str, Function]:
+    found: dict[str, Function] = {"ours, laplace": lambda x: soft_sort(x, "laplace", temperature=0.1)}
+    if n <= 1000:
+        found["ours, softsort"] = lambda x: soft_sort(x, "softsort")
+    if fast := peer("fast_soft_sort.pytorch_ops"):
+        found["fast-soft-sort"] = lambda x: fast.soft_sort(x[None], regularization_strength=0.1)[0]
+    if torchsort := peer("torchsort"):
+        found["torchsort"] = lambda x: torchsort.soft_sort(x[None], regularization_strength=0.1)[0]
     return found
 
 
@@ -125,7 +145,14 @@ def drawn(title: str, n: int) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(0))
 
 
-GROUPS = {"ranks": ranks, "top n/10": top_weights, "top-k loss": top_losses, "NDCG loss": graded, "Newton loss": newton}
+GROUPS = {
+    "ranks": ranks,
+    "sorted": ordered,
+    "top n/10": top_weights,
+    "top-k loss": top_losses,
+    "NDCG loss": graded,
+    "Newton loss": newton,
+}
 
 
 def main() -> None:

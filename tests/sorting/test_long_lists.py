@@ -49,6 +49,34 @@ def test_ranks_and_thresholds_against_all_pairs(n, temperature, monkeypatch):
     torch.testing.assert_close(expected, (torch.arange(n) + 0.5).double().expand(2, n), rtol=1e-8, atol=1e-8)
 
 
+OPERATIONS = {
+    "ranks": lambda s: soft_rank(s, "laplace"),
+    "sorted": lambda s: soft_sort(s, "laplace"),
+    "top": lambda s: soft_topk(s, 3, "laplace"),
+    "Spearman": lambda s: SpearmanLoss("laplace")(s, torch.arange(7.0).expand(2, 7)),
+    "order": lambda s: SortingLoss("laplace")(s, torch.arange(7.0).expand(2, 7)),
+}
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_compiled_as_a_whole(name):
+    scores = torch.randn(2, 7, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    results = []
+    for function in (OPERATIONS[name], torch.compile(OPERATIONS[name], fullgraph=True, backend="aot_eager")):
+        value = function(scores)
+        results.append((value.detach(), *torch.autograd.grad(value.square().sum(), scores)))
+    torch.testing.assert_close(*results, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["ranks", "sorted", "top"])
+def test_a_batch_of_gradients(name):
+    scores = torch.randn(7, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    together, alone = (
+        torch.autograd.functional.jacobian(OPERATIONS[name], scores, vectorize=vectorize) for vectorize in (True, False)
+    )
+    torch.testing.assert_close(together, alone)
+
+
 def test_the_matrix_is_doubly_stochastic_and_sorts():
     scores, _, mask = ragged()
     matrix = LaplaceSort(0.3).matrix(scores, mask=mask)

@@ -4,13 +4,15 @@ Everything that `LaplaceSort` computes is made of such sums, and so are their ow
 more sum each. The sort that comes before them is here too, since it is what takes the time of a long list.
 """
 
+from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
-from torch.autograd.forward_ad import unpack_dual
 from torch.nn.functional import pad
 
+from .._by_hand import is_dual
 from .._tracing import sees_operators
 
 # Recurrences that are longer are computed in blocks of at least 128.
@@ -35,12 +37,11 @@ def ascending_order(scores: Tensor) -> Tensor:
 
 def is_narrow(scores: Tensor, temperature: float) -> bool:
     """Whether one cumulative sum will do. Looked at on the host only: elsewhere it would wait for the device."""
-    if scores.device.type != "cpu" or sees_operators() or not scores.numel():
+    if scores.device.type != "cpu" or sees_operators() or not scores.numel() or is_dual(scores):
         return False
-    if unpack_dual(scores).tangent is not None:  # type: ignore[no-untyped-call]
-        return False
-    least, most = torch.aminmax(scores.detach(), dim=-1)
-    return float((most - least).max()) <= NARROW * temperature
+    x = scores.numpy(force=True)
+    with np.errstate(all="ignore"):  # infinities are not narrow
+        return bool((x.max(-1) - x.min(-1)).max() <= NARROW * temperature)
 
 
 def sums_before(weights: Tensor, ascending: Tensor, temperature: float, narrow: bool = False) -> Tensor:
@@ -49,54 +50,76 @@ def sums_before(weights: Tensor, ascending: Tensor, temperature: float, narrow: 
     >>> sums_before(torch.ones(3), torch.tensor([0.0, 1.0, 2.0]), temperature=1.0)
     tensor([0.0000, 0.3679, 0.5032])
     """
-    sums: Tensor = _Sums.apply(weights, ascending, temperature, narrow, False)  # type: ignore[no-untyped-call]
-    return sums
+    return _sums(weights, ascending, temperature, narrow, False)
 
 
 def sums_after(weights: Tensor, ascending: Tensor, temperature: float, narrow: bool = False) -> Tensor:
     """Σ_{k>j} w_k e^{−(x_k − x_j)/τ}, the same from the right."""
-    sums: Tensor = _Sums.apply(weights, ascending, temperature, narrow, True)  # type: ignore[no-untyped-call]
+    return _sums(weights, ascending, temperature, narrow, True)
+
+
+def _sums(*arguments: Any) -> Tensor:
+    # A compiler traces no function with a forward mode of its own; it differentiates the operators themselves.
+    sums: Tensor = (_Sums.forward if torch.compiler.is_compiling() else _Sums.apply)(*arguments)  # type: ignore[no-untyped-call]
     return sums
 
 
-def narrow_ranks(scores: Tensor, order: Tensor, exists: Tensor | None, temperature: float) -> Tensor:
-    """The Laplace ranks of `(..., n)` items in float64, for narrow lists; `order` and `exists` are by sorted place."""
-    ranks: Tensor = _NarrowRanks.apply(scores, order, exists, temperature)  # type: ignore[no-untyped-call]
-    return ranks
+def narrow_ranks(
+    scores: Tensor, mask: Tensor | None, temperature: float, descending: bool
+) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+    """The Laplace ranks `(..., n)` of narrow lists on the CPU, and their pullback.
 
-
-class _NarrowRanks(torch.autograd.Function):
-    """i + ½ Σ_{k>i} e^{−(x_k − x_i)/τ} − ½ Σ_{k<i} e^{−(x_i − x_k)/τ} at place i, with the gradient in closed form.
-
-    The Jacobian is symmetric, (diag(Kw) − K diag(w))/τ with K_jk = ½e^{−|x_j − x_k|/τ} for j ≠ k and w = `exists`.
-    Recording each operator would take a short list three times as long. Whoever differentiates further gets the
-    recorded sums instead.
+    At place i: i + ½ Σ_{k>i} e^{−(x_k − x_i)/τ} − ½ Σ_{k<i} e^{−(x_i − x_k)/τ}. The Jacobian is symmetric,
+    (diag(Kw) − K diag(w))/τ with K_jk = ½e^{−|x_j − x_k|/τ} for j ≠ k, and w 1 for items that exist. In NumPy on the
+    memory of the tensors: of a short list, most of the time goes into starting operations, and NumPy's start faster.
     """
+    x = scores.numpy(force=True).reshape(-1, scores.shape[-1])
+    place, count = np.arange(x.shape[-1]), x.shape[-1]
+    weights: Any = None
+    if mask is not None:
+        exists = mask.numpy().reshape(x.shape)
+        count = exists.sum(-1, keepdims=True)
+        weights = (place < count).astype(np.float64)
+        order = np.where(exists, x, np.inf).argsort(-1)
+    elif x.shape[-1] < LONG_SORT:
+        order = x.argsort(-1)
+    else:
+        order = ascending_order(scores.detach()).numpy().reshape(x.shape)
+    index = order if len(x) == 1 else order + np.arange(len(x))[:, None] * x.shape[-1]
+    ascending = x.take(index).astype(np.float64)
+    # e^{x/τ} with 0 in the middle of the list, so that nothing overflows; and the same from the right.
+    growth = np.exp(_both_ways((ascending - (ascending[:, :1] + ascending[:, -1:]) / 2) / temperature, -1))
+    before, after = _sums_of_both_sides(growth if weights is None else growth * _both_ways(weights), growth)
 
-    @staticmethod
-    def forward(ctx: Any, scores: Tensor, order: Tensor, exists: Tensor | None, temperature: float) -> Tensor:
-        growth = _growth(scores.gather(-1, order).double(), temperature)
-        fall = growth.reciprocal()
-        weights: Tensor | float = 1.0 if exists is None else exists.double()
-        before, after = _both_sides(weights, growth, fall)
-        ctx.save_for_backward(scores, order, growth, fall, before + after)
-        ctx.weights, ctx.temperature = weights, temperature
-        ranks = after.sub_(before).mul_(0.5).add_(torch.arange(scores.shape[-1]))
-        return torch.empty_like(ranks).scatter_(-1, order, ranks)
+    def to_items(by_place: Any) -> Tensor:
+        by_item = np.empty(x.size, x.dtype)
+        by_item[index] = by_place
+        return torch.from_numpy(by_item.reshape(scores.shape))
 
-    @staticmethod
-    def backward(ctx: Any, *slopes: Tensor) -> Any:
-        scores, order, growth, fall, both = ctx.saved_tensors
-        if torch.is_grad_enabled():
-            ascending = scores.double().gather(-1, order)
-            weights = torch.ones_like(growth) * ctx.weights
-            after, before = (side(weights, ascending, ctx.temperature, True) for side in (sums_after, sums_before))
-            ranks = torch.zeros_like(growth).scatter(-1, order, (after - before) / 2)
-            return *torch.autograd.grad(ranks, scores, slopes[0], create_graph=True), None, None, None
-        slope = slopes[0].gather(-1, order)
-        before, after = _both_sides(slope, growth, fall)
-        by_place = slope.mul_(both).sub_(before.add_(after).mul_(ctx.weights)).mul_(0.5 / ctx.temperature)
-        return torch.empty_like(by_place).scatter_(-1, order, by_place).to(scores.dtype), None, None, None
+    def pullback(slopes: Tensor) -> Tensor:
+        slope = slopes.numpy(force=True).take(index).astype(np.float64)
+        left, right = _sums_of_both_sides(growth * _both_ways(slope), growth)
+        by_place = slope * (before + after) - (left + right if weights is None else (left + right) * weights)
+        return to_items(by_place * ((-0.5 if descending else 0.5) / temperature))
+
+    ranks = place + (after - before) / 2
+    return to_items(count - 1 - ranks if descending else ranks), pullback
+
+
+def _both_ways(values: Any, sign: int = 1) -> Any:
+    """Numbers `(N, n)` from left to right, and from right to left times the sign, `(2, N, n)`."""
+    both = np.empty((2, *values.shape))
+    both[0] = values
+    np.multiply(values[:, ::-1], sign, out=both[1])
+    return both
+
+
+def _sums_of_both_sides(terms: Any, growth: Any) -> tuple[Any, Any]:
+    """Σ terms/growth_j over the places before j, and over those after it: of growing terms, so that nothing cancels."""
+    sums = np.zeros_like(growth)
+    terms[..., :-1].cumsum(-1, out=sums[..., 1:])
+    sums /= growth
+    return sums[0], sums[1][:, ::-1]
 
 
 class _Sums(torch.autograd.Function):
@@ -147,23 +170,13 @@ class _Sums(torch.autograd.Function):
         return found - sums * speed
 
 
-def _growth(ascending: Tensor, temperature: float) -> Tensor:
-    """e^{x/τ}, with 0 in the middle of the list, so that nothing overflows."""
-    return ((ascending - (ascending[..., :1] + ascending[..., -1:]) / 2) / temperature).exp_()
-
-
 def _by_cumulative_sum(weights: Tensor, ascending: Tensor, temperature: float, after: bool) -> Tensor:
     """e^{−x_j} Σ_{k<j} w_k e^{x_k}: of terms that grow with k the last ones count, so that nothing cancels."""
-    growth = _growth(ascending, temperature)
-    return _both_sides(weights, growth, growth.reciprocal())[int(after)]
-
-
-def _both_sides(weights: Tensor | float, growth: Tensor, fall: Tensor) -> tuple[Tensor, Tensor]:
-    """The sums before and after each place."""
-    before, after = torch.zeros_like(growth), torch.zeros_like(growth)
-    torch.cumsum((weights * growth)[..., :-1], -1, out=before[..., 1:])
-    after[..., :-1] = (weights * fall)[..., 1:].flip(-1).cumsum(-1).flip(-1)
-    return before.mul_(fall), after.mul_(growth)
+    middle = (ascending[..., :1] + ascending[..., -1:]) / 2
+    growth = ((ascending - middle) / temperature).exp()
+    if not after:
+        return pad((weights * growth)[..., :-1].cumsum(-1), (1, 0)) / growth
+    return pad((weights / growth)[..., 1:].flip(-1).cumsum(-1).flip(-1), (0, 1)) * growth
 
 
 def _scan(weights: Tensor, decays: Tensor) -> Tensor:

@@ -6,18 +6,20 @@ A sum of n exponentials e^{−|x − xₖ|} at n sorted points is one pass from 
 (Struski et al., 2025). The curvature of losses of these is in `_laplace_curvature.py`.
 """
 
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
-from torch.autograd.forward_ad import unpack_dual
 
 from .._arguments import positive_number
-from .._tracing import sees_operators
+from .._by_hand import by_hand
 from ._exponential_sums import ascending_order, is_narrow, narrow_ranks, sums_after, sums_before
 from ._lists import filled
 from ._log_space import FAR, as_wide
 from ._relaxation import Relaxation, first_places, places
+
+# Thresholds per list up to which their gradient is computed from all pairs of them and items, and such pairs in all.
+FEW, CELLS = 8, 2**15
 
 
 class LaplaceSort(Relaxation):
@@ -45,32 +47,33 @@ class LaplaceSort(Relaxation):
         self.temperature = positive_number(temperature, "temperature", "LaplaceSort")
 
     def expected_ranks(self, scores: Tensor, descending: bool, mask: Tensor | None) -> Tensor:
-        if is_narrow(scores, self.temperature):
-            ranks = narrow_ranks(scores, order_of(scores, mask), first_places(mask), self.temperature)
-        else:
+        def plain(scores: Tensor) -> Tensor:
             points = SortedLists(scores, mask, self.temperature)
             ranks = points.to_items(points.ranks())
-        if not descending:
-            return ranks.to(scores.dtype)
-        count = scores.shape[-1] if mask is None else mask.sum(-1, keepdim=True)
-        return (count - 1 - ranks).to(scores.dtype)
+            return (points.count.unsqueeze(-1) - 1 - ranks if descending else ranks).to(scores.dtype)
+
+        if not is_narrow(scores, self.temperature):
+            return plain(scores)
+        return by_hand(scores, plain, lambda scores: narrow_ranks(scores, mask, self.temperature, descending))
 
     def top_weights(self, scores: Tensor, k: int, largest: bool, mask: Tensor | None) -> Tensor:
-        return self.log_top_weights(scores, k, largest, mask).exp()
-
-    def log_top_weights(self, scores: Tensor, k: int, largest: bool, mask: Tensor | None) -> Tensor:
-        """log of how much of each item is among the k largest, `(..., n)`: finite however small that is."""
-        if sees_operators() or unpack_dual(scores).tangent is not None:  # type: ignore[no-untyped-call]
-            return self.above_threshold(scores, k, largest, mask)[0]
-        logs: Tensor = _LogTopWeights.apply(scores, mask, k, largest, self)  # type: ignore[no-untyped-call]
-        return logs
-
-    def above_threshold(self, scores: Tensor, k: int, largest: bool, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-        """`log_top_weights`, recorded, and how far the threshold is above each item, in units of the temperature."""
         points = SortedLists(-scores if largest else scores, mask, self.temperature)
         wanted = torch.full_like(points.count, k).unsqueeze(-1)
-        above = (points.thresholds(wanted) - points.wide) / self.temperature
-        return torch.where(wanted < points.count.unsqueeze(-1), log_laplace(above), 0.0).to(scores.dtype), above
+        return self._log_below(points, points.wide, wanted).exp().to(scores.dtype)
+
+    def log_top_weights_of(self, scores: Tensor, item: Tensor, k: Sequence[int], mask: Tensor | None) -> Tensor:
+        """log of how much of one item `(..., 1)` per list is among the k largest, for K values of k, `(..., K)`.
+
+        It is finite however small that is.
+        """
+        points = SortedLists(-scores, mask, self.temperature)
+        wanted = torch.tensor(k, dtype=points.wide.dtype, device=scores.device).expand(*item.shape[:-1], -1)
+        return self._log_below(points, points.wide.gather(-1, item), wanted).to(scores.dtype)
+
+    def _log_below(self, points: "SortedLists", x: Tensor, k: Tensor) -> Tensor:
+        """log F of how far the threshold of k items is above x; 0 in lists of no more than k."""
+        above = (points.thresholds(k) - x) / self.temperature
+        return torch.where(k < points.count.unsqueeze(-1), log_laplace(above), 0.0)
 
     def log_span_weights(
         self, scores: Tensor, lowest: Tensor, highest: Tensor, descending: bool, mask: Tensor | None
@@ -99,51 +102,13 @@ class LaplaceSort(Relaxation):
         return f"temperature={self.temperature}"
 
 
-class _LogTopWeights(torch.autograd.Function):
-    """`log_top_weights` with the gradient in closed form: with x = s/τ, p_j = F(b − x_j) and q = f/Σf = ∇b,
-
-        ∇ log p_j = (f_j/p_j) (q − e_j)
-
-    Whoever differentiates further gets the recorded operators instead.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any, scores: Tensor, mask: Tensor | None, k: int, largest: bool, relaxation: LaplaceSort
-    ) -> Tensor:
-        logs, above = relaxation.above_threshold(scores, k, largest, mask)
-        ctx.save_for_backward(scores, mask, above)
-        ctx.how = k, largest, relaxation
-        return logs
-
-    @staticmethod
-    def backward(ctx: Any, *slopes: Tensor) -> Any:
-        scores, mask, above = ctx.saved_tensors
-        k, largest, relaxation = ctx.how
-        if torch.is_grad_enabled():
-            recorded = relaxation.above_threshold(scores, k, largest, mask)[0]
-            return *torch.autograd.grad(recorded, scores, slopes[0], create_graph=True), None, None, None, None
-        sign = -1 if largest else 1
-        # Lists of no more than k items have log p = 0, which nothing changes.
-        count = scores.shape[-1] if mask is None else mask.sum(-1, keepdim=True)
-        near = -above.abs()
-        # f/p without a logarithm: that of an item far away has no digits behind the point, in float32 least of all.
-        density = near.exp() / 2
-        ratio = torch.where(above < 0, 1.0, density / (1 - density))
-        pull = torch.where(above.new_full((), k) < count, slopes[0] * ratio, 0.0)
-        if mask is not None:
-            pull, near = torch.where(mask, pull, 0.0), torch.where(mask, near, -FAR)
-        gradient = near.softmax(-1) * pull.sum(-1, keepdim=True) - pull
-        return (gradient * (sign / relaxation.temperature)).to(scores.dtype), None, None, None, None
-
-
 class SortedLists:
     """Lists in ascending order, with the sums of exponentials to the left and to the right of each place."""
 
     def __init__(self, scores: Tensor, mask: Tensor | None, temperature: float) -> None:
         # Items that do not exist come last, with the largest score: a sign may just have turned that into the smallest.
         self.scores = scores if mask is None else filled(scores, mask)
-        self.temperature = temperature
+        self.mask, self.temperature = mask, temperature
         self.wide = as_wide(self.scores)
         self.order = order_of(self.scores, mask)
         self.ascending = self.wide.gather(-1, self.order)
@@ -151,8 +116,22 @@ class SortedLists:
         self.exists = torch.ones_like(self.wide.detach()) if exists is None else exists.to(self.wide.dtype)
         self.count = self.exists.sum(-1)
         self.narrow = is_narrow(self.scores, temperature)
-        self.before = self.sums_before(self.exists)
-        self.after = self.sums_after(self.exists)
+        self._found: tuple[Tensor, Tensor] | None = None
+
+    @property
+    def before(self) -> Tensor:
+        """Σ_{k<j} e^{−(x_j − x_k)/τ} over the items that exist, at each sorted place."""
+        return self._sides()[0]
+
+    @property
+    def after(self) -> Tensor:
+        """Σ_{k>j} e^{−(x_k − x_j)/τ}, the same from the right."""
+        return self._sides()[1]
+
+    def _sides(self) -> tuple[Tensor, Tensor]:
+        if self._found is None:  # thresholds with a gradient by hand have no need of them
+            self._found = self.sums_before(self.exists), self.sums_after(self.exists)
+        return self._found
 
     def squares(self) -> tuple[Tensor, Tensor]:
         """Σ_{k<j} e^{−2(x_j − x_k)/τ} at each sorted place, and Σ_{k>j}."""
@@ -185,6 +164,30 @@ class SortedLists:
 
     def thresholds(self, k: Tensor) -> Tensor:
         """The b at which k items are expected below, Σ_j F((b − x_j)/τ) = k, for 0 < k < m: `(..., K)` both.
+
+        The gradient of a threshold is a softmax around it, ∇b = f/Σf.
+        """
+        if k.shape[-1] > FEW and k.shape[-1] * self.wide.numel() > CELLS:
+            return self._recorded_thresholds(k)
+
+        def recorded(scores: Tensor) -> Tensor:
+            return SortedLists(scores, self.mask, self.temperature)._recorded_thresholds(k)
+
+        def value_and_pullback(scores: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+            threshold = recorded(scores)
+            distance = (threshold.unsqueeze(-1) - as_wide(scores).unsqueeze(-2)).abs() / -self.temperature
+            if self.mask is not None:
+                distance = torch.where(self.mask.unsqueeze(-2), distance, -FAR)
+
+            def pullback(slopes: Tensor) -> Tensor:
+                return (slopes.unsqueeze(-1) * distance.softmax(-1)).sum(-2).to(scores.dtype)
+
+            return threshold, pullback
+
+        return by_hand(self.scores, recorded, value_and_pullback)
+
+    def _recorded_thresholds(self, k: Tensor) -> Tensor:
+        """`thresholds`, of operators that torch differentiates.
 
         With u = (b − x_i)/τ between the places i and i+1, g their gap, A what decays from the left at i and R from
         the right at i+1, the sum is i + 1 − ½A e⁻ᵘ + ½R e^{u−g}. It is k for e⁻ᵘ and e^{u−g} that solve a quadratic

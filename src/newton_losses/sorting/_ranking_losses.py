@@ -3,7 +3,6 @@
 Both are plain functions of a relaxation, differentiated automatically. `SortingLoss` is in `_sorting_loss.py`.
 """
 
-import math
 from collections.abc import Mapping
 
 import torch
@@ -99,13 +98,9 @@ class TopKLoss(nn.Module):
 
     def _log_mass(self, scores: Tensor, label: Tensor, mask: Tensor | None) -> Tensor:
         if isinstance(self.relaxation, LaplaceSort):
-            logs = [
-                self.relaxation.log_top_weights(scores, k, True, mask).gather(-1, label) + math.log(weight)
-                for k, weight in self.weights.items()
-            ]
-            return torch.cat(logs, -1).logsumexp(-1)
-        weights = self.relaxation.log_rank_weights(scores, True, mask)
-        column = weights.gather(-1, label.unsqueeze(-1).expand(*weights.shape[:-1], 1)).squeeze(-1)
+            logs = self.relaxation.log_top_weights_of(scores, label, list(self.weights), mask)
+            return (logs + logs.new_tensor(list(self.weights.values())).log()).logsumexp(-1)
+        column = self.relaxation.log_ranks_of(scores, label, mask)
         # Rank i counts in all k > i.
         share = [sum(weight for k, weight in self.weights.items() if k > rank) for rank in range(max(self.weights))]
         return (column[..., : len(share)] + column.new_tensor(share).log()).logsumexp(-1)

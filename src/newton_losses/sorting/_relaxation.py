@@ -8,6 +8,7 @@ from abc import abstractmethod
 import torch
 from torch import Tensor, nn
 
+from .._tracing import sees_operators
 from ..curvature import full_precision
 from ..errors import ArgumentError
 from ._lists import as_lists
@@ -104,14 +105,7 @@ class Relaxation(nn.Module):
         self.check_size(scores)
         with full_precision(scores):
             logs = self.existing_weights(scores, mask).log_softmax(-1).to(scores.dtype)
-        if not descending:
-            return logs
-        if mask is None:
-            return logs.flip(-2)
-        # The first m rows in reverse; the others stay among themselves.
-        rank = torch.arange(mask.shape[-1], device=mask.device)
-        back = (mask.sum(-1, keepdim=True) - 1 - rank) % mask.shape[-1]
-        return logs.gather(-2, back.unsqueeze(-1).expand_as(logs))
+        return reversed_ranks(logs.mT, mask).mT if descending else logs
 
     def sorted_scores(self, scores: Tensor, descending: bool, mask: Tensor | None) -> Tensor:
         """P @ scores, `(..., n)`; what stands at ranks that do not exist has no meaning."""
@@ -131,10 +125,28 @@ class Relaxation(nn.Module):
         exists = first_places(mask)
         return (rows if exists is None else torch.where(exists[..., :k, None], rows, 0.0)).sum(-2)
 
+    def log_ranks_of(self, scores: Tensor, item: Tensor, mask: Tensor | None) -> Tensor:
+        """The column of `log_rank_weights` of one item `(..., 1)` per list, in descending order, `(..., n)`."""
+        self.check_size(scores)
+        weights, exists = self.existing_weights(scores, mask), first_places(mask)
+        ascending = weights.gather(-1, item.unsqueeze(-2).expand(*weights.shape[:-1], 1)).squeeze(-1)
+        ascending = ascending - weights.logsumexp(-1)
+        logs = ascending if exists is None else torch.where(exists, ascending, -FAR)
+        return reversed_ranks(logs.log_softmax(-1), mask).to(scores.dtype)
+
     def log_rank_weights(self, scores: Tensor, descending: bool, mask: Tensor | None) -> Tensor:
         """log of the distribution of each item over ranks, `(..., n, n)`: columns of P, normalised."""
         logs, exists = self.log_cells(scores, descending, mask), first_places(mask)
         return torch.log_softmax(logs if exists is None else torch.where(exists.unsqueeze(-1), logs, -FAR), -2)
+
+
+def reversed_ranks(by_rank: Tensor, mask: Tensor | None) -> Tensor:
+    """The last dimension in descending order: the first m ranks in reverse, the others among themselves."""
+    if mask is None:
+        return by_rank.flip(-1)
+    rank = torch.arange(mask.shape[-1], device=mask.device)
+    back = (mask.sum(-1, keepdim=True) - 1 - rank) % mask.shape[-1]
+    return by_rank.gather(-1, (back if by_rank.ndim == back.ndim else back.unsqueeze(-2)).expand_as(by_rank))
 
 
 def existing_cells(mask: Tensor) -> Tensor:
@@ -165,10 +177,20 @@ def sort_evenly(scores: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Ten
     there, so the gradient would depend on the order in which the items are stored.
     """
     exact = scores.detach()
+    order = (exact if mask is None else torch.where(mask, exact, torch.inf)).argsort(dim=-1, stable=True)
+    if not _may_be_tied(exact, order):
+        return scores.gather(-1, order), order
     # Zero in value and no matrix product: a product in reduced precision would spoil the derivatives.
     shift = (average_ties(exact, mask) * (scores - exact).unsqueeze(-2)).sum(-1)
-    order = (exact if mask is None else torch.where(mask, exact, torch.inf)).argsort(dim=-1, stable=True)
     return (exact + shift).gather(-1, order), order
+
+
+def _may_be_tied(exact: Tensor, order: Tensor) -> bool:
+    """Whether two scores may be equal. Looked at on the host only: elsewhere it would wait for the device."""
+    if exact.device.type != "cpu" or sees_operators():
+        return True
+    ascending = exact.gather(-1, order)
+    return bool((ascending[..., 1:] == ascending[..., :-1]).any())
 
 
 def first_places(mask: Tensor | None) -> Tensor | None:

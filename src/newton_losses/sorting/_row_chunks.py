@@ -6,14 +6,14 @@ rows are computed in chunks, and computed again on the way back. The whole matri
 
 from abc import abstractmethod
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from .._by_hand import by_hand
 from ._log_space import FAR, as_wide
-from ._relaxation import Relaxation, first_places, places, sort_evenly, to_items
+from ._relaxation import Relaxation, first_places, places, reversed_ranks, sort_evenly, to_items
 
 # Up to this many cells of all samples, the matrix is computed as a whole (128 MiB in float64).
 CELLS = 2**24
@@ -45,7 +45,7 @@ class SoftmaxRows(Relaxation):
             return (weights * (ascending - anchor).unsqueeze(-2)).sum(-1)
 
         ordered = lists.over_rows(means, joined=True) + anchor
-        return (lists.reversed(ordered) if descending else ordered).to(scores.dtype)
+        return (reversed_ranks(ordered, mask) if descending else ordered).to(scores.dtype)
 
     def expected_ranks(self, scores: Tensor, descending: bool, mask: Tensor | None) -> Tensor:
         if not _is_long(scores):
@@ -92,12 +92,28 @@ class _Long:
         self.rows = max(1, CHUNK // scores.numel())
 
     def over_rows(self, function: RowFunction, joined: bool = False) -> Tensor:
-        """`function(ascending, weights, ranks)` of all chunks of rows: their sum, or one behind the other."""
-        result: Tensor = _Chunked.apply(self.ascending, self, function, joined)  # type: ignore[no-untyped-call]
-        return result
+        """`function(ascending, weights, ranks)` of all chunks of rows: their sum, or one behind the other.
 
-    def starts(self) -> range:
-        return range(0, self.ascending.shape[-1], self.rows)
+        Not by `torch.utils.checkpoint`: the nodes that it records for each chunk lie in memory between the chunks,
+        which the allocator then cannot use again.
+        """
+        starts = range(0, self.ascending.shape[-1], self.rows)
+
+        def recorded(ascending: Tensor) -> Tensor:
+            chunks = (self.chunk(function, ascending, start) for start in starts)
+            return torch.cat(list(chunks), -1) if joined else sum(chunks, start=next(chunks))
+
+        def pullback(slopes: Tensor) -> Tensor:
+            total = torch.zeros_like(self.ascending)
+            for start in starts:
+                with torch.enable_grad():
+                    leaf = self.ascending.detach().requires_grad_()
+                    result = self.chunk(function, leaf, start)
+                slope = slopes[..., start : start + self.rows] if joined else slopes
+                total += torch.autograd.grad(result, leaf, slope)[0]
+            return total
+
+        return by_hand(self.ascending, recorded, lambda ascending: (recorded(ascending), pullback))
 
     def chunk(self, function: RowFunction, ascending: Tensor, start: int) -> Tensor:
         n = ascending.shape[-1]
@@ -113,11 +129,6 @@ class _Long:
     def to_items(self, by_place: Tensor) -> Tensor:
         return by_place.gather(-1, self.order.argsort(-1))
 
-    def reversed(self, ordered: Tensor) -> Tensor:
-        """The first m in descending order."""
-        rank = torch.arange(ordered.shape[-1], device=ordered.device)
-        return ordered.gather(-1, (self.count.to(torch.int64) - 1 - rank) % ordered.shape[-1])
-
 
 def _shared_by_ties(ascending: Tensor, exists: Tensor | None) -> Tensor:
     """Sorted scores of which equal ones share their derivative, without a matrix of all pairs."""
@@ -129,37 +140,3 @@ def _shared_by_ties(ascending: Tensor, exists: Tensor | None) -> Tensor:
     sizes = torch.zeros_like(exact).scatter_add(-1, group, torch.ones_like(exact))
     sums = torch.zeros_like(exact).scatter_add(-1, group, ascending - exact)
     return exact + (sums / sizes.clamp(min=1)).gather(-1, group)
-
-
-class _Chunked(torch.autograd.Function):
-    """A function of sorted scores whose rows are computed in chunks, and once more in backward.
-
-    Not `torch.utils.checkpoint`: the nodes that it records for each chunk lie in memory between the chunks, which the
-    allocator then cannot use again.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, ascending: Tensor, lists: _Long, function: RowFunction, joined: bool) -> Tensor:
-        ctx.save_for_backward(ascending)
-        ctx.lists, ctx.function, ctx.joined = lists, function, joined
-        return _all_chunks(ascending, lists, function, joined)
-
-    @staticmethod
-    def backward(ctx: Any, *slopes: Tensor) -> Any:
-        (ascending,), lists = ctx.saved_tensors, ctx.lists
-        if torch.is_grad_enabled():  # differentiated further: the whole matrix is recorded
-            result = _all_chunks(ascending, lists, ctx.function, ctx.joined)
-            return *torch.autograd.grad(result, ascending, slopes, create_graph=True), None, None, None
-        total = torch.zeros_like(ascending)
-        for start in lists.starts():
-            with torch.enable_grad():
-                leaf = ascending.detach().requires_grad_()
-                result = lists.chunk(ctx.function, leaf, start)
-            slope = slopes[0][..., start : start + lists.rows] if ctx.joined else slopes[0]
-            total += torch.autograd.grad(result, leaf, slope)[0]
-        return total, None, None, None
-
-
-def _all_chunks(ascending: Tensor, lists: _Long, function: RowFunction, joined: bool) -> Tensor:
-    chunks = (lists.chunk(function, ascending, start) for start in lists.starts())
-    return torch.cat(list(chunks), -1) if joined else sum(chunks, start=next(chunks))
