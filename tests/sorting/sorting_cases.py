@@ -7,8 +7,6 @@ from newton_losses.sorting import NeuralSort, Relaxation, SoftSort, SortingNetwo
 
 DISTRIBUTIONS = ("logistic", "logistic_phi", "gaussian", "cauchy", "reciprocal", "optimal")
 NAMES = ("neuralsort", "softsort", "softsort-2", *DISTRIBUTIONS)
-# The same networks without the compiled kernel.
-BY_TORCH = tuple(f"{name} by torch" for name in DISTRIBUTIONS)
 SIZES = (2, 3, 5, 8, 10)
 
 
@@ -18,8 +16,7 @@ def make(name: str, sharpness: float = 1.0, network: str = "odd_even", n: int | 
         return NeuralSort(1 / sharpness)
     if name.startswith("softsort"):
         return SoftSort(1 / sharpness, p=2 if name.endswith("2") else 1)
-    backend = "torch" if name in BY_TORCH else "auto"
-    return SortingNetwork(n, network, name.removesuffix(" by torch"), sharpness, backend)
+    return SortingNetwork(n, network, name, sharpness)
 
 
 def scores_and_values(count: int, n: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:

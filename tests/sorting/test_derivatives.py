@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from sorting_cases import BY_TORCH, DISTRIBUTIONS, NAMES, SIZES, make, scores_and_values
+from sorting_cases import DISTRIBUTIONS, NAMES, SIZES, make, scores_and_values
 
 from newton_losses.curvature import as_curvature
 from newton_losses.sorting import SortingLoss
@@ -44,7 +44,7 @@ def automatic(loss, scores, values):
 
 @pytest.mark.parametrize("ties", ["share", "mask"])
 @pytest.mark.parametrize("n", [1, 2, 5, 8])
-@pytest.mark.parametrize("name", NAMES + BY_TORCH)
+@pytest.mark.parametrize("name", NAMES)
 def test_expansion_equals_automatic_differentiation(name, n, ties):
     scores, values = scores_and_values(4, n, seed=n)
     if n > 2:

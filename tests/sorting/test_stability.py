@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from sorting_cases import BY_TORCH, NAMES, make
+from sorting_cases import NAMES, make
 
 from newton_losses.sorting import SortingLoss, SpearmanLoss, TopKLoss
 
@@ -47,7 +47,7 @@ def adversarial(n):
         *(pytest.param(n, sharpness, marks=pytest.mark.slow) for n in (3, 16) for sharpness in (0.1, 10.0, 1000.0)),
     ],
 )
-@pytest.mark.parametrize("name", NAMES + BY_TORCH)
+@pytest.mark.parametrize("name", NAMES)
 def test_adversarial_scores(name, n, sharpness):
     """Sample by sample, so that no Hessian hides behind a larger one."""
     scores, values = adversarial(n)
@@ -63,7 +63,7 @@ def test_adversarial_scores(name, n, sharpness):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("sharpness", [0.1, 1000.0])
-@pytest.mark.parametrize("name", NAMES + BY_TORCH)
+@pytest.mark.parametrize("name", NAMES)
 def test_adversarial_scores_of_64_items(name, sharpness):
     scores, values = adversarial(64)
     outcome = sorting_fuzz.Outcome()

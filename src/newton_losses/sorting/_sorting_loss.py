@@ -4,13 +4,15 @@ Its value and gradient come from the relaxation's closed form ("stable" numerics
 probabilities ("reference" numerics), which is what prior work trained with, faults included.
 """
 
+from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy
 
-from .._arguments import real_tensor
+from .._arguments import one_of, real_tensor
+from .._by_hand import by_hand
 from ..curvature import (
     CurvatureKind,
     Exchangeable,
@@ -73,13 +75,9 @@ class SortingLoss(nn.Module):
         exchangeable: bool = True,
     ) -> None:
         super().__init__()
-        if numerics not in ("stable", "reference"):
-            raise ArgumentError(f"SortingLoss: numerics={numerics!r} is not known. Choose 'stable' or 'reference'.")
-        if ties not in ("share", "mask"):
-            raise ArgumentError(f"SortingLoss: ties={ties!r} is not known. Choose 'share' or 'mask'.")
+        self.numerics: Numerics = one_of(numerics, ("stable", "reference"), "numerics", "SortingLoss")
+        self.ties: Ties = one_of(ties, ("share", "mask"), "ties", "SortingLoss")
         self.relaxation = choose(algorithm, temperature, steepness, "SortingLoss")
-        self.numerics = numerics
-        self.ties = ties
         self.exchangeable = exchangeable
 
     def forward(
@@ -197,64 +195,30 @@ def cell_weights(target: Tensor, ties: Ties, mask: Tensor | None = None) -> Tens
     return certain / certain.sum((-2, -1), keepdim=True).clamp(min=1)
 
 
-class _CrossEntropy(torch.autograd.Function):
-    """A cross-entropy that computes its gradient along with its value, in the relaxation's closed form.
-
-    Automatic differentiation of a sorting network records some three hundred operators and runs as many backwards;
-    the closed form takes half the work. It is a constant, though: whoever differentiates further, or in forward
-    mode, gets the recorded operators instead, so that derivatives of all orders stay exact.
-    """
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(scores: Tensor, target: Tensor, cells: Tensor, mask: Tensor | None, relaxation: Relaxation) -> Any:
-        return relaxation.derivatives(scores, target, cells, False, *given(mask))[:2]
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        scores, target, cells, mask, ctx.relaxation = inputs
-        ctx.mark_non_differentiable(output[1])
-        ctx.save_for_backward(scores, target, cells, mask, output[1])
-        ctx.save_for_forward(scores, target, cells, mask)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Any:
-        scores, target, cells, mask, gradient = ctx.saved_tensors
-        if torch.is_grad_enabled():
-            gradient = _recorded_gradient(ctx.relaxation, scores, target, cells, mask)
-        return grads[0].unsqueeze(-1) * gradient, None, None, None, None
-
-    @staticmethod
-    def jvp(ctx: Any, *tangents: Any) -> Any:
-        scores, target, cells, mask = ctx.saved_tensors
-        gradient = _recorded_gradient(ctx.relaxation, scores, target, cells, mask)
-        return (gradient * tangents[0]).sum(-1), None
-
-
 def given(mask: Tensor | None) -> tuple[Tensor, ...]:
     """A mask as the last arguments of a call. Relaxations of users that know none still work without one."""
     return () if mask is None else (mask,)
 
 
-def _recorded_gradient(
-    relaxation: Relaxation, scores: Tensor, target: Tensor, cells: Tensor, mask: Tensor | None
-) -> Tensor:
-    def total(scores: Tensor) -> Tensor:
-        return relaxation.cross_entropies(scores, target, cells, *given(mask)).sum()
-
-    gradient: Tensor = torch.func.grad(total)(scores)
-    return gradient
-
-
 def sorting_cross_entropy(
     relaxation: Relaxation, scores: Tensor, target: Tensor, cells: Tensor, mask: Tensor | None
 ) -> Tensor:
-    """The cross-entropy `(N,)` of the relaxed order of `(N, n)` scores."""
-    if torch.compiler.is_compiling() or not (torch.is_grad_enabled() and scores.requires_grad):
+    """The cross-entropy `(N,)` of the relaxed order of `(N, n)` scores.
+
+    Automatic differentiation of a sorting network records some three hundred operators and runs as many backwards. The
+    relaxation's closed form takes half the work, and computes the gradient along with the value.
+    """
+
+    def recorded(scores: Tensor) -> Tensor:
         return relaxation.cross_entropies(scores, target, cells, *given(mask))
-    value: Tensor = _CrossEntropy.apply(scores, target, cells, mask, relaxation)[0]  # type: ignore[no-untyped-call]
-    return value
+
+    def value_and_pullback(scores: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+        value, gradient, _ = relaxation.derivatives(scores, target, cells, False, *given(mask))
+        return value, lambda slope: slope.unsqueeze(-1) * gradient
+
+    if not (torch.is_grad_enabled() and scores.requires_grad):
+        return recorded(scores)
+    return by_hand(scores, recorded, value_and_pullback)
 
 
 def expand_stable(
