@@ -102,7 +102,7 @@ def test_leading_shapes_and_the_protocol_of_an_expansion():
     assert torch.equal(by_default.curvature.dense(), hessian.curvature.dense())
     with pytest.raises(ArgumentError, match="'fisher' or None"):
         loss.expand(scores, values, curvature="gauss")
-    with pytest.raises(ShapeError, match="values have shape"):
+    with pytest.raises(ShapeError, match="values of shape"):
         loss(scores, values[:, :3])
 
 

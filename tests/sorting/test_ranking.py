@@ -225,8 +225,11 @@ def test_errors_teach():
         (lambda: listed_ranks(scores), ArgumentError, "listed_ranks: positions are torch.float32"),
         (lambda: NDCGLoss(gains="cubic"), ArgumentError, "'exponential', 'linear'"),
         (lambda: NDCGLoss(discounts=torch.ones(2))(scores, grades), ShapeError, "2 discounts for lists of n=3"),
-        (lambda: NDCGLoss()(scores, grades[:, :2]), ShapeError, "relevance have shape"),
+        (lambda: NDCGLoss()(scores, grades[:, :2]), ShapeError, "relevance of shape (2, 2) came"),
         (lambda: ndcg(scores, grades, 0), ArgumentError, "at least 1"),
+        (lambda: NDCGLoss(k=2.5), ArgumentError, "k is 2.5. It is a whole number, at least 1"),
+        (lambda: NDCGLoss(discounts=[1.0, 0.5]), ArgumentError, "a function of ranks or a tensor (n,)"),
+        (lambda: TopKLoss([1, 5]), ArgumentError, "come with weights: {1: 0.5, 5: 0.5}"),
         (lambda: TopKLoss({}), ArgumentError, "empty distribution"),
         (lambda: TopKLoss({5: 1.0}, preselect=3), ArgumentError, "k=5 of 3 preselected"),
         (lambda: TopKLoss({2: -1.0}), ArgumentError, "not a positive finite number"),
@@ -253,6 +256,8 @@ def test_errors_teach():
         loss(torch.zeros(256), lowest, highest)
     with pytest.raises(ArgumentError, match="whole numbers"):
         loss(torch.zeros(3), torch.zeros(3), torch.zeros(3))
+    with pytest.raises(ArgumentError, match="a time is NaN"):
+        survival_ranks(torch.tensor([1.0, torch.nan]), torch.tensor([True, True]))
     with pytest.raises(ArgumentError, match="Pass booleans"):
         survival_ranks(torch.zeros(3), torch.ones(3))
 

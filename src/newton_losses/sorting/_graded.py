@@ -11,12 +11,12 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from .._arguments import one_of, positive_number
+from .._arguments import positive_number, whole_number
 from ..curvature import full_precision
 from ..errors import ArgumentError, ShapeError
 from ._laplace import LaplaceSort, SortedLists
 from ._laplace_curvature import HessianSums, graded_trace, has_closed_form
-from ._lists import as_lists, check_count, metric_lists, paired_lists, rank_span
+from ._lists import as_lists, check_count, metric_lists, on_host, paired_lists, rank_span
 from ._log_space import softplus
 from ._registry import AlgorithmName, choose
 from ._relaxation import Relaxation, places
@@ -59,7 +59,7 @@ class NDCGLoss(nn.Module):
     ) -> None:
         super().__init__()
         self.relaxation = choose(algorithm, temperature, steepness, "NDCGLoss")
-        self.k = k
+        self.k = None if k is None else whole_number(k, "k", "NDCGLoss", least=1)
         self.gains = _check_gains(gains, "NDCGLoss")
         self.discounts = _check_discounts(discounts, "NDCGLoss")
 
@@ -256,7 +256,7 @@ def discount_at(ranks: Tensor, discounts: Discounts, n: int) -> Tensor:
     if isinstance(discounts, Tensor):
         if len(discounts) < n:
             raise ShapeError(
-                f"{len(discounts)} discounts for lists of n={n} items. Pass a tensor with one for each rank, (n,)."
+                f"NDCG: {len(discounts)} discounts for lists of n={n} items. Pass a tensor with one per rank, (n,)."
             )
         table = discounts.to(ranks)
         # A rank that is no number has no entry, and stays no number.
@@ -268,7 +268,11 @@ def discount_at(ranks: Tensor, discounts: Discounts, n: int) -> Tensor:
 
 
 def _check_gains(gains: Any, where: str) -> Gains:
-    return gains if callable(gains) else one_of(gains, ("exponential", "linear"), "gains", where)  # type: ignore[no-any-return]
+    if not callable(gains) and gains not in ("exponential", "linear"):
+        raise ArgumentError(
+            f"{where}: gains={gains!r} is not known. Choose 'exponential', 'linear' or a function of the relevance."
+        )
+    return gains  # type: ignore[no-any-return]
 
 
 def _check_discounts(discounts: Any, where: str) -> Discounts:
@@ -279,11 +283,13 @@ def _check_discounts(discounts: Any, where: str) -> Discounts:
             )
         _check_not_negative(discounts, where, "discounts")
         return discounts
-    return discounts if callable(discounts) else one_of(discounts, ("log2",), "discounts", where)  # type: ignore[no-any-return]
+    if not callable(discounts) and discounts != "log2":
+        raise ArgumentError(
+            f"{where}: discounts={discounts!r} is not known. Choose 'log2', a function of ranks or a tensor (n,)."
+        )
+    return discounts  # type: ignore[no-any-return]
 
 
 def _check_not_negative(numbers: Tensor, where: str, name: str) -> None:
-    """On the host only: looking at a device's numbers would wait for it."""
-    on_host = numbers.device.type == "cpu" and not torch.compiler.is_compiling()
-    if on_host and not torch._C._functorch.is_functorch_wrapped_tensor(numbers) and bool((numbers < 0).any()):
+    if on_host(numbers) and bool((numbers < 0).any()):
         raise ArgumentError(f"{where}: negative {name}, down to {numbers.min().item():g}. Pass none below 0.")

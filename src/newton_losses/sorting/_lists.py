@@ -128,6 +128,12 @@ def as_values(values: Tensor, mask: Tensor | None, where: str, name: str) -> Val
     return Values(*pad_nested(values, name, where))
 
 
+def on_host(tensor: Tensor) -> bool:
+    """Whether its numbers can be looked at: on a device that would wait for them, and a compiler has none yet."""
+    is_seen = torch.compiler.is_compiling() or torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+    return tensor.device.type == "cpu" and not is_seen
+
+
 def check_mask(mask: Tensor | None, scores: Tensor, where: str) -> None:
     """Raise unless the mask is boolean and has the shape of the scores."""
     if mask is None:
@@ -138,7 +144,7 @@ def check_mask(mask: Tensor | None, scores: Tensor, where: str) -> None:
     if mask.shape != real_tensor(scores, "scores", where).shape:
         raise ShapeError(
             f"{where}: the mask has shape {tuple(mask.shape)} for scores of shape {tuple(scores.shape)}. "
-            "They need the same shape: one truth for each item."
+            "They need the same shape: one boolean per item."
         )
 
 
@@ -190,8 +196,8 @@ def check_same_shape(scores: Tensor, values: Tensor, where: str, name: str = "va
     """Raise unless every score has its own target."""
     if real_tensor(scores, "scores", where).shape != real_tensor(values, name, where).shape:
         raise ShapeError(
-            f"{where}: {name} have shape {tuple(values.shape)} for scores of shape {tuple(scores.shape)}. "
-            f"Each score needs one of the {name}, so the two shapes are equal, (..., n)."
+            f"{where}: {name} of shape {tuple(values.shape)} came with scores of shape {tuple(scores.shape)}. "
+            "Pass one per score: the two shapes are equal, (..., n)."
         )
 
 

@@ -11,7 +11,7 @@ from ..curvature import full_precision
 from ..errors import ArgumentError, ShapeError
 from ._laplace import LaplaceSort, SortedLists
 from ._laplace_curvature import HessianSums, has_closed_form, span_trace
-from ._lists import Lists, as_values, paired_lists, rank_span
+from ._lists import Lists, as_values, on_host, paired_lists, rank_span
 from ._log_space import FAR
 from ._registry import AlgorithmName, choose
 from ._relaxation import Relaxation
@@ -141,6 +141,8 @@ def survival_ranks(time: Tensor, event: Tensor, *, mask: Tensor | None = None) -
             f"survival_ranks: {tuple(time.shape)} times and {tuple(event.shape)} events; one each per item."
         )
     exists = torch.ones_like(event) if came.mask is None else came.mask
+    if on_host(time) and bool((time.isnan() & exists).any()):
+        raise ArgumentError("survival_ranks: a time is NaN. Leave such items out by the mask, or fill the time in.")
     seen = event & exists
     # Censoring comes after an event at the same time: so much later that nothing is between.
     order = rank_span(torch.where(exists, time, torch.inf) if time.is_floating_point() else time, exists)[0]
@@ -163,9 +165,7 @@ def _check_bounds(lowest: Tensor, highest: Tensor, mask: Tensor | None) -> None:
     for ranks, name in ((lowest, "lowest"), (highest, "highest")):
         if ranks.dtype not in (torch.int64, torch.int32):
             raise ArgumentError(f"PartialOrderLoss: the {name} ranks are {ranks.dtype}. They are whole numbers from 0.")
-    if lowest.device.type != "cpu" or torch.compiler.is_compiling() or not lowest.numel():
-        return
-    if torch._C._functorch.is_functorch_wrapped_tensor(lowest):
+    if not on_host(lowest) or not lowest.numel():
         return
     n = lowest.shape[-1]
     exists = torch.ones_like(lowest, dtype=torch.bool) if mask is None else mask

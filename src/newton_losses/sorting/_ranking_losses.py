@@ -13,7 +13,7 @@ from ..curvature import full_precision
 from ..errors import ArgumentError, ShapeError
 from ._laplace import LaplaceSort, SortedLists
 from ._laplace_curvature import HessianSums, RankDerivatives, has_closed_form, label_trace
-from ._lists import as_lists, check_count, paired_lists, rank_span
+from ._lists import as_lists, check_count, on_host, paired_lists, rank_span
 from ._registry import AlgorithmName, choose
 from ._relaxation import Relaxation
 
@@ -46,6 +46,8 @@ class TopKLoss(nn.Module):
         preselect: int | None = None,
     ) -> None:
         super().__init__()
+        if isinstance(k, (list, tuple, set)):
+            raise ArgumentError(f"TopKLoss: k={k!r}. Several k at once come with weights: {{1: 0.5, 5: 0.5}}.")
         parts = k if isinstance(k, Mapping) else {whole_number(k, "k", "TopKLoss", least=1): 1.0}
         if not parts:
             raise ArgumentError(
@@ -123,11 +125,10 @@ def _preselected(
 
 
 def _check_labels(labels: Tensor, n: int) -> None:
-    """Checked on the host only: on a device torch reports an index out of range itself, and looking would wait."""
+    """On a device torch reports an index out of range itself."""
     if labels.dtype != torch.int64:
         raise ArgumentError(f"TopKLoss: labels are {labels.dtype}. They are numbers of items, torch.int64.")
-    on_host = labels.device.type == "cpu" and not torch.compiler.is_compiling()
-    if on_host and not torch._C._functorch.is_functorch_wrapped_tensor(labels) and labels.numel():
+    if on_host(labels) and labels.numel():
         low, high = int(labels.min()), int(labels.max())
         if low < 0 or high >= n:
             raise ArgumentError(f"TopKLoss: labels from {low} to {high} among n={n} items. They go from 0 to n − 1.")
