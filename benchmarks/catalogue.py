@@ -211,6 +211,9 @@ def table(options: argparse.Namespace) -> None:
         one = Measured(grows, leads, report.verdict, label(gains(own, "default") or []))
         measured[problem.name] = one
         print(f"{problem.name:26}{cells}   {one.verdict:4} {grows:8.2g} {leads:.2f}", flush=True)
+    for variant in shown:
+        tried = [gain for own in found.values() if variant in own and (gain := gains(own, variant)) is not None]
+        print(f"{variant}, {len(tried)} problems: {dict(Counter(map(label, tried)))}")
     _print_confusion(measured)
 
 
