@@ -83,12 +83,16 @@ def summary(chosen: list[Mutant], options: argparse.Namespace) -> int:
             rows[name].update({"tested": 1, result: 1})
     print(f"{'':32}{'mutants':>10}{'tested':>10}{'caught':>10}{'equivalent':>12}{'survived':>10}{'caught':>10}")
     for name, row in [*((name, row) for name, row in rows.items() if name != "all"), ("all", rows["all"])]:
-        total = sum(name in (mutant.name.split(":")[0], "all") for mutant in chosen)
+        total = len(chosen) if name == "all" else sum(mutant.name.split(":")[0] == name for mutant in chosen)
         matter = row["caught"] + row["survived"]
         print(f"{name:32}{total:10}{row['tested']:10}{row['caught']:10}{row['equivalent']:12}{row['survived']:10}"
               f"{100 * row['caught'] / max(matter, 1):9.1f}%")  # fmt: skip
-    low, high = interval(rows["all"]["caught"], rows["all"]["caught"] + rows["all"]["survived"])
-    print(f"95 % interval of the share caught, if these are a sample: {100 * low:.1f} to {100 * high:.1f} %")
+    whole, counts = rows["all"], Counter(mutant.name.split(":")[0] for mutant in chosen)
+    low, high = interval(whole["caught"], whole["caught"] + whole["survived"])
+    print(f"95 % interval of the share caught, if these are a random sample: {100 * low:.1f} to {100 * high:.1f} %")
+    by_module = [(counts[name] / row["tested"], row) for name, row in rows.items() if name != "all"]
+    caught, survived = (sum(weight * row[what] for weight, row in by_module) for what in ("caught", "survived"))
+    print(f"with each module weighted by its number of mutants: {100 * caught / max(caught + survived, 1):.1f} %")
     for mutant in survivors:
         print(f"  {mutant.line}: {mutant.name}")
     return len(survivors)

@@ -290,7 +290,7 @@ def copy_repository(folder: Path) -> None:
 def run_pytest(folder: Path, arguments: list[str], plugin: object) -> int:
     """Pytest in this process, which is a fork and says nothing."""
     os.setsid()
-    sink = os.open(os.environ.get("MUTATION_LOG", os.devnull), os.O_RDWR)
+    sink = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1, 2):
         os.dup2(sink, stream)
     os.chdir(folder)
