@@ -1,6 +1,7 @@
 """The mutants of `benchmarks/mutants.py`: each is one change, and the tree is as before after the last."""
 
 import ast
+import importlib
 import runpy
 from pathlib import Path
 
@@ -43,3 +44,20 @@ def test_each_mutant_is_one_change():
         "return -a + 2.5",
         "return a * 1 + 1.5",
     }
+
+
+def test_a_mutant_is_put_into_functions_that_are_there(monkeypatch):
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "benchmarks"))
+    changed_functions = importlib.import_module("mutation_session").changed_functions
+    source = "class A:\n    size = 3\n\n    def f(self, x, y=4):\n        return [x * k for k in range(1, y)]\n"
+    tree, scope = ast.parse(source), {}
+    old = compile(source, "a.py", "exec")
+    exec(old, scope)
+    function, found = scope["A"].f, []
+    before = function.__code__
+    for _ in MUTANTS(tree):
+        changed = dict(changed_functions(old, compile(ast.fix_missing_locations(tree), "a.py", "exec")))
+        assert set(changed) <= {before}
+        function.__code__ = changed.get(before, before)
+        found.append(scope["A"]().f(6) if changed else "at import")
+    assert found == ["at import", "at import", [6.0, 3.0, 2.0], [12, 18]]
