@@ -7,6 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 
 from cases import EXACT, Case, assert_close, brute_force, brute_force_step, mse, quartic, ripples
 from newton_losses import ArgumentError, NewtonLoss, newton_loss, newton_target
@@ -220,3 +221,15 @@ def test_a_loss_that_learns_without_outputs_that_do_leaves_out_bad_samples() -> 
     value = NewtonLoss(lambda y, t: weight + quartic(y, t), "hessian")(y, target)
     assert_close(value, 2 + wanted, 1e-12)
     assert float(torch.autograd.grad(value, weight)[0]) == 1
+
+
+def test_transforms_see_the_quadratic() -> None:
+    """½‖z* − y‖² has the Hessian I, here of the mean of two samples; and forward mode has the gradient's slope."""
+    y, target = Case(quartic, (2, 3)).draw()
+    newton, leaf, direction = NewtonLoss(quartic, "hessian", 1.0), y.clone().requires_grad_(), torch.ones_like(y)
+    hessian = torch.func.hessian(lambda y: newton(y, target))(y)
+    assert_close(hessian.reshape(6, 6), torch.eye(6, dtype=torch.float64) / 2, 1e-12)
+    newton(leaf, target).backward()
+    with forward_ad.dual_level():
+        slope = forward_ad.unpack_dual(newton(forward_ad.make_dual(y, direction), target)).tangent
+    assert_close(slope, (leaf.grad * direction).sum(), 1e-12)
