@@ -316,3 +316,14 @@ def test_a_damping_that_is_not_positive_leaves_every_sample_out(damping: float, 
     newton(y).backward()
     assert y.grad.abs().sum() == 0
     assert newton.skipped == len(y)
+
+
+@pytest.mark.parametrize("damping", [0.5, NormalizedDamping()], ids=str)
+def test_a_brought_fisher_of_some_samples_steps_with_these(damping: object) -> None:
+    gradient = torch.randn(4, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    kept = torch.tensor([True, False, True, True])
+    found = newton_step(Expansion(torch.zeros(4), gradient, empirical_fisher(gradient, kept)), damping)
+    few = gradient[kept]
+    wanted = newton_step(Expansion(torch.zeros(3), few, empirical_fisher(few)), damping)
+    assert found.kept.tolist() == kept.tolist()
+    torch.testing.assert_close(found.rows[kept], wanted.rows)
