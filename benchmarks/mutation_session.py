@@ -125,8 +125,8 @@ class Session(NoShrinking):
             ran = self.ran.get(mutant.name, [])
             tests = [test for test in self.record.of(mutant) if test not in ran]
             tests, all_tests = affordable(self.record, tests, self.options.budget)
-            if not tests and not ran:
-                keep(self.options, mutant, "later")
+            if not tests:
+                keep(self.options, mutant, "survived" if ran else "later", all_tests=all_tests, ran=ran)
                 continue
             read, write = os.pipe()
             if not (child := os.fork()):
