@@ -233,3 +233,7 @@ def test_transforms_see_the_quadratic() -> None:
     with forward_ad.dual_level():
         slope = forward_ad.unpack_dual(newton(forward_ad.make_dual(y, direction), target)).tangent
     assert_close(slope, (leaf.grad * direction).sum(), 1e-12)
+    target[0] = torch.nan
+    gradient, value = torch.func.grad_and_value(lambda y: newton(y, target))(y)
+    assert_close(value, quartic(y[1:], target[1:]).mean(), 1e-12)
+    assert gradient[0].abs().sum() == 0

@@ -276,3 +276,20 @@ def test_one_kernel_does_the_same(shape: tuple[int, int], dtype: torch.dtype) ->
 
 def test_the_kernel_in_the_interpreter() -> None:
     run_interpreted(__file__)
+
+
+@pytest.mark.parametrize("kind", ["hessian", "fisher", "sample"])
+def test_the_unit_of_the_loss_changes_nothing_where_a_sample_explodes(kind: str) -> None:
+    """In the first batch, where the others are the measure, and in a later one, where the run is."""
+    y = torch.randn(8, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    found = []
+    for scale in (1.0, 1e-6, 1e6):
+        newton = nl.NewtonLoss(lambda y, factor, scale=scale: scale * factor * y.pow(4).sum(1), kind)
+        for place in (0, 7, 3):
+            factor, leaf = torch.ones(8, dtype=torch.float64), y.clone().requires_grad_()
+            factor[place] = 1e4
+            newton(leaf, factor).backward()
+            found.append(leaf.grad)
+    for one, *others in zip(*(found[start : start + 3] for start in (0, 3, 6)), strict=True):
+        for other in others:
+            torch.testing.assert_close(other, one, rtol=1e-8, atol=1e-12)
