@@ -1,5 +1,6 @@
 """Timing several functions side by side: interleaved, so that a noisy machine disturbs all of them alike."""
 
+import random
 import statistics
 import time
 from collections.abc import Callable
@@ -10,16 +11,17 @@ Functions = dict[str, Callable[[], object]]
 
 
 def rounds_of(functions: Functions, rounds: int, warm_up: int, device: str = "cpu") -> dict[str, list[float]]:
-    """The seconds of each function in each round. All run in every round, each time another one first.
+    """The seconds of each function in each round. All run in every round, each time in another order.
 
+    Whoever follows a function that runs the same code finds it in the caches, so none may always do so.
     On a device a function counts from an idle device until it is idle again.
     """
     names = list(functions)
     wait = torch.cuda.synchronize if device.startswith("cuda") else _at_once
     taken: dict[str, list[float]] = {name: [] for name in names}
+    order = random.Random(0)
     for index in range(rounds + warm_up):
-        first = index % len(names)
-        for name in names[first:] + names[:first]:
+        for name in order.sample(names, len(names)):
             wait()
             start = time.perf_counter()
             functions[name]()

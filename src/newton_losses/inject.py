@@ -14,7 +14,7 @@ from torch.amp import GradScaler
 
 from ._no_second_derivative import NoSecondDerivative
 from ._skipped import OnNonfinite, SkipWatch, skip_counter
-from ._tracing import inside_transform, sees_operators
+from ._tracing import inside_transform
 from .curvature import (
     Damping,
     Expansion,
@@ -190,11 +190,14 @@ _NOT_COMPILED = (
 
 def _inject(y: Tensor, settings: _Settings, module: InjectFisher | None) -> Tensor:
     check_outputs(y)
-    if torch.compiler.is_compiling() and inside_transform():
+    is_compiling, is_transformed = torch.compiler.is_compiling(), inside_transform()
+    if is_compiling and is_transformed:
         raise DerivativeError(_NOT_COMPILED)
-    # What transforms need of an operator, a `setup_context`, costs a look at its signature in every call.
-    operator = _InjectFisher if sees_operators() else _InjectFisherOnTape
-    injected: Tensor = operator.apply(y, settings, module)  # type: ignore[no-untyped-call]
+    injected: Tensor
+    if is_compiling or is_transformed:
+        injected = _InjectFisher.apply(y, settings, module)  # type: ignore[no-untyped-call]
+    else:  # without the questions about transforms that `apply` asks, which take as long as ten operations
+        injected = super(torch.autograd.Function, _InjectFisherOnTape).apply(y, settings, module)  # type: ignore[misc]
     return injected
 
 
@@ -214,18 +217,21 @@ class _InjectFisher(torch.autograd.Function):
         if arrived.is_meta:  # a shape without values
             return arrived, None, None
         counter = None if ctx.module is None else skip_counter(ctx.module, arrived)
+        run = None if ctx.module is None else ctx.module._scale_on(arrived)
+        is_new = counter is not None and ctx.module.training
+        known = is_new and ctx.module._is_known
         with full_precision(arrived):
-            run = None if ctx.module is None else ctx.module._scale_on(arrived)
-            is_new = counter is not None and ctx.module.training
-            step = _short_way(arrived, ctx.settings, counter, run, is_new, is_new and ctx.module._is_known)
+            step = _short_way(arrived, ctx.settings, counter, run, is_new, known)
             step = step or _long_way(arrived, ctx.settings, run, is_new)
         if counter is not None and step.kept is not None and not step.counted:
             counter.add_((~step.kept).sum())
         if counter is not None and not torch.compiler.is_compiling():
-            ctx.module._is_known = ctx.module._is_known or is_new
+            if is_new and not known:
+                ctx.module._is_known = True
             _look(ctx.module, counter, step, len(arrived))
-        rows = step.rows
-        leaving = rows.reshape(arrived.shape).to(arrived.dtype)
+        leaving = step.rows
+        if leaving.shape != arrived.shape or leaving.dtype != arrived.dtype:
+            leaving = leaving.reshape(arrived.shape).to(arrived.dtype)
         if torch.is_grad_enabled() and arrived.requires_grad:  # somebody wants to differentiate what leaves
             leaving = NoSecondDerivative.apply(leaving, arrived, _NO_SECOND)  # type: ignore[no-untyped-call]
         return leaving, None, None
@@ -257,13 +263,11 @@ def _short_way(
     """In one process, with a damping and a scale that are plain numbers: from what arrived to what leaves."""
     damping, reduction, loss_scale, process_group, curvature = settings
     rule = resolve_damping(damping, None)
-    if not isinstance(loss_scale, (int, float)) or not knows_damping(rule) or arrived.numel() == 0:
-        return None
-    if resolve_group(process_group) is not None:
+    if not isinstance(loss_scale, (int, float)) or arrived.numel() == 0 or resolve_group(process_group) is not None:
         return None
     flat = flatten_outputs(arrived)
     # ∇ℓᵢ = share · gᵢ: with a λ of its own, (F + λI)⁻¹∇ℓᵢ is (F/share² + λ/share²)⁻¹gᵢ/share.
-    share = (len(flat) if reduction == "mean" else 1) / loss_scale
+    share = (flat.shape[0] if reduction == "mean" else 1) / loss_scale
     is_normalized = isinstance(rule, NormalizedDamping)
     # In the precision of the gradients: λ may come in a float32 tensor, which would lose digits of a float64 step.
     number = rule.to(flat.dtype) if isinstance(rule, Tensor) else rule
@@ -275,6 +279,8 @@ def _short_way(
     if curvature == "fisher" and not torch.compiler.is_compiling():
         step = host_step(empirical_fisher(gradient), gradient, None, own, mean=is_mean, state=run, update=is_new)
     if step is None:
+        if not knows_damping(rule):
+            return None
         if run is not None:
             bare = Expansion(flat.new_zeros(len(flat)), gradient)
             settled, unit = settle(bare, "fisher", run, update=is_new, known=known)

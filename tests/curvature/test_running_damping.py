@@ -212,8 +212,9 @@ def test_only_training_changes_the_scale() -> None:
     assert newton.running_square[1] < 0.003
 
 
-@pytest.mark.parametrize("kind", ["fisher", "sample"])
+@pytest.mark.parametrize("kind", ["fisher", "sample", "hessian"])
 def test_a_compiler_keeps_it_as_well(kind: str) -> None:
+    """And operators, which it sees alone, do what NumPy does elsewhere."""
     newton = nl.NewtonLoss(ripples, kind, check=False)
     compiled = torch.compile(copy.deepcopy(newton), fullgraph=True, backend="eager")
     for seed, scale in enumerate((1.0, 0.3, 40.0)):

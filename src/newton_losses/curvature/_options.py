@@ -26,6 +26,8 @@ GroupChoice: TypeAlias = "ProcessGroup | Literal['default'] | None"
 # A tuple and not a union of types, which compilers before that of torch 2.11 do not look into. `Real` are NumPy's.
 NUMBERS = (int, float, Real, Tensor)
 
+HAS_GROUPS = dist.is_available()
+
 
 def check_options(
     curvature: object = "fisher",
@@ -137,7 +139,7 @@ def resolve_group(choice: GroupChoice) -> "ProcessGroup | None":
 
     Asked anew in every step: a module is often made before `torch.distributed` is initialised.
     """
-    if choice is None or not dist.is_available() or not dist.is_initialized():
+    if choice is None or not HAS_GROUPS or not dist.is_initialized():
         return None
     group = dist.group.WORLD if isinstance(choice, str) else choice
     return group if dist.get_world_size(group) > 1 else None
