@@ -2,11 +2,12 @@
 
     PYTHONPATH=src python benchmarks/overhead.py                                 # CPU, one and two threads, eager
     PYTHONPATH=src python benchmarks/overhead.py --device cuda --modes eager captured compiled
-    PYTHONPATH=src python benchmarks/overhead.py --losses pairwise --sizes 128x10 --rounds 50
+    PYTHONPATH=src python benchmarks/overhead.py --losses pairwise --sizes 128x10 --rounds 200 --threads 1 --busy
 
 Each row: operations (kernels on CUDA, operators of torch on a CPU), median milliseconds, and the median ratio to the
-plain loss in the same round. Arms take turns within a round, so that a busy machine slows all of them alike. "beyond"
-is the number of operations beyond those of the plain loss.
+plain loss in the same round. Arms take turns within a round, so that a busy machine slows all of them alike, unless
+one takes so long that others have their turn in it: --busy counts the processor's time instead, on a CPU. "beyond" is
+the number of operations beyond those of the plain loss.
 """
 
 import argparse
@@ -14,6 +15,7 @@ import os
 import statistics
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -140,10 +142,10 @@ def operations(step: Step, device: str) -> int:
     return sum(event.count for event in profile.key_averages() if event.device_type == torch.autograd.DeviceType.CUDA)
 
 
-def table(title: str, problem: Problem, mode: str, device: str, rounds: int) -> None:
+def table(title: str, problem: Problem, mode: str, device: str, rounds: int, clock: Callable[[], float]) -> None:
     steps = problem.steps(mode)
     counts = {name: operations(step, device) for name, step in steps.items()}
-    taken = rounds_of(steps, rounds, warm_up=5, device=device)
+    taken = rounds_of(steps, rounds, warm_up=5, device=device, clock=clock)
     for name, times in taken.items():
         ratio = statistics.median(a / b for a, b in zip(times, taken["plain"], strict=True))
         beyond = counts[name] - counts["plain"]
@@ -168,9 +170,11 @@ def main() -> None:
     parser.add_argument("--sizes", nargs="+", default=[f"{n}x{m}" for n, m in SIZES], help="N x m, as 128x10")
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--threads", type=int, choices=[1, 2], help="on a CPU; both, if not given")
+    parser.add_argument("--busy", action="store_true", help="count the processor's time and not the clock's")
     arguments = parser.parse_args()
     if arguments.device == "cpu":
         torch.set_num_threads(arguments.threads or 1)
+    clock = time.process_time if arguments.busy else time.perf_counter
     where = arguments.device if arguments.device != "cpu" else f"cpu, {torch.get_num_threads()} thread(s)"
     print(f"{where}, torch {torch.__version__}", flush=True)
     for name in arguments.losses:
@@ -182,7 +186,7 @@ def main() -> None:
             y, target = torch.randn(2, count, outputs, device=arguments.device)
             problem = Problem(LOSSES[name](), y, target)
             for mode in arguments.modes:
-                table(f"{name} {size} {mode}", problem, mode, arguments.device, arguments.rounds)
+                table(f"{name} {size} {mode}", problem, mode, arguments.device, arguments.rounds, clock)
     if arguments.device == "cpu" and arguments.threads is None:
         two_threads(sys.argv[1:])
 

@@ -10,7 +10,13 @@ import torch
 Functions = dict[str, Callable[[], object]]
 
 
-def rounds_of(functions: Functions, rounds: int, warm_up: int, device: str = "cpu") -> dict[str, list[float]]:
+def rounds_of(
+    functions: Functions,
+    rounds: int,
+    warm_up: int,
+    device: str = "cpu",
+    clock: Callable[[], float] = time.perf_counter,
+) -> dict[str, list[float]]:
     """The seconds of each function in each round. All run in every round, each time in another order.
 
     Whoever follows a function that runs the same code finds it in the caches, so none may always do so.
@@ -23,11 +29,11 @@ def rounds_of(functions: Functions, rounds: int, warm_up: int, device: str = "cp
     for index in range(rounds + warm_up):
         for name in order.sample(names, len(names)):
             wait()
-            start = time.perf_counter()
+            start = clock()
             functions[name]()
             wait()
             if index >= warm_up:
-                taken[name].append(time.perf_counter() - start)
+                taken[name].append(clock() - start)
     return taken
 
 
