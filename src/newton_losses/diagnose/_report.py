@@ -84,10 +84,6 @@ def _plain(value: Any) -> Any:
 # Text ---------------------------------------------------------------------------------------------------------------
 
 
-def _counted(count: int, what: str) -> str:
-    return f"{count} {what}{'' if count == 1 else 's'}"
-
-
 def _lines(report: Report) -> Iterator[str]:
     yield f"{report.loss} at {_counted(report.samples, 'sample')} of {_counted(report.outputs, 'output')}"
     yield _headline(report)
