@@ -121,6 +121,23 @@ def test_a_loss_that_mixes_within_groups(loss) -> None:
         NewtonLoss(loss, curvature="hessian")(y)
 
 
+def test_partners_in_the_same_half_and_of_the_same_parity_are_found() -> None:
+    """0 with 2 and 1 with 3: both halves and every other sample keep such pairs together; a draw by chance does not."""
+    partner = torch.arange(8) ^ 2
+    with pytest.raises(SeparabilityError, match="mixes the samples"):
+        NewtonLoss(lambda y: (y - y[partner] / 2).square().sum(1))(
+            torch.randn(8, 3, generator=torch.Generator().manual_seed(0))
+        )
+
+
+def test_a_loss_that_mixes_the_batch_beside_noise_of_torch_is_found() -> None:
+    """With the same numbers in each call; else it would differ from itself, and nothing could be said."""
+    with pytest.raises(SeparabilityError, match="mixes the samples"):
+        NewtonLoss(lambda y: (y - y.mean(0) + torch.rand_like(y)).square().sum(1))(
+            torch.randn(8, 3, generator=torch.Generator().manual_seed(0))
+        )
+
+
 @pytest.mark.parametrize("first", [torch.zeros(6, 2), torch.ones(1, 2), torch.ones(0, 2)], ids=["equal", "one", "none"])
 def test_a_batch_that_cannot_tell_leaves_the_check_to_the_next(first: Tensor) -> None:
     """As with a last layer of zeros, or where the first batch is a single sample."""
