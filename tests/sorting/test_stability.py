@@ -7,7 +7,7 @@ import pytest
 import torch
 from sorting_cases import NAMES, make
 
-from newton_losses.sorting import SortingLoss, SpearmanLoss, TopKLoss
+from newton_losses.sorting import SortingLoss, SpearmanLoss, TopKLoss, soft_sort
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 specification = importlib.util.spec_from_file_location("sorting_fuzz", BENCHMARKS / "sorting_fuzz.py")
@@ -126,3 +126,28 @@ def test_reference_numerics_explode_where_the_stable_ones_do_not():
     }
     assert norms["stable"] < 10
     assert norms["reference"] > 100 * norms["stable"]
+
+
+@pytest.mark.parametrize("name", ["softsort", "neuralsort", "logistic"])
+def test_large_scores_close_to_each_other_keep_the_digits_of_their_gradient(name: str) -> None:
+    """Rows of P sum to one up to rounding, which large scores would multiply; differences to one of them do not."""
+    near = (torch.randn(16, 6, generator=torch.Generator().manual_seed(0)) * 16).round() / 16 + 2**16  # exact
+    found = []
+    for dtype in (torch.float32, torch.float64):
+        scores = near.to(dtype, copy=True).requires_grad_()
+        (soft_sort(scores, name) * torch.arange(6, dtype=dtype)).sum().backward()
+        found.append(scores.grad.double())
+    torch.testing.assert_close(found[0], found[1], rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["hessian", "fisher"])
+def test_a_score_beyond_what_squares_can_hold_is_treated_like_infinity(kind: str) -> None:
+    scores = torch.randn(4, 5, generator=torch.Generator().manual_seed(0))
+    scores[1, 0], scores[2, 0] = 1e11, 1e13
+    good = torch.tensor([True, True, False, True])
+    values = torch.arange(5.0).expand(4, 5)
+    loss = SortingLoss("softsort")
+    found, alone = (loss.expand(scores[w], values[w], curvature=kind) for w in (good | True, good))
+    assert torch.equal(found.value.isfinite(), good)
+    assert torch.equal(found.gradient.isfinite().all(1), good)
+    torch.testing.assert_close(found.curvature.dense(), alone.curvature.dense())
