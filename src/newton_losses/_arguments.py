@@ -104,9 +104,10 @@ def bound_targets(
 def check_targets(loss: Any, y: Any, targets: tuple[Any, ...]) -> None:
     """Raise if the loss cannot be called with so many targets; asked after a call that has failed."""
     signature = _signature(loss)
+    if signature is None:
+        return
     try:
-        if signature is not None:
-            signature.bind(y, *targets)
+        signature.bind(y, *targets)
     except TypeError as error:
         function = loss.func if isinstance(loss, partial) else loss
         name, listed = getattr(function, "__name__", type(function).__name__), ", ".join(signature.parameters)

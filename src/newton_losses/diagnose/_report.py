@@ -84,6 +84,10 @@ def _plain(value: Any) -> Any:
 # Text ---------------------------------------------------------------------------------------------------------------
 
 
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 's'}"
+
+
 def _lines(report: Report) -> Iterator[str]:
     yield f"{report.loss} at {_counted(report.samples, 'sample')} of {_counted(report.outputs, 'output')}"
     yield _headline(report)
@@ -96,10 +100,6 @@ def _lines(report: Report) -> Iterator[str]:
             if number == 0:
                 yield title
             yield textwrap.fill(text, WIDTH, initial_indent=f"  {name:22}", subsequent_indent=" " * 24)
-
-
-def _counted(number: int, what: str) -> str:
-    return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
 def _headline(report: Report) -> str:
