@@ -60,7 +60,7 @@ def sums_after(weights: Tensor, ascending: Tensor, temperature: float, narrow: b
 
 def _sums(*arguments: Any) -> Tensor:
     # A compiler traces no function with a forward mode of its own; it differentiates the operators themselves.
-    sums: Tensor = (_Sums.forward if torch.compiler.is_compiling() else _Sums.apply)(*arguments)  # type: ignore[no-untyped-call]
+    sums: Tensor = (_Sums.forward if torch.compiler.is_compiling() else _Sums.apply)(*arguments)
     return sums
 
 
