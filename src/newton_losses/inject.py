@@ -197,7 +197,7 @@ def _inject(y: Tensor, settings: _Settings, module: InjectFisher | None) -> Tens
     if is_compiling or is_transformed:
         injected = _InjectFisher.apply(y, settings, module)  # type: ignore[no-untyped-call]
     else:  # without the questions about transforms that `apply` asks, which take as long as ten operations
-        injected = super(torch.autograd.Function, _InjectFisherOnTape).apply(y, settings, module)  # type: ignore[misc]
+        injected = super(torch.autograd.Function, _InjectFisherOnTape).apply(y, settings, module)  # type: ignore[no-untyped-call]
     return injected
 
 
