@@ -23,6 +23,8 @@ from ._options import Spectrum
 
 # Within these bounds squares of gradients, λ and steps are far from the ends of float32.
 SAFE = (1e-25, 1e25)
+# The same in float32, where their squares shall be in range too.
+SAFE_SQUARES = (1e-15, 1e15)
 # Of a definite matrix: what λ is at least, in units of the eigenvalues' root mean square. Below, rounding decides
 # whether there is a solution, and a factorisation that can fail has to say so.
 LEAST_DAMPING = 1e-12
@@ -87,12 +89,19 @@ def host_step(
     if kind != "definite" or rule[0] < LEAST_FACTOR or torch.get_float32_matmul_precision() != "highest":
         rows = rows.double()
     given = None if given is None else given.to(rows.dtype, copy=True)  # it will be changed
+    # In torch, which says nothing of an overflow. NumPy warns of it, so nothing that it multiplies may be large.
+    energy = float(rows.reshape(-1).dot(rows.reshape(-1)))
+    low, high = SAFE if rows.dtype is torch.float64 else SAFE_SQUARES
+    if not low < energy < high or not (given is None or float(torch.linalg.vector_norm(given)) < high):
+        return None
     if least * least * max(count, size) <= LARGEST_IN_NUMPY:
-        found = _solved(rows.numpy(), given if given is None else given.numpy(), rule, kind, mean, state, update)
+        found = _solved(
+            rows.numpy(), given if given is None else given.numpy(), energy, rule, kind, mean, state, update
+        )
         found = None if found is None else torch.from_numpy(found)
     else:
         with one_thread(gradient, max(gradient.numel(), least * least)), full_precision(gradient):
-            found = _solved(rows, given, rule, kind, mean, state, update)
+            found = _solved(rows, given, energy, rule, kind, mean, state, update)
     if found is None:
         return None
     steps = found if found.dtype is gradient.dtype else found.to(gradient.dtype)
@@ -100,15 +109,18 @@ def host_step(
 
 
 def _solved(
-    rows: Any, matrix: Any, rule: tuple[float, float, bool], kind: str, mean: bool, state: Tensor | None, update: bool
+    rows: Any,
+    matrix: Any,
+    energy: float,
+    rule: tuple[float, float, bool],
+    kind: str,
+    mean: bool,
+    state: Tensor | None,
+    update: bool,
 ) -> Any:
     """The steps with a `matrix`, or without one with the rows' Fisher. The same lines serve NumPy and torch."""
     factor, number, is_normalized = rule
     count, size = rows.shape
-    flat = rows.reshape(-1)
-    energy = float(flat.dot(flat))
-    if not SAFE[0] < energy < SAFE[1]:  # what is not finite is not inside
-        return None
     few, weight = False, 1
     if matrix is None:
         few, weight = count < size, count
