@@ -117,7 +117,7 @@ def main() -> None:
     parser.add_argument("--steepness", type=float, default=10.0)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--backend", default="auto", help="of the network: auto, triton or torch")
+    parser.add_argument("--backend", default="auto", help="of the network: auto, numba, triton or torch")
     arguments = parser.parse_args()
     warnings.filterwarnings("ignore", message=".*torch.jit")
     torch.set_num_threads(arguments.threads)

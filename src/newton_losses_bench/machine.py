@@ -39,7 +39,7 @@ EXTRAS: dict[str, tuple[tuple[str, ...], str]] = {
         ("typer", "rich", "matplotlib", "scipy", "sklearn", "tensorboard", "jinja2"),
         "the command, data sets, figures, reports",
     ),
-    "numba": (("numba",), "faster shortest paths on the CPU"),
+    "numba": (("numba",), "faster sorting losses and shortest paths on the CPU"),
     "cvxpy": (("cvxpylayers",), "the convex layers of `reproduce cvxpy`"),
     "ray": (("ray",), "sweeps on a cluster (--ray)"),
 }

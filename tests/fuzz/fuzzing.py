@@ -5,6 +5,7 @@ import warnings
 from collections import Counter
 from types import FrameType
 
+import fuzz_backends
 import fuzz_brute_force
 import fuzz_newton
 import fuzz_paths
@@ -18,7 +19,7 @@ import newton_losses as nl
 
 # Each call as often as it is listed; those of the Newton loss take the most time.
 CALLS = (
-    *fuzz_newton.CALLS, *fuzz_brute_force.CALLS, *fuzz_refused.CALLS, *2 * fuzz_sorting.CALLS,
+    *fuzz_newton.CALLS, *fuzz_brute_force.CALLS, *fuzz_refused.CALLS, *2 * fuzz_backends.CALLS, *2 * fuzz_sorting.CALLS,
     *2 * fuzz_paths.CALLS, *2 * fuzz_smoothing.CALLS,
 )  # fmt: skip
 SECONDS_A_CALL = 30
@@ -67,6 +68,8 @@ def run_many(seed: int, first: int, count: int, stop_after: int = 20) -> tuple[C
 
 def _compile_kernels() -> None:
     """Ahead of all calls: where numba's cache is empty, that takes longer than a call may on a busy machine."""
+    loss = nl.sorting.SortingLoss("logistic")
+    nl.expand(loss, torch.zeros(1, 2), torch.zeros(1, 2), curvature="hessian")
     nl.paths.shortest_path(torch.ones(1, 2, 2))
 
 

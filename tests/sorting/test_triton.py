@@ -12,7 +12,7 @@ from torch._subclasses import FakeTensorMode
 
 from newton_losses import NewtonLoss
 from newton_losses.errors import ArgumentError
-from newton_losses.sorting import SortingLoss, SortingNetwork, _network_derivatives, _network_operators
+from newton_losses.sorting import SortingLoss, SortingNetwork, _network_derivatives, _network_dispatch
 from on_cuda import no_synchronisation
 from triton_interpreter import DEVICE, on_cuda_alone, run_interpreted
 
@@ -192,24 +192,24 @@ def test_no_samples():
 
 @pytest.mark.gpu
 def test_it_is_taken_on_request_and_steps_aside(monkeypatch):
-    calls = []
+    kernels = []
 
     def counted(*arguments):
-        calls.append(arguments)
-        return _network_operators.network_operator(*arguments)
+        kernels.append(arguments[-1])
+        return _network_dispatch.network_operator(*arguments)
 
     monkeypatch.setattr(_network_derivatives, "network_operator", counted)
     scores, values = (tensor.to(DEVICE) for tensor in scores_and_values(3, 3))
     loss, plain = pair()
     expected = loss.expand(scores, values, curvature=None).gradient
     loss(scores, values)
-    assert len(calls) == 2
+    assert kernels == ["triton", "triton"]
     torch.testing.assert_close(torch.func.vmap(torch.func.grad(loss))(scores, values), expected)
     compiled = torch.compile(lambda s: loss.expand(s, values, curvature=None).gradient, backend="eager", fullgraph=True)
     torch.testing.assert_close(compiled(scores), expected)
     loss(torch.zeros(2, 65, device=DEVICE), torch.zeros(2, 65, device=DEVICE))
     plain.expand(scores, values, curvature=None)
-    assert len(calls) == 2
+    assert kernels[2:] == []
 
 
 @pytest.mark.gpu
@@ -221,8 +221,10 @@ def test_the_operators_keep_torchs_contracts():
     target = torch.eye(2, dtype=torch.float64, device=DEVICE).expand(2, 2, 2)
     logs = torch.full((2, 2, 2, 2), -0.7, dtype=torch.float64, device=DEVICE)
     slopes = torch.randn(3, 2, 2, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).to(DEVICE)
-    torch.library.opcheck(_network_operators.network_operator, (partners, logs, slopes, slopes, target, target / 4))
-    torch.library.opcheck(_network_operators.differences_operator, (target[0], partners, target[0], "cauchy"))
+    torch.library.opcheck(
+        _network_dispatch.network_operator, (partners, logs, slopes, slopes, target, target / 4, "triton")
+    )
+    torch.library.opcheck(_network_dispatch.differences_operator, (target[0], partners, target[0], "cauchy"))
 
 
 @pytest.mark.gpu
@@ -254,15 +256,21 @@ def test_the_hessian_is_the_same_at_every_call():
     assert torch.equal(first, second)
 
 
-def test_weights_beyond_64_bit_integers_keep_their_order():
-    loss = SortingLoss(SortingNetwork(2))
-    values = torch.tensor([[0.0, 1.0]])
-    wrong, right = (loss(torch.tensor([[x, -x]], dtype=torch.float64), values).item() for x in (4e25, -4e25))
-    assert wrong == pytest.approx(8e26)
-    assert right == 0
-    assert loss(torch.tensor([[torch.inf, 0.85]]), values).isnan()
+def test_without_a_device_of_its_own_it_steps_aside(monkeypatch):
+    monkeypatch.setattr(_network_dispatch, "obstacle", lambda package: None)
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    assert _network_dispatch.chosen_kernel("triton", torch.zeros(2, 3)) is None
+    assert _network_dispatch.chosen_kernel("triton", torch.zeros(2, 3, device="meta")) is None
 
 
-def test_errors_teach():
-    with pytest.raises(ArgumentError, match="'auto', 'triton', 'torch'"):
-        SortingNetwork(4, backend="numba")
+@pytest.mark.gpu
+@on_cuda_alone
+def test_it_is_the_choice_on_cuda():
+    assert _network_dispatch.chosen_kernel("auto", torch.zeros(2, 3, device=DEVICE)) == "triton"
+    assert _network_dispatch.chosen_kernel("auto", torch.zeros(2, 65, device=DEVICE)) is None
+
+
+def test_errors_teach(monkeypatch):
+    monkeypatch.setattr(_network_dispatch, "obstacle", lambda package: f"is not installed: pip install {package}")
+    with pytest.raises(ArgumentError, match="pip install triton"):
+        SortingNetwork(4, backend="triton")

@@ -7,15 +7,14 @@ Second derivatives are in `_network_derivatives.py`.
 
 import torch
 from torch import Tensor
+from torch.autograd.forward_ad import unpack_dual
 
 from .._arguments import positive_number, whole_number
-from .._backends import TritonOrTorch, takes_triton, triton_or_torch
-from .._by_hand import is_dual
 from ..errors import ArgumentError, ShapeError
 from ._log_space import as_wide, log_sum
 from ._network_derivatives import compiled_values, impossible_but_diagonal, kept_where_idle, network_derivatives
+from ._network_dispatch import Backend, check_backend, chosen_kernel
 from ._network_distributions import DISTRIBUTIONS, Distribution, DistributionName
-from ._network_operators import LARGEST
 from ._network_wiring import NetworkName, exchanged, strides, wiring
 from ._relaxation import Relaxation, first_places, to_items, to_ranks
 
@@ -29,8 +28,9 @@ class SortingNetwork(Relaxation):
 
     `n` is the number of items. With `n=None` the network sorts any number, and computes its wiring at each call.
     "odd_even" has n layers for any n, "bitonic" log₂n (log₂n + 1)/2 for powers of two.
-    `backend` chooses what computes the derivatives of `SortingLoss`: "auto" is Triton on CUDA where it is installed,
-    for up to 64 items, else torch. Both agree up to rounding.
+    `backend` chooses what computes the derivatives of `SortingLoss`: "auto" is numba on the CPU and Triton on
+    CUDA where they are installed, else torch. Triton's kernels handle up to 64 items. All back ends agree up to
+    rounding.
 
     >>> SortingNetwork(3, steepness=1000.0).matrix(torch.tensor([3.0, 1.0, 2.0]))
     tensor([[0., 1., 0.],
@@ -47,7 +47,7 @@ class SortingNetwork(Relaxation):
         network: NetworkName = "odd_even",
         distribution: DistributionName = "logistic",
         steepness: float = 10.0,
-        backend: TritonOrTorch = "auto",
+        backend: Backend = "auto",
     ) -> None:
         super().__init__()
         if n is not None:
@@ -61,7 +61,7 @@ class SortingNetwork(Relaxation):
         self.network = network
         self.distribution = distribution
         self.steepness = positive_number(steepness, "steepness", "SortingNetwork")
-        self.backend = triton_or_torch(backend, "SortingNetwork")
+        self.backend = check_backend(backend)
         partners, signs = wiring(network, 1 if n is None else n)
         self.register_buffer("partners", None if n is None else partners, persistent=False)
         self.register_buffer("signs", None if n is None else signs, persistent=False)
@@ -79,9 +79,6 @@ class SortingNetwork(Relaxation):
                 f"{tuple(scores.shape)}. Pass n=None to sort any number of items."
             )
         return self.partners, self.signs
-
-    def _takes_triton(self, scores: Tensor) -> bool:
-        return takes_triton(self.backend, scores, scores.shape[-1], LARGEST)
 
     def matrices_recorded(self, n: int) -> int:
         return n if self.network == "odd_even" else n.bit_length() ** 2 // 2 + 1
@@ -150,7 +147,8 @@ class SortingNetwork(Relaxation):
         return state.movedim(-1, 0).reshape(*scores.shape, scores.shape[-1])
 
     def cross_entropies(self, scores: Tensor, target: Tensor, cells: Tensor, mask: Tensor | None = None) -> Tensor:
-        if not self._takes_triton(scores) or is_differentiated(scores):
+        kernel = chosen_kernel(self.backend, scores)
+        if kernel is None or is_differentiated(scores):
             return super().cross_entropies(scores, target, cells, mask)
         partners, signs = self._wiring(scores)
         active = None
@@ -159,7 +157,7 @@ class SortingNetwork(Relaxation):
             scores, target, cells = compacted(order, mask, scores, target, cells)
         values = as_wide(batch_last(scores))
         wide = target.to(values.dtype), cells.to(values.dtype)
-        found = compiled_values(values, *wide, partners, signs, active, self._law, self.steepness)
+        found = compiled_values(values, *wide, partners, signs, active, self._law, self.steepness, kernel)
         return found.to(target.dtype)
 
     def derivatives(
@@ -171,11 +169,11 @@ class SortingNetwork(Relaxation):
             order, active = self._compaction(mask)
             scores, target, cells = compacted(order, mask, scores, target, cells)
         values = as_wide(batch_last(scores))
-        triton = self._takes_triton(scores)
-        dtype = values.dtype if triton or self._law.cancels else target.dtype
+        kernel = chosen_kernel(self.backend, scores)
+        dtype = values.dtype if kernel is not None or self._law.cancels else target.dtype
         wide, apart = (target.to(dtype), cells.to(dtype)), strides(self.network, len(values))
         value, gradient, total = network_derivatives(
-            values, *wide, partners, apart, signs, active, self._law, self.steepness, hessian, triton
+            values, *wide, partners, apart, signs, active, self._law, self.steepness, hessian, kernel
         )
         if mask is not None:
             gradient = gradient.gather(-1, order.argsort(-1))
@@ -188,7 +186,8 @@ class SortingNetwork(Relaxation):
 
 def is_differentiated(scores: Tensor) -> bool:
     """Whether operators on them are recorded, for backward or in forward mode."""
-    return (torch.is_grad_enabled() and scores.requires_grad) or is_dual(scores)
+    backward = torch.is_grad_enabled() and scores.requires_grad
+    return backward or unpack_dual(scores).tangent is not None  # type: ignore[no-untyped-call]
 
 
 def compacted(

@@ -11,8 +11,8 @@ tangents are matrix products. Steps of layer l at wire w, with d the difference 
 where the second step's φ'' is r(1−r) times the square of the difference of its two inputs' tangents, with r
 the share of the first path. r is a conditional probability: it stays meaningful where e^ℓ underflows.
 
-The comparators are always computed by torch. Triton's kernels (`_network_operators.py`) may do the sweeps before and
-after them: on a GPU each operator of a chain would be a launch.
+The comparators are always computed by torch; a compiled kernel (`_network_dispatch.py`) may do all sweeps after them,
+and Triton also the one before them: on a GPU each operator of a chain would be a launch.
 
 Wires come first and the batch last in all shapes: a layer moves whole rows, and inner loops run over N.
 """
@@ -26,8 +26,8 @@ from torch import Tensor
 from torch.nn.functional import hardshrink
 
 from ._log_space import FAR, row_derivatives, row_hessian
+from ._network_dispatch import Kernel, differences_operator, network_operator
 from ._network_distributions import Distribution
-from ._network_operators import differences_operator, network_operator
 from ._network_wiring import exchanged
 
 
@@ -89,22 +89,22 @@ def network_derivatives(
     law: Distribution,
     steepness: float,
     hessian: bool,
-    triton: bool = False,
+    kernel: Kernel | None = None,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Losses `(N,)`, gradients `(N, n)` and, if wanted, the sum of their Hessians `(n, n)`.
 
     `apart` is how far the `partners` of each layer are from each other. Comparators that are not `active`
     `(layers, n, N)` keep their wires as they are.
     Values `(n, N)` and log-matrix are carried in the dtype of the values, all else in that of `target`, which is
-    float64 where `triton` computes.
+    float64 where a `kernel` computes.
     """
     signs = signs.unsqueeze(-1).to(values.dtype)
-    differences = _differences(values, partners, signs, active, law, steepness, triton)
+    differences = _differences(values, partners, signs, active, law, steepness, kernel)
     comparators = _comparators(differences, signs, active, law, steepness)
-    if triton:
+    if kernel is not None:
         logs, firsts = comparators.logs, comparators.firsts
         seconds = _seconds(comparators, law) if hessian else logs.new_empty(0, 0, 0, 0)
-        value, gradient, total = network_operator(partners, logs, firsts, seconds, target, cells)
+        value, gradient, total = network_operator(partners, logs, firsts, seconds, target, cells, kernel)
         return value + _nothing_if_finite(values), gradient, total if hessian else None
     layers = tuple(map(Layer, partners.unbind(0), apart))
     return _derivatives(comparators, layers, values, target, cells, law, hessian)
@@ -119,15 +119,16 @@ def compiled_values(
     active: Tensor | None,
     law: Distribution,
     steepness: float,
+    kernel: Kernel,
 ) -> Tensor:
-    """The losses `(N,)` alone, by Triton's kernel; all in float64."""
+    """The losses `(N,)` alone, by a compiled kernel; all in float64."""
     signs = signs.unsqueeze(-1).to(values.dtype)
-    u = law.argument(_differences(values, partners, signs, active, law, steepness, True) * signs, steepness)
+    u = law.argument(_differences(values, partners, signs, active, law, steepness, kernel) * signs, steepness)
     nothing = u.new_empty(0, 0, 0, 0)
     logs = law.log_cdf(torch.stack((u, -u)))
     if active is not None:
         logs = kept_where_idle(logs, active)
-    value: Tensor = network_operator(partners, logs, nothing, nothing, target, cells)[0]
+    value: Tensor = network_operator(partners, logs, nothing, nothing, target, cells, kernel)[0]
     return value + _nothing_if_finite(values)
 
 
@@ -185,10 +186,10 @@ def _differences(
     active: Tensor | None,
     law: Distribution,
     steepness: float,
-    triton: bool,
+    kernel: Kernel | None,
 ) -> Tensor:
     """Sweep 1, forward: the differences that the comparators see, `(layers, n, N)`."""
-    if triton and active is None:
+    if kernel == "triton" and active is None:
         by_triton: Tensor = differences_operator(values, partners, signs.squeeze(-1) * -steepness, law.name)
         return by_triton
     differences, against = [], -signs

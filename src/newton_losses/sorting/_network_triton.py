@@ -2,8 +2,8 @@
 
 Three launches take the place of the chain over the layers: one for the differences that the comparators see, one for
 value and gradient with one program per sample, one for the Hessian with one per sample and score. Between the
-first two the comparators are torch's, for any distribution. The steps are those of `_network_derivatives.py`, but for
-the Hessian: it goes forward and back once more along each score.
+first two the comparators are torch's, for any distribution. The steps are those of `_network_derivatives.py`; for the
+Hessian, those of the CPU kernel (`_network_numba.py`): forward and back once more along each score.
 
 A program holds a sample's whole matrix, wires × items in float64, with n padded to a power of two; a wire's partner is
 fetched by `tl.gather`. The formulas of the rows are those of `_log_space.py`. What the way back needs is kept in
