@@ -12,7 +12,7 @@ from torch._subclasses import FakeTensorMode
 
 from newton_losses import NewtonLoss
 from newton_losses.errors import ArgumentError
-from newton_losses.sorting import SortingLoss, SortingNetwork, _network_derivatives, _network_dispatch
+from newton_losses.sorting import SortingLoss, SortingNetwork, _network_derivatives, _network_operators
 from on_cuda import no_synchronisation
 from triton_interpreter import DEVICE, on_cuda_alone, run_interpreted
 
@@ -196,7 +196,7 @@ def test_it_is_taken_on_request_and_steps_aside(monkeypatch):
 
     def counted(*arguments):
         kernels.append(arguments[-1])
-        return _network_dispatch.network_operator(*arguments)
+        return _network_operators.network_operator(*arguments)
 
     monkeypatch.setattr(_network_derivatives, "network_operator", counted)
     scores, values = (tensor.to(DEVICE) for tensor in scores_and_values(3, 3))
@@ -222,9 +222,9 @@ def test_the_operators_keep_torchs_contracts():
     logs = torch.full((2, 2, 2, 2), -0.7, dtype=torch.float64, device=DEVICE)
     slopes = torch.randn(3, 2, 2, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).to(DEVICE)
     torch.library.opcheck(
-        _network_dispatch.network_operator, (partners, logs, slopes, slopes, target, target / 4, "triton")
+        _network_operators.network_operator, (partners, logs, slopes, slopes, target, target / 4, "triton")
     )
-    torch.library.opcheck(_network_dispatch.differences_operator, (target[0], partners, target[0], "cauchy"))
+    torch.library.opcheck(_network_operators.differences_operator, (target[0], partners, target[0], "cauchy"))
 
 
 @pytest.mark.gpu
@@ -257,20 +257,20 @@ def test_the_hessian_is_the_same_at_every_call():
 
 
 def test_without_a_device_of_its_own_it_steps_aside(monkeypatch):
-    monkeypatch.setattr(_network_dispatch, "obstacle", lambda package: None)
+    monkeypatch.setattr(_network_operators, "obstacle", lambda package: None)
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    assert _network_dispatch.chosen_kernel("triton", torch.zeros(2, 3)) is None
-    assert _network_dispatch.chosen_kernel("triton", torch.zeros(2, 3, device="meta")) is None
+    assert _network_operators.chosen_kernel("triton", torch.zeros(2, 3)) is None
+    assert _network_operators.chosen_kernel("triton", torch.zeros(2, 3, device="meta")) is None
 
 
 @pytest.mark.gpu
 @on_cuda_alone
 def test_it_is_the_choice_on_cuda():
-    assert _network_dispatch.chosen_kernel("auto", torch.zeros(2, 3, device=DEVICE)) == "triton"
-    assert _network_dispatch.chosen_kernel("auto", torch.zeros(2, 65, device=DEVICE)) is None
+    assert _network_operators.chosen_kernel("auto", torch.zeros(2, 3, device=DEVICE)) == "triton"
+    assert _network_operators.chosen_kernel("auto", torch.zeros(2, 65, device=DEVICE)) is None
 
 
 def test_errors_teach(monkeypatch):
-    monkeypatch.setattr(_network_dispatch, "obstacle", lambda package: f"is not installed: pip install {package}")
+    monkeypatch.setattr(_network_operators, "obstacle", lambda package: f"is not installed: pip install {package}")
     with pytest.raises(ArgumentError, match="pip install triton"):
         SortingNetwork(4, backend="triton")

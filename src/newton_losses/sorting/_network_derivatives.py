@@ -11,7 +11,7 @@ tangents are matrix products. Steps of layer l at wire w, with d the difference 
 where the second step's φ'' is r(1−r) times the square of the difference of its two inputs' tangents, with r
 the share of the first path. r is a conditional probability: it stays meaningful where e^ℓ underflows.
 
-The comparators are always computed by torch; a compiled kernel (`_network_dispatch.py`) may do all sweeps after them,
+The comparators are always computed by torch; a compiled kernel (`_network_operators.py`) may do all sweeps after them,
 and Triton also the one before them: on a GPU each operator of a chain would be a launch.
 
 Wires come first and the batch last in all shapes: a layer moves whole rows, and inner loops run over N.
@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.nn.functional import hardshrink
 
 from ._log_space import FAR, row_derivatives, row_hessian
-from ._network_dispatch import Kernel, differences_operator, network_operator
+from ._network_operators import Kernel, differences_operator, network_operator
 from ._network_distributions import Distribution
 from ._network_wiring import exchanged
 
