@@ -13,8 +13,8 @@ from .._arguments import positive_number, whole_number
 from ..errors import ArgumentError, ShapeError
 from ._log_space import as_wide, log_sum
 from ._network_derivatives import compiled_values, impossible_but_diagonal, kept_where_idle, network_derivatives
-from ._network_operators import Backend, check_backend, chosen_kernel
 from ._network_distributions import DISTRIBUTIONS, Distribution, DistributionName
+from ._network_operators import Backend, check_backend, chosen_kernel
 from ._network_wiring import NetworkName, exchanged, strides, wiring
 from ._relaxation import Relaxation, first_places, to_items, to_ranks
 

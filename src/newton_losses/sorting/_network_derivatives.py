@@ -26,8 +26,8 @@ from torch import Tensor
 from torch.nn.functional import hardshrink
 
 from ._log_space import FAR, row_derivatives, row_hessian
-from ._network_operators import Kernel, differences_operator, network_operator
 from ._network_distributions import Distribution
+from ._network_operators import Kernel, differences_operator, network_operator
 from ._network_wiring import exchanged
 
 
