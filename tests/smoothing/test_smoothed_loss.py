@@ -247,6 +247,12 @@ def test_a_wrong_shape_teaches(fn, says):
         SmoothedLoss(fn, num_samples=4)(torch.zeros(3, 3))
 
 
+def test_the_defaults_are_those_that_the_docs_name():
+    settings = SmoothedLoss(both_positive).extra_repr()
+    assert settings.startswith("scale=0.1, num_samples=10, distribution=Gaussian()")
+    assert "antithetic=False, quasi=False" in settings
+
+
 def test_wrong_arguments_teach():
     y = torch.zeros(3, 3)
     with pytest.raises(ArgumentError, match="scale=-1 is not a positive finite"):
