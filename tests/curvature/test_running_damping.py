@@ -294,3 +294,14 @@ def test_the_unit_of_the_loss_changes_nothing_where_a_sample_explodes(kind: str)
     for one, *others in zip(*(found[start : start + 3] for start in (0, 3, 6)), strict=True):
         for other in others:
             torch.testing.assert_close(other, one, rtol=1e-8, atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", ["hessian", "fisher", "sample"])
+def test_a_batch_without_gradients_or_finite_samples_does_not_enter_the_scale(kind: str) -> None:
+    y, target = Case(quartic, (6, 3)).draw()
+    newton = nl.NewtonLoss(quartic, kind, on_nonfinite="ignore")
+    newton(y.clone().requires_grad_(), target).backward()
+    before = newton.running_square.clone()
+    for other in (y, y * torch.nan):
+        newton(y.clone().requires_grad_(), other).backward()
+        assert torch.equal(newton.running_square, before)
