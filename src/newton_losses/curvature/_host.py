@@ -37,9 +37,6 @@ LEAST_FACTOR = 0.1
 # Unknowns up to which the rows are multiplied by the inverse of a stored matrix, instead of solving for each.
 LARGEST_INVERSE = 256
 
-# NumPy's own routine, without the checks around it, which take as long as half of a small step.
-_inverse_of = getattr(np.linalg, "_umath_linalg", np.linalg).inv
-
 # Of the running unit: how slowly it changes.
 DECAY = 0.999
 # Neither a sample nor a whole batch counts for more than this many times the usual energy of a batch, N·m·ρ².
@@ -153,10 +150,8 @@ def _inverse(matrix: Any, damping: float, spread: float, kind: str) -> Any:
         values = abs(values) if kind == "absolute" else values.clip(0)
         return (vectors / (values + damping)) @ vectors.T
     matrix.reshape(-1)[:: len(matrix) + 1] += damping
-    if kind == "definite":
-        if damping < LEAST_DAMPING * spread:
-            return None
-        return linalg.inv(matrix) if linalg is torch.linalg else _inverse_of(matrix)
+    if kind == "definite" and damping < LEAST_DAMPING * spread:
+        return None
     try:
         return linalg.inv(matrix)
     except (np.linalg.LinAlgError, torch.linalg.LinAlgError):
