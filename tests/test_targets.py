@@ -41,13 +41,13 @@ def test_targets_by_name_are_those_by_position(kind: str) -> None:
         (SortingLoss("softsort"), "values", TARGET),
     ]:
         newton = NewtonLoss(loss, kind)
-        assert torch.equal(gradient(newton, **{name: target}), gradient(newton, target)), name
+        assert torch.equal(gradient(NewtonLoss(loss, kind), **{name: target}), gradient(newton, target)), name
         with torch.no_grad():
             assert torch.equal(newton(Y, **{name: target}), newton(Y, target))
-    newton, weight = NewtonLoss(weighted, kind), torch.rand(8, 1)
+    weight = torch.rand(8, 1)
     wanted = gradient(NewtonLoss(lambda y: weighted(y, TARGET, weight, power=4), kind))
-    assert torch.equal(gradient(newton, TARGET, weight=weight, power=4), wanted)
-    assert torch.equal(gradient(newton, weight=weight, target=TARGET, power=4), wanted)
+    assert torch.equal(gradient(NewtonLoss(weighted, kind), TARGET, weight=weight, power=4), wanted)
+    assert torch.equal(gradient(NewtonLoss(weighted, kind), weight=weight, target=TARGET, power=4), wanted)
 
 
 def test_targets_by_name_compile() -> None:

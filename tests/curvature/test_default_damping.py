@@ -125,6 +125,7 @@ def test_zero_gradients_are_not_counted_as_left_out(name: str, options: dict[str
 
 
 @pytest.mark.parametrize("shape", [(7, 3), (3, 7)])
+@pytest.mark.filterwarnings("ignore:NewtonLoss. the Hessian of the loss")
 @pytest.mark.parametrize("path", ["hessian", "products"])
 def test_without_curvature_it_is_the_normalised_gradient(path: str, shape: tuple[int, int]) -> None:
     y, slope = Case(ripples, shape).draw()

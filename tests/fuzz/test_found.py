@@ -132,7 +132,7 @@ def test_a_factor_that_is_no_positive_number(rule, factor) -> None:
 
 def test_the_class_of_a_rule_instead_of_a_rule() -> None:
     """It is callable, and was called with the expansion as its factor."""
-    with pytest.raises(nl.ArgumentError, match="The factor of NormalizedDamping"):
+    with pytest.raises(nl.ArgumentError, match="The damping is the class NormalizedDamping"):
         nl.newton_loss(
             lambda y: y.square().sum(1),
             torch.ones(3, 2, requires_grad=True),

@@ -57,8 +57,8 @@ def check_outputs(y: Tensor) -> None:
 
 def flatten_outputs(y: Tensor) -> Tensor:
     """The outputs as detached `(N, m)`, in float32 at least, after checking that they can be outputs."""
-    is_dense = type(y) is Tensor and y.layout is torch.strided and not (y.is_meta or y.is_nested)
-    if is_dense and y.dtype is torch.float32 and y.dim() == 2:  # as most are
+    is_plain = not torch.compiler.is_compiling() and type(y) is Tensor and y.layout is torch.strided
+    if is_plain and y.dtype is torch.float32 and y.dim() == 2 and not (y.is_meta or y.is_nested):  # as most are
         return y.detach()
     check_outputs(y)
     if y.is_meta:

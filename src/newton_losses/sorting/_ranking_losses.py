@@ -47,7 +47,10 @@ class TopKLoss(nn.Module):
     ) -> None:
         super().__init__()
         if isinstance(k, (list, tuple, set)):
-            raise ArgumentError(f"TopKLoss: k={k!r}. Several k at once come with weights: {{1: 0.5, 5: 0.5}}.")
+            raise ArgumentError(
+                f"TopKLoss: k={k!r}. It is a whole number, at least 1. Several at once come with weights: "
+                "{1: 0.5, 5: 0.5}."
+            )
         parts = k if isinstance(k, Mapping) else {whole_number(k, "k", "TopKLoss", least=1): 1.0}
         if not parts:
             raise ArgumentError(
