@@ -92,6 +92,7 @@ def test_the_command_from_nothing_to_a_page(tmp_path):
     assert (tmp_path / "demo" / "index.html").exists()
 
 
+@pytest.mark.slow
 def test_a_failing_run_is_reported_in_a_sentence(tmp_path, monkeypatch):
     monkeypatch.setattr("newton_losses_bench.sweep.processes._RETRY_SECONDS", 0.0)
     for job in demo_jobs(tmp_path, replace(DEMO, steps=2, eval_every=1), 1).values():

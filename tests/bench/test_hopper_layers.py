@@ -35,6 +35,8 @@ from newton_losses_bench.kernels.nvrtc import Kernels, compiler
 HERE = Path(__file__).parent
 FIRST_SIZES = [(1, 4, 8), (2, 28, 112), (3, 8, 56), (1, 64, 112), (2, 4, 4)]
 SECOND_SIZES = [(1, 4, 16), (2, 14, 56), (3, 14, 28), (1, 10, 40), (2, 2, 2), (3, 6, 4)]
+# Emulated, five seconds each.
+LONG_SIZES = [(2, 14, 56), (3, 14, 28), (3, 6, 4)]
 
 
 @pytest.fixture(scope="module")
@@ -176,7 +178,9 @@ def test_the_first_layer(emulated, size):
     assert_first_layer_is_exact(Emulated(emulated, 1 + size[0] // 2), *size)
 
 
-@pytest.mark.parametrize("size", SECOND_SIZES)
+@pytest.mark.parametrize(
+    "size", [pytest.param(size, marks=pytest.mark.slow if size in LONG_SIZES else ()) for size in SECOND_SIZES]
+)
 def test_the_second_layer(emulated, size):
     assert_second_layer_is_exact(Emulated(emulated, 1 + size[0] // 2), *size)
 

@@ -110,13 +110,13 @@ def test_a_letter_means_the_same_in_all_commands():
     ("typed", "offered"),
     [
         ("newton-losses re", ["reproduce", "report"]),
-        ("newton-losses train so", ["sorting"]),
         ("newton-losses reproduce tab", ["table1", "table2", "table3"]),
-        ("newton-losses reproduce list tab", ["table1", "table2", "table3"]),
-        ("newton-losses data fetch m", ["mnist"]),
         ("newton-losses train sorting --curv", ["--curvature"]),
-        ("newton-losses train sorting --algorithm s", ["softsort"]),
         ("newton-losses sweep sorting --curvature none,f", ["none,fisher"]),
+        pytest.param("newton-losses train so", ["sorting"], marks=pytest.mark.slow),
+        pytest.param("newton-losses reproduce list tab", ["table1", "table2", "table3"], marks=pytest.mark.slow),
+        pytest.param("newton-losses data fetch m", ["mnist"], marks=pytest.mark.slow),
+        pytest.param("newton-losses train sorting --algorithm s", ["softsort"], marks=pytest.mark.slow),
     ],
 )
 def test_completion(typed, offered):
