@@ -32,7 +32,7 @@ SHORT = replace(DEMO, steps=4, eval_every=2, validation_sets=5, test_sets=10)
 def trained(tmp_path_factory):
     """All arms with one seed, in this process: starting others takes seconds each."""
     out = tmp_path_factory.mktemp("demo")
-    jobs = demo_jobs(out, SHORT, 1)
+    jobs = demo_jobs(out, SHORT, [0])
     for job in jobs.values():
         execute(job, Progress())
     return out, jobs
@@ -86,7 +86,7 @@ def test_finished_runs_are_not_trained_again(trained):
 
 
 def test_the_command_from_nothing_to_a_page(tmp_path):
-    code, text = command("demo", "--out", str(tmp_path / "demo"), "--seeds", "1", "--steps", "2")
+    code, text = command("demo", "--out", str(tmp_path / "demo"), "--seed", "1", "--steps", "2")
     assert code == 0, text
     assert text.index("The task:") < text.index("The race:") < text.index("[5/5]") < text.index("Open ")
     assert (tmp_path / "demo" / "index.html").exists()
@@ -95,7 +95,7 @@ def test_the_command_from_nothing_to_a_page(tmp_path):
 @pytest.mark.slow
 def test_a_failing_run_is_reported_in_a_sentence(tmp_path, monkeypatch):
     monkeypatch.setattr("newton_losses_bench.sweep.processes._RETRY_SECONDS", 0.0)
-    for job in demo_jobs(tmp_path, replace(DEMO, steps=2, eval_every=1), 1).values():
+    for job in demo_jobs(tmp_path, replace(DEMO, steps=2, eval_every=1), [0]).values():
         Path(job.folder).mkdir(parents=True)
         (Path(job.folder) / "letter.txt").write_text("hello")
     code, text = command("demo", "--out", str(tmp_path), "--seeds", "1", "--steps", "2")

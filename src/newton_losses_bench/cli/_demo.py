@@ -30,7 +30,7 @@ from ..describe import duration
 from ..settings import check_at_least
 from ..store import Store, check_writable
 from ..sweep import Bars, Lines, LocalPool, run_sweep
-from ._options import option
+from ._options import Seed, Seeds, chosen_seeds, option
 from ._output import emit, errors_as_sentences, typed_command
 
 
@@ -38,7 +38,8 @@ def demo(
     out: Annotated[
         Path, option("Folder for runs and the page. Default: demo.", "--out", "-o", metavar="FOLDER")
     ] = Path("demo"),
-    seeds: Annotated[int, option("Networks per loss: 3 means seeds 0, 1, 2. Default: 3.", metavar="INT")] = 3,
+    seed: Seed = None,
+    seeds: Seeds = None,
     steps: Annotated[
         int, option(f"Training steps of each network. Default: {DEMO.steps}.", metavar="INT")
     ] = DEMO.steps,
@@ -46,18 +47,17 @@ def demo(
 ) -> None:
     """Train small networks with and without Newton losses, side by side, and write a page about it.
 
-    Takes two minutes on two cores and needs no data and no network connection. Ctrl-C saves a checkpoint of every run;
-    rerun the command to resume.
+    Three seeds for each loss take two minutes on two cores, and need no data and no network connection. Ctrl-C saves a
+    checkpoint of every run; rerun the command to resume.
     """
     with errors_as_sentences(as_json):
         for package in ("matplotlib", "jinja2"):  # better missed now than after two minutes of training
             importlib.import_module(package)
-        check_at_least("seeds", seeds, 1)
         check_at_least("steps", steps, 1)
         config = replace(DEMO, steps=steps, eval_every=max(1, steps // 20))
         store = Store(out / "runs")
         check_writable(store.path)
-        jobs = demo_jobs(out, config, seeds)
+        jobs = demo_jobs(out, config, chosen_seeds(seed, seeds, 3))
         slots = min(os.cpu_count() or 1, len(jobs))
         if not as_json:
             _show_task(config, len(jobs), slots)

@@ -101,7 +101,7 @@ def write_page(out: Path, config: SortingConfig, jobs: Mapping[tuple[str, int], 
     """Write the page into `out`; returns its path."""
     from jinja2 import Environment, StrictUndefined
 
-    rows = summarise(evaluations)
+    rows, first = summarise(evaluations), next(iter(jobs))[1]  # a seed
     images, values = sample_sets(config, _SETS)
     given = [_numbers(images[0], values[0], order) for order in (torch.arange(config.n), values[0].argsort())]
     template = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
@@ -114,7 +114,7 @@ def write_page(out: Path, config: SortingConfig, jobs: Mapping[tuple[str, int], 
         rows=rows,
         race=_learning_curves(evaluations),
         verdict=verdict(rows),
-        sorted={arm.name: list(map(_numbers, images, values, _orders(jobs[arm.name, 0], images))) for arm in ARMS},
+        sorted={arm.name: list(map(_numbers, images, values, _orders(jobs[arm.name, first], images))) for arm in ARMS},
         code=TEN_LINES,
     )
     write_atomically(out / "index.html", page.encode())

@@ -6,6 +6,7 @@ usual loss of differentiable sorting fails. On the real benchmark scores get tha
 they are from the first step on.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -48,13 +49,13 @@ def arm_config(config: SortingConfig, arm: Arm, seed: int) -> SortingConfig:
     return replace(config, seed=seed, **arm.settings).resolved()
 
 
-def demo_jobs(out: Path, config: SortingConfig, seeds: int) -> dict[tuple[str, int], Job]:
+def demo_jobs(out: Path, config: SortingConfig, seeds: Iterable[int]) -> dict[tuple[str, int], Job]:
     """A job for every arm and seed. Seed by seed, so that the first comparison is complete early."""
     return {
         (arm.name, seed): Job.of(
             f"{arm.title}, seed {seed}", arm_config(config, arm, seed), out / "runs", "cpu", keep_weights=True
         )
-        for seed in range(seeds)
+        for seed in seeds
         for arm in ARMS
     }
 

@@ -29,7 +29,7 @@ def demo_page(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(page, "ARMS", arms)
         patch.setattr(page, "_orders", lambda job, images: torch.rand(images.shape[:2]).argsort(1))
-        return write_page(out, DEMO, demo_jobs(out, DEMO, 1), evaluations)
+        return write_page(out, DEMO, demo_jobs(out, DEMO, [0]), evaluations)
 
 
 def test_it_escapes_names_and_opens(browser, demo_page):
