@@ -124,7 +124,7 @@ def train(options: argparse.Namespace) -> None:
 
 
 def written(found: dict[str, Any]) -> str:
-    """As JSON, one line per variant."""
+    """Two levels of names as JSON, one line for each of the lower (here a variant)."""
     problems = (
         f" {json.dumps(name)}: {{\n"
         + ",\n".join(f"  {json.dumps(variant)}: {json.dumps(one)}" for variant, one in own.items())

@@ -31,6 +31,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from catalogue import written
 from newton_losses import NewtonLoss, NormalizedDamping, RunningDamping
 
 FILE = Path(__file__).with_suffix(".json")
@@ -123,17 +124,6 @@ def errors(setting: dict[str, float], variant: str) -> list[float]:
     """The logarithm of the final loss of each seed, at the better learning rate."""
     tried = [[math.log(max(trained(setting, variant, rate, seed), 1e-12)) for seed in SEEDS] for rate in RATES]
     return min(tried, key=statistics.mean)
-
-
-def written(found: dict[str, Any]) -> str:
-    """As JSON, one line per setting."""
-    dials = (
-        f" {json.dumps(dial)}: {{\n"
-        + ",\n".join(f"  {json.dumps(value)}: {json.dumps(own)}" for value, own in values.items())
-        + "\n }"
-        for dial, values in found.items()
-    )
-    return "{\n" + ",\n".join(dials) + "\n}\n"
 
 
 def explosions() -> None:

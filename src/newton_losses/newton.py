@@ -177,8 +177,7 @@ class NewtonLoss(RunningScale):
         if isinstance(y, Tensor) and y.is_nested:
             y, targets, mask = padded_outputs(y, targets, mask, "NewtonLoss")
             loss, targets, mask = bound_targets(loss, y, targets, {}, mask, "NewtonLoss")
-        if getattr(loss, "takes_mask", False):
-            loss, targets, mask = with_mask(loss, y, targets, mask)
+        loss, targets, mask = with_mask(loss, y, targets, mask)
         if self.value == "loss" and not torch.is_grad_enabled():
             return plain_value(loss, y, targets, self.options["reduction"], mask)
         is_compiling = torch.compiler.is_compiling()
@@ -290,7 +289,8 @@ def compute_newton_loss(
     else:
         front = _reduced(expansion.value, reduction)
     surrogate = _surrogate if is_compiling or _is_transformed() else _Surrogate.record
-    return surrogate(y, front, rows, step.kept, factor), step, expansion.value.stride() == (0,)
+    is_scalar = expansion.value.stride() == (0,)  # one number, shown as that of every sample
+    return surrogate(y, front, rows, step.kept, factor), step, is_scalar
 
 
 def is_exchangeable(loss: object, choice: bool | None) -> bool:

@@ -280,37 +280,21 @@ def expand_loss(
     if curvature == "sample":
         return _by_sample(expand_loss(loss, y, targets, None, reduction))
     flat = flatten_outputs(y)
-    kind = flat.device.type
-    if torch.compiler.is_compiling() or torch.is_autocast_enabled(kind):
-        with torch.autocast(device_type=kind, enabled=False):
-            return _expand_flat(loss, y.shape, flat, targets, curvature, reduction, matrix_free)
-    return _expand_flat(loss, y.shape, flat, targets, curvature, reduction, matrix_free)
-
-
-def _expand_flat(
-    loss: Loss | Expandable,
-    shape: torch.Size,
-    flat: Tensor,
-    targets: tuple[Any, ...],
-    curvature: OwnKind | None,
-    reduction: Reduction | None,
-    matrix_free: bool | None,
-) -> Expansion:
-    """At full precision, of detached outputs `(N, m)`."""
-    if hasattr(loss, "expand"):
-        return _own_expansion(loss, flat.reshape(shape), targets, curvature)
-    if flat.numel() == 0:
-        return _empty(flat, curvature)
-    total = make_total(loss, shape, targets, reduction)
-    if curvature != "hessian":
-        found = first_order(total, flat)
-        fisher = empirical_fisher(found.gradient, value=found.value.detach()) if curvature else None
-        return Expansion(found.value, found.gradient, fisher)
-    if _too_large(flat) if matrix_free is None else matrix_free:
-        found, product = second_products(total, flat, loss)
-        return Expansion(found.value, found.gradient, _mean_products(product, _usable(found), flat))
-    mean = mean_hessian(total, flat, loss)
-    return Expansion(mean.value, mean.gradient, Dense(mean.matrix, count=mean.count))
+    with full_precision(flat):
+        if hasattr(loss, "expand"):
+            return _own_expansion(loss, flat.reshape(y.shape), targets, curvature)
+        if flat.numel() == 0:
+            return _empty(flat, curvature)
+        total = make_total(loss, y.shape, targets, reduction)
+        if curvature != "hessian":
+            found = first_order(total, flat)
+            fisher = empirical_fisher(found.gradient, value=found.value.detach()) if curvature else None
+            return Expansion(found.value, found.gradient, fisher)
+        if _too_large(flat) if matrix_free is None else matrix_free:
+            found, product = second_products(total, flat, loss)
+            return Expansion(found.value, found.gradient, _mean_products(product, _usable(found), flat))
+        mean = mean_hessian(total, flat, loss)
+        return Expansion(mean.value, mean.gradient, Dense(mean.matrix, count=mean.count))
 
 
 def loss_values(
