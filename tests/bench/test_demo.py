@@ -88,6 +88,8 @@ def test_finished_runs_are_not_trained_again(trained):
 def test_the_command_from_nothing_to_a_page(tmp_path):
     code, text = command("demo", "--out", str(tmp_path / "demo"), "--seed", "1", "--steps", "2")
     assert code == 0, text
+    assert ", seed 1: " in text
+    assert ", seed 0: " not in text
     assert text.index("The task:") < text.index("The race:") < text.index("[5/5]") < text.index("Open ")
     assert (tmp_path / "demo" / "index.html").exists()
 
