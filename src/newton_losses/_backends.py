@@ -1,7 +1,7 @@
 """Packages that make things faster where they are installed, and are imported only where they are used.
 
-Here is what keeps one from being used, whether Triton's kernels run, and how numba compiles one. The kernels live with
-what they compute.
+Here is what keeps one from being used, whether Triton's kernels run, how they are launched, and how numba compiles one.
+The kernels live with what they compute.
 """
 
 import importlib.util
@@ -59,6 +59,35 @@ def takes_triton(backend: TritonOrTorch, tensor: Tensor, size: int, largest: int
     device = tensor.device.type
     interpreted = backend == "triton" and device == "cpu" and os.environ.get("TRITON_INTERPRET") == "1"
     return (device == "cuda" or interpreted) and not obstacle("triton")
+
+
+_launched: dict[tuple[Any, ...], tuple[Any, tuple[Any, ...]]] = {}
+
+
+def launch(kernel: Any, programs: int, given: tuple[Any, ...], constants: dict[str, Any], warps: int) -> None:
+    """Launch one of Triton's kernels; `given` begins with a tensor on the current device, and `constants` follow it.
+
+    Triton looks for the compiled form at every launch, which takes as long as ten operations. Here it does so once for
+    all arguments that it does not tell apart.
+    """
+    key = (id(kernel), given[0].get_device(), warps, *constants.values(), *map(_sort_of, given))
+    known = _launched.get(key)
+    if known is not None:
+        form, rest = known
+        form[programs, 1, 1](*given, *rest)
+        return
+    form = kernel[programs,](*given, **constants, num_warps=warps)
+    if form is not None:  # Triton's interpreter has none
+        _launched[key] = form, tuple(constants[name] for name in kernel.arg_names[len(given) :])
+
+
+def _sort_of(argument: Any) -> object:
+    """What Triton compiles for: the dtype and alignment of a tensor, and what it knows of a whole number."""
+    if isinstance(argument, Tensor):
+        return argument.dtype, argument.data_ptr() % 16 == 0
+    if type(argument) is int:
+        return argument == 1, argument % 16 == 0, -(2**31) <= argument < 2**31
+    return type(argument)
 
 
 def compiled(function: Function) -> Function:

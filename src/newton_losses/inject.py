@@ -286,13 +286,13 @@ def _short_way(
             settled, unit = settle(bare, "fisher", run, update=is_new, known=known)
             gradient = settled.gradient
         if curvature == "fisher":
-            step = fisher_step(gradient, None, own, mean=is_mean, counter=counter)
+            step = fisher_step(gradient, None, own, mean=is_mean, counter=counter, unit=unit)
+            unit = 1.0
         else:
             parts = OwnParts(gradient)
             own = own.in_batch(parts, gradient) if isinstance(own, RunningDamping) else own
             step = sample_step(parts, own, mean=is_mean)
-    back = loss_scale * unit if is_normalized else loss_scale / share
-    return step if isinstance(back, (int, float)) and back == 1 else step._replace(rows=step.rows * back)
+    return step.times(loss_scale * unit if is_normalized else loss_scale / share)
 
 
 def _long_way(arrived: Tensor, settings: _Settings, run: Tensor | None, is_new: bool) -> Solved:

@@ -261,7 +261,6 @@ def compute_newton_loss(
         expansion = expand(loss, y, *targets, curvature=kind, reduction=reduction, matrix_free=matrix_free, **lists)
     else:
         expansion = expand_loss(loss, y, targets, kind, reduction, matrix_free)
-    # The factor of the gradient, made for an average over the ranks, and that of this rank's own value.
     is_mean, spectrum, shared = reduction != "sum", options.get("spectrum"), None
     step = None
     if group is None and not is_compiling:
@@ -273,24 +272,23 @@ def compute_newton_loss(
         expansion, unit = settle(expansion, kind, run, update=is_new, group=group, known=known)
         shared = None if group is None else share_curvature(expansion, kind, group, matrix_free=matrix_free)
         expansion = expansion if shared is None else shared.expansion
-        step = solve_step(expansion, rule, spectrum, mean=is_mean and shared is None, counter=counter)
-        rows = step.rows.detach() if run is None else step.rows.detach() * unit
-    # A whole number in a tensor would become a float32 one.
+        step = solve_step(expansion, rule, spectrum, mean=is_mean and shared is None, counter=counter, unit=unit)
+        rows = step.rows.detach()
+    # What the rows are divided by; a whole number in a tensor would become a float32 one.
     count = step.count.to(rows.dtype) if isinstance(step.count, Tensor) else step.count
-    own = 1 / count if is_mean else 1
-    factor = own
+    divisor = own = count if is_mean else 1
     if shared is not None:
-        factor = shared.ranks / shared.total if is_mean else shared.ranks
-        rows = rows * factor
+        divisor = shared.total / shared.ranks if is_mean else 1 / shared.ranks
+        rows = rows / divisor
     if value == "quadratic":
-        front = (rows.square().sum(1) * (own / factor**2 / 2)).sum()
+        front = (rows.square().sum(1) * (divisor**2 / own / 2)).sum()
     elif step.value is not None and is_mean and not expansion.value.requires_grad:
         front = step.value
     else:
         front = _reduced(expansion.value, reduction)
     surrogate = _surrogate if is_compiling or _is_transformed() else _Surrogate.record
     is_scalar = expansion.value.stride() == (0,)  # one number, shown as that of every sample
-    return surrogate(y, front, rows, step.kept, factor), step, is_scalar
+    return surrogate(y, front, rows, step.kept, divisor), step, is_scalar
 
 
 def is_exchangeable(loss: object, choice: bool | None) -> bool:
@@ -337,15 +335,15 @@ def _reduced(values: Tensor, reduction: Reduction | None) -> Tensor:
     return torch.where(usable.any(), total if reduction == "sum" else total / usable.sum().clamp(min=1), torch.nan)
 
 
-def _surrogate(y: Tensor, front: Tensor, rows: Tensor, kept: Tensor | None, factor: Tensor | float) -> Tensor:
-    """A scalar with the value `front`, and with the gradient and Hessian of factor · ½‖z* − y‖².
+def _surrogate(y: Tensor, front: Tensor, rows: Tensor, kept: Tensor | None, divisor: Tensor | float) -> Tensor:
+    """A scalar with the value `front`, and with the gradient and Hessian of ½‖z* − y‖² / divisor.
 
-    `rows` `(N, m)` are the steps times `factor`. With d = y − ȳ, which is zero but has a gradient,
+    `rows` `(N, m)` are the steps over the `divisor`. With d = y − ȳ, which is zero but has a gradient,
     ½‖z* − y‖² = ½‖step‖² + step·d + ½‖d‖². Written so, no digit of a small step is lost next to large outputs, and
-    any value can stand in front. The factor is made for an average over the ranks.
+    any value can stand in front. The divisor is made for an average over the ranks.
     """
     moved = _moved(y, rows, kept)
-    return front + (rows * moved).sum() + (moved.square().sum() / 2 * factor)
+    return front + (rows * moved).sum() + moved.square().sum() / 2 / divisor
 
 
 def _moved(y: Tensor, rows: Tensor, kept: Tensor | None) -> Tensor:
@@ -367,10 +365,10 @@ class _Surrogate(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, y: Tensor, front: Tensor, rows: Tensor, kept: Tensor | None, factor: Tensor | float
+        ctx: Any, y: Tensor, front: Tensor, rows: Tensor, kept: Tensor | None, divisor: Tensor | float
     ) -> Tensor:
         ctx.save_for_backward(y, rows, kept)
-        ctx.factor = factor
+        ctx.divisor = divisor
         return front.detach().view_as(front)
 
     @staticmethod
@@ -379,8 +377,8 @@ class _Surrogate(torch.autograd.Function):
         y, rows, kept = ctx.saved_tensors
         pulled = None
         if ctx.needs_input_grad[0]:
-            if torch.is_grad_enabled():  # somebody wants to differentiate this: the Hessian is factor · I
-                rows = rows + _moved(y, rows, kept) * ctx.factor
+            if torch.is_grad_enabled():  # somebody wants to differentiate this: the Hessian is I / divisor
+                rows = rows + _moved(y, rows, kept) / ctx.divisor
             pulled = rows * slope
             if pulled.shape != y.shape or pulled.dtype != y.dtype:
                 pulled = pulled.reshape(y.shape).to(y.dtype)

@@ -10,12 +10,14 @@ import contextlib
 import math
 import threading
 from collections.abc import Callable, Iterable
+from functools import cache, lru_cache
 from typing import Any, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
+from .._backends import takes_triton
 from ._derivative_errors import (
     cut_gradient,
     is_once_differentiable,
@@ -81,8 +83,7 @@ def mean_hessian(total: Total, flat: Tensor, loss: object) -> MeanHessian:
     m directions are enough for all N Hessians. They go through in as few passes as there is room for.
     """
     size = footprint(total, flat, loss, has_tape=has_tape(flat))
-    directions = torch.eye(flat.shape[1], dtype=flat.dtype, device=flat.device)
-    parts = torch.split(directions, directions_at_once(flat, size))
+    parts = torch.split(_directions(flat), directions_at_once(flat, size))
 
     def reverse() -> MeanHessian:
         value, gradient, product = _reverse_graph(total, flat, loss)
@@ -97,6 +98,18 @@ def mean_hessian(total: Total, flat: Tensor, loss: object) -> MeanHessian:
     return _first_that_works(flat, loss, reverse, forward)
 
 
+def _directions(flat: Tensor) -> Tensor:
+    """One direction for each output, kept for the next batch; but a captured graph needs its own."""
+    if not has_tape(flat) or (flat.is_cuda and torch.cuda.is_current_stream_capturing()):
+        return torch.eye(flat.shape[1], dtype=flat.dtype, device=flat.device)
+    return _kept_directions(flat.shape[1], flat.dtype, flat.device)
+
+
+@lru_cache(maxsize=4)
+def _kept_directions(size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    return torch.eye(size, dtype=dtype, device=device)
+
+
 def _mean(found: Derivatives, passes: Callable[[], Iterable[Tensor]]) -> MeanHessian:
     """The mean over the samples of what the `passes` give, `(k, N, m)` each."""
     value, gradient = found.value, found.gradient
@@ -107,6 +120,11 @@ def _mean(found: Derivatives, passes: Callable[[], Iterable[Tensor]]) -> MeanHes
         if all(math.isfinite(one.detach().sum()) for one in (total, value, gradient)):
             return MeanHessian(value, gradient, symmetric(total / len(value)), None)
     second = _stored(passes(), gradient.shape[1])
+    if takes_triton("auto", second, 0, 0) and second.numel() > 0:
+        from ._mean_hessian_triton import mean_of_finite_hessians
+
+        matrix, count = mean_of_finite_hessians(second, value.detach(), gradient)
+        return MeanHessian(value, gradient, matrix, count)
     kept = is_finite(found) & (second.abs() < torch.inf).all(2).all(0)
     count = kept.sum()
     mean = torch.where(kept[None, :, None], second, 0.0).sum(1) / count.clamp(min=1)
@@ -246,8 +264,13 @@ def _reverse_graph(total: Total, flat: Tensor, loss: object) -> tuple[Tensor, Te
     leaf, total_value, value = _tape(total, flat)
     if not total_value.requires_grad:
         raise no_dependence(loss)
+    gradient: Any  # `None` where nothing depends on the outputs
     with torch.enable_grad():
-        (gradient,) = torch.autograd.grad(total_value, leaf, create_graph=True, allow_unused=True)
+        if type(total_value) is Tensor:  # as in `_tape_gradient`
+            run, one = torch.autograd.Variable._execution_engine.run_backward, torch.ones_like(total_value)
+            (gradient,) = run((total_value,), (one,), True, True, (leaf,), True, False)
+        else:
+            (gradient,) = torch.autograd.grad(total_value, leaf, create_graph=True, allow_unused=True)
     if gradient is None:
         raise no_dependence(loss)
     other_leaves, nodes = _look(total_value, leaf)
@@ -262,6 +285,7 @@ def _reverse_graph(total: Total, flat: Tensor, loss: object) -> tuple[Tensor, Te
             return vectors.new_zeros(len(vectors), *flat.shape)
         along = vectors[:, None, :].expand(-1, *flat.shape)
         if len(along) > 1:
+            _batch_type_as()
             # Not in the handler: the error would hold on to the memory of the pass that failed.
             with contextlib.suppress(RuntimeError, NotImplementedError):
                 return _grad_of_grad(gradient, leaf, along, batched=True)
@@ -277,6 +301,20 @@ def _reverse_graph(total: Total, flat: Tensor, loss: object) -> tuple[Tensor, Te
     # What the loss itself has to learn, and targets that have a gradient, get theirs through the values.
     is_shared = torch.is_grad_enabled() and other_leaves
     return value if is_shared else value.detach(), gradient.detach(), product
+
+
+@cache
+def _batch_type_as() -> "torch.library.Library | None":
+    """Give torch's batched gradients a rule for `type_as`, where they have none and take one direction at a time.
+
+    The second derivative of softplus calls it, and so that of every logistic loss. The rule does what the operator
+    does, and changes no number in anybody's program.
+    """
+    if torch._C._dispatch_has_kernel_for_dispatch_key("aten::type_as", "Batched"):
+        return None
+    library = torch.library.Library("aten", "IMPL")
+    library.impl("type_as", lambda given, like: given.to(like.device, like.dtype), "Batched")
+    return library
 
 
 def _grad_of_grad(gradient: Tensor, leaf: Tensor, along: Tensor, *, batched: bool) -> Tensor:

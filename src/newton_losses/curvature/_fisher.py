@@ -52,6 +52,10 @@ class Solved(NamedTuple):
     value: Tensor | None = None
     counted: bool = False
 
+    def times(self, unit: Tensor | float) -> "Solved":
+        """The same in another unit."""
+        return self if isinstance(unit, (int, float)) and unit == 1 else self._replace(rows=self.rows * unit)
+
 
 class _Plan(NamedTuple):
     """A damping: λ itself (a number, or in a tensor), or `factor` times F's scale, with a step in units of ρ or not."""
@@ -80,8 +84,9 @@ def fisher_step(
     kept: Tensor | None = None,
     mean: bool = False,
     counter: Tensor | None = None,
+    unit: Tensor | float = 1.0,
 ) -> Solved:
-    """The step of each sample from `gradient`, `(N, m)`, which is not empty.
+    """The step of each sample from `gradient`, `(N, m)`, which is not empty, times `unit`.
 
     A sample takes no part where its value or its gradient is not finite, or where it is not in `kept`. `counter` may
     be increased by the samples that are left out; the result tells whether it was.
@@ -96,8 +101,8 @@ def fisher_step(
     assert plan is not None
     is_plain = type(gradient) is Tensor and not torch._C._are_functorch_transforms_active()
     if (torch.compiler.is_compiling() or is_plain) and _fits_kernel(gradient, plan):
-        return _by_kernel(gradient, value, plan, kept, mean, counter)
-    return _by_operators(gradient, value, plan, kept, mean)
+        return _by_kernel(gradient, value, plan, kept, mean, counter, unit=unit)
+    return _by_operators(gradient, value, plan, kept, mean).times(unit)
 
 
 def _plan(damping: Rule) -> _Plan | None:
@@ -171,6 +176,7 @@ def matrix_step(
     *,
     mean: bool = False,
     counter: Tensor | None = None,
+    unit: Tensor | float = 1.0,
 ) -> Solved | None:
     """The step with a stored curvature as one kernel, where that can be; `kind` is "definite", "absolute" or "clip"."""
     plan = _plan(damping)
@@ -179,7 +185,7 @@ def matrix_step(
     is_small = 0 < gradient.shape[1] <= LARGEST_MATRIX and 0 < gradient.numel() <= MOST_NUMBERS
     if not is_small or torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
         return None
-    return _by_kernel(gradient, value, plan, None, mean, counter, matrix.detach(), kind)
+    return _by_kernel(gradient, value, plan, None, mean, counter, matrix.detach(), kind, unit)
 
 
 def _by_kernel(
@@ -191,6 +197,7 @@ def _by_kernel(
     counter: Tensor | None,
     matrix: Tensor | None = None,
     kind: str = "definite",
+    unit: Tensor | float = 1.0,
 ) -> Solved:
     tensor = plan.tensor
     if tensor is not None and tensor.device != gradient.device:
@@ -205,10 +212,13 @@ def _by_kernel(
         rows, used, numbers = fisher_kernel(*given)
         counter = None
     else:
-        from ._fisher_triton import launch
+        from ._fisher_triton import launch_fisher
 
-        rows, used, numbers = launch(*given, counter, matrix, kind)
-    return Solved(rows, used, numbers[0], None if value is None else numbers[1], counted=counter is not None)
+        factor, unit = (unit, 1.0) if isinstance(unit, Tensor) else (None, unit)
+        rows, used, numbers = launch_fisher(*given, counter, matrix, kind, factor)
+    count, mean_value = numbers.unbind()
+    found = Solved(rows, used, count, None if value is None else mean_value, counted=counter is not None)
+    return found.times(unit)
 
 
 @torch.library.custom_op("newton_losses::fisher_kernel", mutates_args=())
@@ -222,9 +232,9 @@ def fisher_kernel(
     mean: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """`fisher_step` as one kernel: rows, kept, and (count, mean value) in the dtype of the gradients."""
-    from ._fisher_triton import launch
+    from ._fisher_triton import launch_fisher
 
-    return launch(gradient, value, damping, number, factor, normalized, mean, None)
+    return launch_fisher(gradient, value, damping, number, factor, normalized, mean, None)
 
 
 @fisher_kernel.register_fake

@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .._backends import launch
 from ._fisher_triton import finite_values, mean_of_finite
 
 _Decorator = Callable[[Callable[..., Any]], Any]
@@ -31,26 +32,32 @@ MOST_TURNS = 128
 
 
 def launch_conjugate(
-    gradient: Tensor, value: Tensor | None, factor: float, mean: bool, counter: Tensor | None
+    gradient: Tensor,
+    value: Tensor | None,
+    factor: float,
+    mean: bool,
+    counter: Tensor | None,
+    unit: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Rows, kept and (count, mean value), as `_fisher_triton.launch` returns them, in units of ρ."""
+    """Rows, kept and (count, mean value), as `launch_fisher` returns them, in units of ρ."""
     samples, outputs = gradient.shape
     few = samples < outputs
     short, long = (samples, outputs) if few else (outputs, samples)
     rows = torch.empty_like(gradient)
     used = torch.empty(samples, dtype=torch.bool, device=gradient.device)
     numbers = torch.empty(2, dtype=gradient.dtype, device=gradient.device)
-    solve_conjugate[(triton.cdiv(long, SIDES),)](
-        gradient, value, rows, used, numbers, counter, factor, samples, outputs,
-        MEAN=mean, FEW=few, SIZE=max(16, triton.next_power_of_2(short)), SIDES=SIDES, PART=PART,
-        PARTS=triton.cdiv(long, PART), VALUE_PARTS=triton.cdiv(samples, PART), MOST_TURNS=MOST_TURNS, num_warps=8,
-    )  # fmt: skip
+    given = (gradient, value, rows, used, numbers, counter, unit, factor, samples, outputs)
+    constants = {
+        "MEAN": mean, "FEW": few, "SIZE": max(16, triton.next_power_of_2(short)), "SIDES": SIDES, "PART": PART,
+        "PARTS": triton.cdiv(long, PART), "VALUE_PARTS": triton.cdiv(samples, PART), "MOST_TURNS": MOST_TURNS,
+    }  # fmt: skip
+    launch(solve_conjugate, triton.cdiv(long, SIDES), given, constants, warps=8)
     return rows, used, numbers
 
 
 @_kernel
 def solve_conjugate(  # type: ignore[no-untyped-def]
-    gradient, value, rows, used, numbers, counter, factor, samples, outputs,
+    gradient, value, rows, used, numbers, counter, unit, factor, samples, outputs,
     MEAN: tl.constexpr, FEW: tl.constexpr, SIZE: tl.constexpr, SIDES: tl.constexpr, PART: tl.constexpr,
     PARTS: tl.constexpr, VALUE_PARTS: tl.constexpr, MOST_TURNS: tl.constexpr,
 ):  # fmt: skip
@@ -91,6 +98,8 @@ def solve_conjugate(  # type: ignore[no-untyped-def]
     lam = tl.where(spread > 0, factor * spread, 1.0)
     length = tl.where(trace > 0, lam / tl.sqrt(count * trace / width), 1.0)
     length = length if MEAN else length * count
+    if unit is not None:
+        length = length * tl.load(unit)
 
     # This program's right-hand sides, each with its own conjugate gradients; one that is solved stands still.
     side = tl.program_id(0) * SIDES + tl.arange(0, SIDES)
@@ -102,8 +111,8 @@ def solve_conjugate(  # type: ignore[no-untyped-def]
         good = finite_values(value, side, samples) & (tl.min(is_number.to(tl.int32), 0) > 0)
         residual = tl.where(good[None, :], residual, 0.0)
     # Outputs that hardly matter may be so small that their squares are zero: each side in its own unit.
-    unit = tl.max(tl.abs(residual), 0)
-    residual = residual / tl.where(unit > 0, unit, 1.0)[None, :]
+    own_unit = tl.max(tl.abs(residual), 0)
+    residual = residual / tl.where(own_unit > 0, own_unit, 1.0)[None, :]
     solved = tl.zeros([SIZE, SIDES], tl.float32)
     along = residual
     squared = tl.sum(residual * residual, 0)
@@ -120,7 +129,7 @@ def solve_conjugate(  # type: ignore[no-untyped-def]
         squared = tl.where(goes_on, left, squared)
         turn += 1
 
-    out = solved * unit[None, :] * length
+    out = solved * own_unit[None, :] * length
     if FEW:
         inside = (i < samples)[:, None] & (side < outputs)[None, :]
         tl.store(rows + i[:, None] * outputs + side[None, :], out, mask=inside)

@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .._backends import launch
 from ._fisher import LARGEST_KERNEL
 from ._small_solve_triton import absolute_of
 from ._solve import LOWEST, ROUNDS, STEEPEST
@@ -28,7 +29,7 @@ _kernel: _Decorator = triton.jit(do_not_specialize=["number", "samples", "output
 AT_A_TIME = 2048
 
 
-def launch(
+def launch_fisher(
     gradient: Tensor,
     value: Tensor | None,
     damping: Tensor | None,
@@ -39,10 +40,12 @@ def launch(
     counter: Tensor | None,
     matrix: Tensor | None = None,
     kind: str = "definite",
+    unit: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Rows, kept and (count, mean value); `counter`, if given, is increased by the samples that are not kept.
 
-    With a `matrix` that is the curvature, in the place of the Fisher; `kind` says what becomes of its eigenvalues.
+    With a `matrix` that is the curvature, in the place of the Fisher; `kind` says what becomes of its eigenvalues. The
+    step is multiplied by `unit`.
     """
     samples, outputs = gradient.shape
     gradient = gradient.contiguous()
@@ -52,7 +55,8 @@ def launch(
         from ._fisher_conjugate_triton import launch_conjugate
 
         with _on_device(gradient):
-            return launch_conjugate(gradient, None if value is None else value.contiguous(), factor, mean, counter)
+            value = None if value is None else value.contiguous()
+            return launch_conjugate(gradient, value, factor, mean, counter, unit)
     # The units that multiply matrices know none below 16.
     size = max(16, triton.next_power_of_2(unknowns))
     block = max(16, AT_A_TIME // size)
@@ -61,14 +65,17 @@ def launch(
     used = torch.empty(samples, dtype=torch.bool, device=gradient.device)
     numbers = torch.empty(2, dtype=gradient.dtype, device=gradient.device)
     with _on_device(gradient):
-        solve_fisher[(blocks,)](
+        given = (
             gradient, None if value is None else value.contiguous(), None if matrix is None else matrix.contiguous(),
-            rows, used, numbers, counter, damping, _bits(factor or number), samples, outputs,
-            RELATIVE=factor > 0, NORMALIZED=normalized, MEAN=mean, FEW=few, SIZE=size, BLOCK=block,
-            BLOCKS=blocks, VALUE_BLOCKS=triton.cdiv(samples, block),
-            STEPS=min(size, 8 * triton.cdiv(unknowns, 8)),
-            KIND=kind, LOWEST=LOWEST, STEEPEST=STEEPEST, ROUNDS=ROUNDS, num_warps={16: 1, 32: 4, 64: 8}[size],
+            rows, used, numbers, counter, damping, unit, _bits(factor or number), samples, outputs,
         )  # fmt: skip
+        constants = {
+            "RELATIVE": factor > 0, "NORMALIZED": normalized, "MEAN": mean, "FEW": few, "SIZE": size, "BLOCK": block,
+            "BLOCKS": blocks, "VALUE_BLOCKS": triton.cdiv(samples, block),
+            "STEPS": min(size, 8 * triton.cdiv(unknowns, 8)),
+            "KIND": kind, "LOWEST": LOWEST, "STEEPEST": STEEPEST, "ROUNDS": ROUNDS,
+        }  # fmt: skip
+        launch(solve_fisher, blocks, given, constants, warps={16: 1, 32: 4, 64: 8}[size])
     return rows, used, numbers
 
 
@@ -87,7 +94,7 @@ def _bits(number: float) -> int:
 
 @_kernel
 def solve_fisher(  # type: ignore[no-untyped-def]
-    gradient, value, matrix, rows, used, numbers, counter, damping, number, samples, outputs,
+    gradient, value, matrix, rows, used, numbers, counter, damping, unit, number, samples, outputs,
     RELATIVE: tl.constexpr, NORMALIZED: tl.constexpr, MEAN: tl.constexpr, FEW: tl.constexpr,
     SIZE: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr, VALUE_BLOCKS: tl.constexpr, STEPS: tl.constexpr,
     KIND: tl.constexpr, LOWEST: tl.constexpr, STEEPEST: tl.constexpr, ROUNDS: tl.constexpr,
@@ -156,6 +163,8 @@ def solve_fisher(  # type: ignore[no-untyped-def]
     length = tl.where((lam > 0) & (lam < float("inf")), length, float("nan"))
     if MEAN:
         length = length / count
+    if unit is not None:
+        length = length * tl.load(unit).to(tl.float64)
 
     # Invert in place, together with ones below. F + λI is definite: no exchange of rows.
     square = tl.where(i[:, None] == i[None, :], tl.where(own, square + lam, 1.0), square)

@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .._backends import launch
 from ._fisher_triton import _load, _on_device, _store, finite_values
 
 _Decorator = Callable[[Callable[..., Any]], Any]
@@ -32,11 +33,12 @@ def launch_settle(
     bounded = torch.empty_like(gradient)
     factor = torch.empty((), dtype=gradient.dtype, device=gradient.device)
     with _on_device(gradient):
-        settle_batch[(1,)](
-            gradient, None if value is None else value.contiguous(), state, bounded, factor, samples, outputs,
-            UPDATE=update, DECAY=decay, LIMIT=limit, GROWTH=growth, ROWS=rows, COLUMNS=columns,
-            ROW_BLOCKS=triton.cdiv(samples, rows), COLUMN_BLOCKS=triton.cdiv(outputs, columns), num_warps=8,
-        )  # fmt: skip
+        value = None if value is None else value.contiguous()
+        constants = {
+            "UPDATE": update, "DECAY": decay, "LIMIT": limit, "GROWTH": growth, "ROWS": rows, "COLUMNS": columns,
+            "ROW_BLOCKS": triton.cdiv(samples, rows), "COLUMN_BLOCKS": triton.cdiv(outputs, columns),
+        }  # fmt: skip
+        launch(settle_batch, 1, (gradient, value, state, bounded, factor, samples, outputs), constants, warps=8)
     return bounded, factor
 
 

@@ -58,8 +58,9 @@ def solve_step(
     *,
     mean: bool = False,
     counter: Tensor | None = None,
+    unit: Tensor | float = 1.0,
 ) -> Solved:
-    """`newton_step`, with what else was found on the way; with `mean` the rows are divided by the count."""
+    """`newton_step` times `unit`, with what else was found; with `mean` the rows are divided by the count."""
     if expansion.curvature is None:
         raise ArgumentError("A Newton step needs an expansion with a curvature.")
     curvature, value, gradient = expansion.curvature, expansion.value, expansion.gradient
@@ -71,21 +72,22 @@ def solve_step(
         if not torch.compiler.is_compiling():
             found = host_step(curvature, gradient, value, damping, spectrum, mean=mean)
             if found is not None:
-                return found
+                return found.times(unit)
         if isinstance(curvature, (FisherMatrix, FisherFactor)) and can_solve(curvature, gradient, damping):
-            return fisher_step(gradient, value, damping, kept=curvature.kept, mean=mean, counter=counter)
+            return fisher_step(gradient, value, damping, kept=curvature.kept, mean=mean, counter=counter, unit=unit)
         # Of a Hessian that is stored, the default's λ is the one of the batch alone.
         if type(damping) is RunningDamping and not (isinstance(curvature, Dense) and not curvature.semidefinite):
             damping = damping.in_batch(curvature, gradient)
         if isinstance(curvature, OwnParts):
-            return sample_step(curvature, damping, mean=mean)
+            return sample_step(curvature, damping, mean=mean).times(unit)
         if isinstance(curvature, Dense) and gradient.device.type == "cuda":
             kind = "definite" if curvature.semidefinite else spectrum
             if kind != "raw":
-                found = matrix_step(curvature.matrix, kind, gradient, value, damping, mean=mean, counter=counter)
+                given = curvature.matrix, kind, gradient, value, damping
+                found = matrix_step(*given, mean=mean, counter=counter, unit=unit)
                 if found is not None:
                     return found
-        return _by_operators(expansion, damping, spectrum, mean)
+        return _by_operators(expansion, damping, spectrum, mean).times(unit)
 
 
 def _by_operators(expansion: Expansion, damping: Rule, spectrum: Spectrum, mean: bool) -> Solved:

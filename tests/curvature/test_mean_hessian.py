@@ -1,0 +1,133 @@
+"""The mean of Hessians: as kernels on a GPU, and in few operations of torch's vmap.
+
+The tests marked `gpu` run on CUDA, and, but for those that need a device, in Triton's interpreter on the CPU too.
+"""
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from newton_losses import NewtonLoss
+from newton_losses.curvature import expand, newton_step
+from on_cuda import capture
+from triton_interpreter import DEVICE, on_cuda_alone, run_interpreted
+
+
+@pytest.mark.slow
+def test_in_the_interpreter():
+    run_interpreted(__file__)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(("samples", "outputs"), [(1, 1), (5, 3), (70, 10), (33, 17), (3, 130), (128, 100)])
+def test_samples_that_are_not_finite_take_no_part(samples, outputs, dtype):
+    from newton_losses.curvature._mean_hessian_triton import mean_of_finite_hessians
+
+    torch.manual_seed(outputs)
+    second = torch.randn(outputs, samples, outputs, dtype=dtype)
+    value, gradient = torch.randn(samples, dtype=dtype), torch.randn(samples, outputs, dtype=dtype)
+    if samples > 4:  # each of the last four has one number that is not finite
+        second[-1, -1, 0] = second[0, -2, -1] = torch.nan
+        value[-3], gradient[-4, -1] = torch.inf, -torch.inf
+    matrix, count = mean_of_finite_hessians(second.to(DEVICE), value.to(DEVICE), gradient.to(DEVICE))
+    usable = second[:, : samples - 4 if samples > 4 else samples].double()
+    assert count.item() == usable.shape[1]
+    expected = (usable.mean(1) + usable.mean(1).mT) / 2
+    torch.testing.assert_close(matrix.cpu().double(), expected, rtol=1e-6, atol=torch.finfo(dtype).eps)
+    assert torch.equal(matrix, matrix.mT)
+
+
+def logistic(y, target):
+    return torch.nn.functional.softplus(target * (y[:, :, None] - y[:, None, :]).flatten(1)).mean(1)
+
+
+def logistic_batch(samples, outputs, dtype=torch.float64):
+    generator = torch.Generator().manual_seed(0)
+    y = torch.randn(samples, outputs, dtype=dtype, generator=generator)
+    return y, torch.randn(samples, outputs**2, dtype=dtype, generator=generator).sign()
+
+
+@pytest.mark.gpu
+@on_cuda_alone
+@pytest.mark.parametrize("outputs", [3, 40])
+def test_a_captured_and_an_eager_hessian_are_the_cpus(outputs):
+    y, target = logistic_batch(20, outputs)
+    y[3] = torch.nan
+    expected = NewtonLoss(logistic, "hessian", 0.1)
+    leaf = y.clone().requires_grad_()
+    expected(leaf, target).backward()
+    newton, on_cuda, cuda_target = NewtonLoss(logistic, "hessian", 0.1), y.cuda().requires_grad_(), target.cuda()
+
+    def step():
+        on_cuda.grad = None
+        newton(on_cuda, cuda_target).backward()
+
+    step()
+    torch.testing.assert_close(on_cuda.grad.cpu(), leaf.grad)
+    graph, _ = capture(step)
+    on_cuda.grad.zero_()
+    graph.replay()
+    torch.testing.assert_close(on_cuda.grad.cpu(), leaf.grad)
+    assert newton.skipped >= 2
+
+
+@pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of numpy, in the interpreter
+def test_a_kernel_is_launched_as_the_tensors_lie():
+    """What was compiled for gradients on a boundary of 16 bytes is not used for others, nor for another dtype."""
+    torch.manual_seed(0)
+    numbers = torch.randn(1 + 12 * 5, dtype=torch.float64)
+    for dtype in (torch.float32, torch.float64):
+        stored = numbers.to(DEVICE, dtype)
+        for offset in (0, 1, 0):
+            gradient = stored[offset : offset + 60].view(12, 5)
+            from newton_losses.curvature._fisher_triton import launch_fisher
+
+            rows = launch_fisher(gradient, None, None, 0.5, 0.0, False, False, None)[0]
+            own = numbers[offset : offset + 60].view(12, 5)
+            expected = torch.linalg.solve(own.mT @ own / 12 + 0.5 * torch.eye(5, dtype=own.dtype), own.mT).mT
+            torch.testing.assert_close(rows.cpu().double(), expected, rtol=1e-5, atol=1e-6)
+
+
+class _Operators(TorchDispatchMode):
+    count = 0
+
+    def __torch_dispatch__(self, operator, types, given=(), options=None):
+        self.count += 1
+        return operator(*given, **(options or {}))
+
+
+def operators_of_a_hessian(outputs):
+    y, target = logistic_batch(4, outputs)
+    expand(logistic, y, target, curvature="hessian")
+    with _Operators() as operators:
+        expand(logistic, y, target, curvature="hessian")
+    return operators.count
+
+
+def test_softplus_takes_all_directions_at_once():
+    """Its second derivative has an operator in it that torch's vmap has no rule for."""
+    assert operators_of_a_hessian(3) == operators_of_a_hessian(9)
+
+
+def test_the_rule_changes_no_number():
+    y, target = logistic_batch(4, 3)
+    found = expand(logistic, y, target, curvature="hessian").curvature.dense()
+    expected = (
+        sum(
+            torch.autograd.functional.hessian(lambda z, n=n: logistic(z[None], target[n : n + 1])[0], y[n])
+            for n in range(4)
+        )
+        / 4
+    )
+    torch.testing.assert_close(found, expected)
+
+
+def test_the_directions_of_one_batch_serve_the_next():
+    y, target = logistic_batch(4, 3)
+    first = newton_step(expand(logistic, y, target, curvature="hessian"), 0.1)
+    newton_step(expand(logistic, y.float(), target.float(), curvature="hessian"), 0.1)
+    with torch.inference_mode():
+        expand(logistic, y.clone(), target, curvature="hessian")
+    torch.testing.assert_close(newton_step(expand(logistic, y, target, curvature="hessian"), 0.1).rows, first.rows)
