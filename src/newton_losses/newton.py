@@ -276,7 +276,8 @@ def compute_newton_loss(
         rows = step.rows.detach()
     # What the rows are divided by; a whole number in a tensor would become a float32 one.
     count = step.count.to(rows.dtype) if isinstance(step.count, Tensor) else step.count
-    divisor = own = count if is_mean else 1
+    own = count if is_mean else 1
+    divisor: Tensor | float = own
     if shared is not None:
         divisor = shared.total / shared.ranks if is_mean else 1 / shared.ranks
         rows = rows / divisor

@@ -312,8 +312,12 @@ def _batch_type_as() -> "torch.library.Library | None":
     """
     if torch._C._dispatch_has_kernel_for_dispatch_key("aten::type_as", "Batched"):
         return None
-    library = torch.library.Library("aten", "IMPL")
-    library.impl("type_as", lambda given, like: given.to(like.device, like.dtype), "Batched")
+    library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
+
+    def type_as(given: Tensor, like: Tensor) -> Tensor:
+        return given.to(like.device, like.dtype)
+
+    library.impl("type_as", type_as, "Batched")  # type: ignore[no-untyped-call]
     return library
 
 
