@@ -81,6 +81,16 @@ def launch(kernel: Any, programs: int, given: tuple[Any, ...], constants: dict[s
         _launched[key] = form, tuple(constants[name] for name in kernel.arg_names[len(given) :])
 
 
+def parts_of(number: int, part: int) -> int:
+    """How many parts of a size cover a number of things. (Triton's own function takes as long as an operation.)"""
+    return -(-number // part)
+
+
+def power_of_two(number: int) -> int:
+    """The least that is not below a positive number."""
+    return 1 << (number - 1).bit_length()
+
+
 def _sort_of(argument: Any) -> object:
     """What Triton compiles for: the dtype and alignment of a tensor, and what it knows of a whole number."""
     if isinstance(argument, Tensor):

@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .._backends import launch
+from .._backends import launch, parts_of, power_of_two
 from ._fisher_triton import finite_values, mean_of_finite
 
 _Decorator = Callable[[Callable[..., Any]], Any]
@@ -48,10 +48,10 @@ def launch_conjugate(
     numbers = torch.empty(2, dtype=gradient.dtype, device=gradient.device)
     given = (gradient, value, rows, used, numbers, counter, unit, factor, samples, outputs)
     constants = {
-        "MEAN": mean, "FEW": few, "SIZE": max(16, triton.next_power_of_2(short)), "SIDES": SIDES, "PART": PART,
-        "PARTS": triton.cdiv(long, PART), "VALUE_PARTS": triton.cdiv(samples, PART), "MOST_TURNS": MOST_TURNS,
+        "MEAN": mean, "FEW": few, "SIZE": max(16, power_of_two(short)), "SIDES": SIDES, "PART": PART,
+        "PARTS": parts_of(long, PART), "VALUE_PARTS": parts_of(samples, PART), "MOST_TURNS": MOST_TURNS,
     }  # fmt: skip
-    launch(solve_conjugate, triton.cdiv(long, SIDES), given, constants, warps=8)
+    launch(solve_conjugate, parts_of(long, SIDES), given, constants, warps=8)
     return rows, used, numbers
 
 

@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .._backends import launch
+from .._backends import launch, parts_of, power_of_two
 from ._fisher import LARGEST_KERNEL
 from ._small_solve_triton import absolute_of
 from ._solve import LOWEST, ROUNDS, STEEPEST
@@ -25,8 +25,9 @@ _jit: _Decorator = triton.jit
 # A kernel of its own for one sample, or for numbers with other factors, would not be faster.
 _kernel: _Decorator = triton.jit(do_not_specialize=["number", "samples", "outputs"])
 
-# Numbers of the gradients that are read at a time.
-AT_A_TIME = 2048
+# By the size of the matrix: numbers of the gradients that are read at a time, and warps. A single warp needs no
+# barriers, and few numbers make a short program, which is loaded sooner than a long one.
+SHAPES = {16: (512, 1), 32: (2048, 4), 64: (2048, 8)}
 
 
 def launch_fisher(
@@ -58,9 +59,10 @@ def launch_fisher(
             value = None if value is None else value.contiguous()
             return launch_conjugate(gradient, value, factor, mean, counter, unit)
     # The units that multiply matrices know none below 16.
-    size = max(16, triton.next_power_of_2(unknowns))
-    block = max(16, AT_A_TIME // size)
-    blocks = triton.cdiv(outputs if few else samples, block)
+    size = max(16, power_of_two(unknowns))
+    at_a_time, warps = SHAPES[size]
+    block = max(16, at_a_time // size)
+    blocks = parts_of(outputs if few else samples, block)
     rows = torch.empty_like(gradient)
     used = torch.empty(samples, dtype=torch.bool, device=gradient.device)
     numbers = torch.empty(2, dtype=gradient.dtype, device=gradient.device)
@@ -71,11 +73,11 @@ def launch_fisher(
         )  # fmt: skip
         constants = {
             "RELATIVE": factor > 0, "NORMALIZED": normalized, "MEAN": mean, "FEW": few, "SIZE": size, "BLOCK": block,
-            "BLOCKS": blocks, "VALUE_BLOCKS": triton.cdiv(samples, block),
-            "STEPS": min(size, 8 * triton.cdiv(unknowns, 8)),
+            "BLOCKS": blocks, "VALUE_BLOCKS": parts_of(samples, block),
+            "STEPS": min(size, 8 * parts_of(unknowns, 8)),
             "KIND": kind, "LOWEST": LOWEST, "STEEPEST": STEEPEST, "ROUNDS": ROUNDS,
         }  # fmt: skip
-        launch(solve_fisher, blocks, given, constants, warps={16: 1, 32: 4, 64: 8}[size])
+        launch(solve_fisher, blocks, given, constants, warps)
     return rows, used, numbers
 
 

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .._backends import launch
+from .._backends import launch, parts_of, power_of_two
 from ._fisher_triton import _on_device
 
 _Decorator = Callable[[Callable[..., Any]], Any]
@@ -30,9 +30,9 @@ def mean_of_finite_hessians(second: Tensor, value: Tensor, gradient: Tensor) -> 
     kept = torch.empty(samples, dtype=torch.int32, device=second.device)
     matrix = torch.empty(outputs, outputs, dtype=second.dtype, device=second.device)
     count = torch.empty((), dtype=torch.int64, device=second.device)
-    tiles = triton.cdiv(outputs, TILE)
+    tiles = parts_of(outputs, TILE)
     with _on_device(second):
-        width = min(128, max(16, triton.next_power_of_2(outputs)))
+        width = min(128, max(16, power_of_two(outputs)))
         constants = {"ROWS": max(1, 2048 // width), "WIDTH": width}
         launch(find_finite, samples, (second, value, gradient, kept, samples, outputs), constants, warps=4)
         sizes = {"TILE": TILE, "SAMPLES": SAMPLES}

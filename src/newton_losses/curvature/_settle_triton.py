@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .._backends import launch
+from .._backends import launch, parts_of, power_of_two
 from ._fisher_triton import _load, _on_device, _store, finite_values
 
 _Decorator = Callable[[Callable[..., Any]], Any]
@@ -28,7 +28,7 @@ def launch_settle(
     """The bounded gradients, and the factor of the step in the dtype of the gradients; `state` changes in place."""
     samples, outputs = gradient.shape
     gradient = gradient.contiguous()
-    columns = min(triton.next_power_of_2(outputs), 128)
+    columns = min(power_of_two(outputs), 128)
     rows = AT_A_TIME // columns
     bounded = torch.empty_like(gradient)
     factor = torch.empty((), dtype=gradient.dtype, device=gradient.device)
@@ -36,7 +36,7 @@ def launch_settle(
         value = None if value is None else value.contiguous()
         constants = {
             "UPDATE": update, "DECAY": decay, "LIMIT": limit, "GROWTH": growth, "ROWS": rows, "COLUMNS": columns,
-            "ROW_BLOCKS": triton.cdiv(samples, rows), "COLUMN_BLOCKS": triton.cdiv(outputs, columns),
+            "ROW_BLOCKS": parts_of(samples, rows), "COLUMN_BLOCKS": parts_of(outputs, columns),
         }  # fmt: skip
         launch(settle_batch, 1, (gradient, value, state, bounded, factor, samples, outputs), constants, warps=8)
     return bounded, factor

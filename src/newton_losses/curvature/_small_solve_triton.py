@@ -14,6 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .._backends import parts_of, power_of_two
 from ._solve import LOWEST, ROUNDS, STEEPEST
 
 _Decorator = Callable[[Callable[..., Any]], Any]
@@ -41,9 +42,9 @@ def _shape(rows: Tensor, products: bool) -> tuple[tuple[int], dict[str, int]]:
     """The grid, and what the tile looks like: as wide as a warp or two, for 16 right-hand sides at least."""
     count, unknowns = rows.shape
     # The units that multiply matrices know none below 16.
-    size = max(16 if products else 8, triton.next_power_of_2(unknowns))
+    size = max(16 if products else 8, power_of_two(unknowns))
     width = max(32, 2 * size)
-    return (triton.cdiv(count, width - unknowns),), {"M": unknowns, "SIZE": size, "WIDTH": width, "num_warps": 1}
+    return (parts_of(count, width - unknowns),), {"M": unknowns, "SIZE": size, "WIDTH": width, "num_warps": 1}
 
 
 def _bits(number: float) -> int:
