@@ -118,7 +118,10 @@ def check_step(found: nl.NewtonTarget, options: dict[str, Any]) -> str | None:
     if digits > NO_DIGITS:
         return BEYOND_DIGITS
     tiny = torch.finfo(found.step.dtype).tiny
-    check_solution(equation, found.step[found.kept].double(), tolerance(found.step), tiny, digits=digits)
+    is_mixed = len(found.gradient) < found.step.shape[1]
+    check_solution(
+        equation, found.step[found.kept].double(), tolerance(found.step), tiny, NO_ROUNDING, digits, is_mixed
+    )
     return None
 
 
@@ -143,17 +146,20 @@ def check_solution(
     tiny: float,
     rounding: Rounding = NO_ROUNDING,
     digits: float = 0.0,
+    is_mixed: bool = False,
 ) -> None:
     """As small a residual as rounding the step to its dtype allows, each row on its own.
 
     `rounding` is that of the derivatives, `digits` the relative error of the step from a solver that is not backward
-    stable: one that goes through the N×N products of the gradients, or through an inverse.
+    stable: one that goes through the N×N products of the gradients, or through an inverse. Where the first takes the
+    samples for its unknowns, since they are fewer than the outputs, `is_mixed`: its error is relative to all steps.
     """
     left = torch.linalg.vector_norm(step @ equation.matrix - equation.rows, dim=1)
     norm, tiny = equation.terms, tiny * max(1.0, equation.length)
     size = norm * (torch.linalg.vector_norm(step, dim=1) + tiny)
     lost = tiny * float(norm) if equation.length > 1 else tiny
-    bound = relative * (size + torch.linalg.vector_norm(equation.rows, dim=1)) + lost + digits * size
+    bound = relative * (size + torch.linalg.vector_norm(equation.rows, dim=1)) + lost
+    bound = bound + digits * (norm * torch.linalg.matrix_norm(step) if is_mixed else size)
     bound = bound + rounding.residual(equation, step)
     assert (left <= bound).all(), f"(C + λI)·step misses the gradient by {left}, more than {bound}"
 
@@ -253,7 +259,8 @@ def check_injected(left: Tensor, arrived: Tensor, damping: Any, reduction: str, 
         torch.linalg.solve_ex(equation.matrix, equation.rows.mT)[0].mT * scale / (count if reduction == "mean" else 1)
     )
     there &= gone[good].any(1) | (leaving.abs().amax(1) <= torch.finfo(arrived.dtype).max)
-    check_solution(equation._replace(rows=equation.rows[there]), step[there], relative, tiny, digits=digits)
+    equation, is_mixed = equation._replace(rows=equation.rows[there]), rows.shape[0] < rows.shape[1]
+    check_solution(equation, step[there], relative, tiny, NO_ROUNDING, digits, is_mixed)
     return None
 
 

@@ -1,6 +1,7 @@
 """Fuzzed calls that have to be refused: each option of the Newton loss and of the networks with a wrong value."""
 
 from collections.abc import Callable
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -22,8 +23,8 @@ NOT_DAMPINGS = (
 NOT_SPECTRA = ("abs", "Raw", "none", "", True, *NOT_WORDS)
 NOT_CURVATURES = ("gauss", "Fisher", "", None, *NOT_WORDS)
 NOT_REDUCTIONS = ("average", "batchmean", "", *NOT_WORDS)
-# Where there is a GPU, "triton" is one.
-NOT_BACKENDS = ("cuda", "Numba", *(() if torch.cuda.is_available() else ("triton",)), "", None, True, *NOT_WORDS)
+# Where it is installed, "triton" is one.
+NOT_BACKENDS = ("cuda", "Numba", *(() if find_spec("triton") else ("triton",)), "", None, True, *NOT_WORDS)
 NOT_SCALES = (0, 0.0, float("nan"), float("inf"), "1", None, 1j, [1.0], np.ones(3), torch.ones(2))
 
 

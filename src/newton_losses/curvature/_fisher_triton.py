@@ -25,9 +25,9 @@ _jit: _Decorator = triton.jit
 # A kernel of its own for one sample, or for numbers with other factors, would not be faster.
 _kernel: _Decorator = triton.jit(do_not_specialize=["number", "samples", "outputs"])
 
-# By the size of the matrix: numbers of the gradients that are read at a time, and warps. A single warp needs no
-# barriers, and few numbers make a short program, which is loaded sooner than a long one.
-SHAPES = {16: (512, 1), 32: (2048, 4), 64: (2048, 8)}
+# By the size of the matrix: numbers of the gradients that are read at a time, and warps. With fewer warps a lane has
+# so many numbers that the program is long, and the loading of it takes longer than its work.
+SHAPES = {16: (2048, 4), 32: (2048, 4), 64: (2048, 8)}
 
 
 def launch_fisher(
