@@ -4,6 +4,7 @@
     python benchmarks/mutation.py --sample 300                   # of all of CORE
     python benchmarks/mutation.py --results mutants.jsonl --record tests.jsonl      # all; stop and resume as you like
     python benchmarks/mutation.py --results mutants.jsonl --summary                 # what is known so far, per module
+    python benchmarks/mutation.py --results fresh.jsonl --without mutants.jsonl     # those that no test was written for
 
 A mutant is the module with one operator, number, condition or call changed (`mutants.py` has the list). The tests run
 once without a mutant, to record which lines of the modules each of them runs and how long it takes (`--record` keeps
@@ -55,11 +56,11 @@ def equivalent() -> set[str]:
     return {row.removeprefix("- `").removesuffix("`") for row in rows if row.startswith("- `")}
 
 
-def in_random_order(modules: list[str], seed: int) -> list[Mutant]:
+def in_random_order(modules: list[str], seed: int, left_out: set[str]) -> list[Mutant]:
     """All mutants, so that the first of them are a random sample in proportion to the modules' numbers of mutants."""
     places = []
     for module in modules:
-        found = list(mutants_of(module))
+        found = [mutant for mutant in mutants_of(module) if mutant.name not in left_out]
         random.Random(f"{seed} {module}").shuffle(found)
         places += [((place + 0.5) / len(found), mutant) for place, mutant in enumerate(found)]
     return [mutant for _, mutant in sorted(places, key=lambda one: (one[0], one[1].module))]
@@ -115,6 +116,7 @@ def main() -> None:
     parser.add_argument("--lines", default="1-1000000", help="only mutants of these lines, as 20-80")
     parser.add_argument("--sample", type=int, help="only so many, drawn at random")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--without", type=Path, help="only mutants that this other file of results does not have")
     parser.add_argument("--survivors", action="store_true", help="only those that survived in the file of results")
     parser.add_argument("--list", action="store_true", help="print the mutants and run nothing")
     parser.add_argument("--summary", action="store_true", help="print what the file of results has and run nothing")
@@ -130,7 +132,9 @@ def main() -> None:
         str(file.resolve().relative_to(ROOT)) for file in named if options.modules or "_triton" not in file.name
     ]
     first, last = map(int, options.lines.split("-"))
-    chosen = [one for one in in_random_order(options.modules, options.seed) if first <= one.line <= last]
+    rows = map(json.loads, options.without.read_text(encoding="utf-8").splitlines()) if options.without else []
+    left_out = {row["name"] for row in rows if row["result"] != "later"}
+    chosen = [one for one in in_random_order(options.modules, options.seed, left_out) if first <= one.line <= last]
     chosen = chosen[: options.sample]
     if options.list:
         for mutant in sorted(chosen, key=lambda one: (one.module, one.number)):
