@@ -9,9 +9,10 @@
 A mutant is the module with one operator, number, condition or call changed (`mutants.py` has the list). The tests run
 once without a mutant, to record which lines of the modules each of them runs and how long it takes (`--record` keeps
 that). Then each mutant gets the tests that run its line, quick ones and those that caught others first, up to the
-first failure; a test that takes ten times as long as before fails. The modules are imported once: a fork gives the
-mutant's code to the functions that are there. Mutants of code that runs at import only, and of lines that only
-subprocesses reach, are tested in a copy of the repository instead, which takes seconds each. Needs a POSIX system.
+first failure; a test that takes a minute and ten times as long as before fails. A test that catches one has to pass
+alone without it. The modules are imported once: a fork gives the mutant's code to the functions that are there.
+Mutants of code that runs at import only, and of lines that only subprocesses reach, are tested in a copy of the
+repository instead, which takes seconds each. Needs a POSIX system.
 
 Not every survivor is a gap: those in `mutation_notes.md` change no behaviour that a test can see, and count as
 equivalent. Exit status 1 if any other survives.

@@ -12,7 +12,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import CodeType, FrameType, FunctionType
@@ -21,6 +21,10 @@ from typing import Any
 from mutants import ROOT, Mutant, mutated_tree, statements
 
 SURVIVED, CAUGHT, AT_IMPORT = 0, 1, 77
+# Seconds that a test gets beyond ten times those it took: alone, it has to make what it shared with others.
+MORE = 60
+# The processes that these tests start import the library anew, without the mutant.
+ELSEWHERE = "tests/distributed/"
 
 
 class Record:
@@ -50,9 +54,14 @@ class Record:
         self.seconds = {test: seconds for test, seconds in self.seconds.items() if test in collected}
         self.tests = {line: tests & collected for line, tests in self.tests.items()}
 
+    def leave_out(self, test: str) -> None:
+        for tests in self.tests.values():
+            tests.discard(test)
+
     def of(self, mutant: Mutant) -> list[str]:
         """The tests that run the mutant's statement, the most promising first."""
-        return self._promising(mutant.module, statements(mutant.module).get(mutant.line, range(0)))
+        found = self._promising(mutant.module, statements(mutant.module).get(mutant.line, range(0)))
+        return [test for test in found if not test.startswith(ELSEWHERE)]
 
     def of_module(self, module: str) -> list[str]:
         return self._promising(module, [line for name, line in self.tests if name == module])
@@ -83,9 +92,11 @@ class Session(NoShrinking):
     """A plugin of pytest that tests the mutants in forks, instead of running the tests that pytest has collected."""
 
     def __init__(self, todo: list[Mutant], record: Record, options: argparse.Namespace, out: int) -> None:
-        self.todo, self.record, self.options, self.out = todo, record, options, out
+        self.todo, self.record, self.options, self.out = deque(todo), record, options, out
         self.ran = {name: row.get("ran", []) for name, row in known(options).items()}
         self.passed = True
+        self.items: dict[str, Any] = {}
+        self.alone: dict[str, bool] = {}
 
     def pytest_runtest_logreport(self, report: Any) -> None:
         self.passed &= not report.failed
@@ -99,7 +110,7 @@ class Session(NoShrinking):
         import newton_losses
 
         assert str(newton_losses.__file__).startswith(str(ROOT)), "another copy of the library is tested"
-        items = {item.nodeid: item for item in session.items}
+        self.items = items = {item.nodeid: item for item in session.items}
         if missing := [item for name, item in items.items() if name not in self.record.seconds]:
             self.say(f"recording {len(missing)} tests")
             if not (child := os.fork()):
@@ -119,9 +130,14 @@ class Session(NoShrinking):
                 functions[one.__code__.co_filename].append(one)
         gc.freeze()
         running: dict[int, tuple[Mutant, list[str], bool, int]] = {}
-        for mutant in self.todo:
+        while self.todo or running:
+            if not self.todo or len(running) == self.options.processes:
+                self.collect(running)
+                continue
+            mutant = self.todo.popleft()
             if time.monotonic() > self.options.end:
-                break
+                self.todo.clear()
+                continue
             ran = self.ran.get(mutant.name, [])
             tests = [test for test in self.record.of(mutant) if test not in ran]
             tests, all_tests = affordable(self.record, tests, self.options.budget)
@@ -135,10 +151,6 @@ class Session(NoShrinking):
                 )
             os.close(write)
             running[child] = mutant, tests, all_tests, read
-            if len(running) == self.options.processes:
-                self.collect(running)
-        while running:
-            self.collect(running)
         return True
 
     def trace(self, items: list[Any]) -> None:
@@ -174,10 +186,23 @@ class Session(NoShrinking):
             return AT_IMPORT
         for number, (item, following) in enumerate(zip(items, [*items[1:], None], strict=True)):
             os.write(write, number.to_bytes(4))
-            signal.setitimer(signal.ITIMER_REAL, 10 + 10 * self.record.seconds[item.nodeid])  # ends this process
+            self.set_alarm(item)
             if not self.run(item, following):
                 return CAUGHT
         return SURVIVED
+
+    def set_alarm(self, item: Any) -> None:
+        """It ends this process."""
+        signal.setitimer(signal.ITIMER_REAL, MORE + 10 * self.record.seconds[item.nodeid])
+
+    def passes_alone(self, test: str) -> bool:
+        """Whether it passes in a fork without a mutant, too: not if it leans on tests that usually run before it."""
+        if test not in self.alone:
+            if not (child := os.fork()):
+                self.set_alarm(self.items[test])
+                os._exit(not self.run(self.items[test], None))
+            self.alone[test] = os.waitpid(child, 0)[1] == 0
+        return self.alone[test]
 
     def collect(self, running: dict[int, tuple[Mutant, list[str], bool, int]]) -> None:
         child, status = os.waitpid(-1, 0)
@@ -193,6 +218,10 @@ class Session(NoShrinking):
                 self.say(f"{mutant.line}: {mutant.name}{'' if all_tests else '    (so far)'}")
             case 77:
                 keep(self.options, mutant, "later")
+            case _ if not self.passes_alone(tests[started - 1]):
+                self.say(f"not used, because it fails alone without a mutant: {tests[started - 1]}")
+                self.record.leave_out(tests[started - 1])
+                self.todo.appendleft(mutant)
             case _:
                 self.record.caught[mutant.module, tests[started - 1]] += 1
                 keep(self.options, mutant, "caught", by=tests[started - 1])
@@ -269,7 +298,7 @@ def test_in_copies(todo: list[Mutant], record: Record, options: argparse.Namespa
                 print(f"{mutant.line}: {mutant.name}    (no test gets there)", flush=True)
                 continue
             (folder / mutant.module).write_text(ast.unparse(mutated_tree(mutant)), encoding="utf-8")
-            status = run_tests(folder, tests, 30 + 10 * sum(record.seconds[test] for test in tests))
+            status = run_tests(folder, tests, MORE + 10 * sum(record.seconds[test] for test in tests))
             shutil.copyfile(ROOT / mutant.module, folder / mutant.module)
             keep(options, mutant, "caught" if status else "survived", all_tests=all_tests)
             if not status:
