@@ -133,3 +133,28 @@ def test_a_damping_in_a_float32_tensor_costs_a_float64_step_no_digits():
         inject_fisher(y, damping).square().sum(1).mean().backward()
         found.append(y.grad)
     torch.testing.assert_close(*found, rtol=1e-14, atol=0)
+
+
+def test_a_scale_in_a_tensor_is_a_scale_in_every_batch() -> None:
+    """The second batch is measured in the unit of the first, whichever way it goes."""
+    y, target = CASE.draw()
+    modules = InjectFisher(loss_scale=2.0), InjectFisher(loss_scale=torch.tensor(2.0, dtype=torch.float64))
+    for size in (1.0, 3.0):
+        found = []
+        for module in modules:
+            leaf = (size * y).requires_grad_()
+            (2 * CASE.loss(module(leaf), target).mean()).backward()
+            found.append(leaf.grad)
+        assert_close(found[1], found[0], 1e-12)
+
+
+@pytest.mark.parametrize("as_tensor", [False, True])
+def test_without_a_scaler_a_bad_sample_gets_nothing(as_tensor: bool) -> None:
+    y, target = CASE.draw()
+    wanted = injected(CASE, y[:4], target[:4])
+    leaf = y.clone().requires_grad_()
+    injected_y = inject_fisher(leaf, 0.7, loss_scale=torch.ones((), dtype=torch.float64) if as_tensor else 1.0)
+    # A mean over five, of which four remain.
+    (CASE.loss(injected_y, target) * torch.tensor([1, 1, 1, 1, torch.nan])).mean().backward()
+    assert not leaf.grad[4].any()
+    assert_close(leaf.grad[:4], wanted, 1e-10)

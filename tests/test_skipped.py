@@ -194,11 +194,13 @@ class OnDevice(Tensor):
 class Arrives:
     """An event on a GPU, which a copy has reached or not."""
 
-    arrived = False
+    arrived, is_recorded = False, False
 
-    def record(self, stream: object) -> None: ...
+    def record(self, stream: object) -> None:
+        self.is_recorded = True
 
     def query(self) -> bool:
+        assert self.is_recorded  # of one that was not, torch says that it has arrived
         return Arrives.arrived
 
 
@@ -281,3 +283,11 @@ def test_on_a_gpu_it_is_said_a_while_later_and_nothing_waits(kind: str) -> None:
     strict(leaf(8, 3).cuda(), target)
     with pytest.raises(NonFiniteError):
         repeat(lambda: (strict(y, target), torch.cuda.synchronize()), 200)
+
+
+def test_a_first_batch_without_a_finite_sample_does_not_count_as_checked() -> None:
+    newton, y = NewtonLoss(lambda y, target: (y - target).abs().sum(1), "hessian", 1.0), leaf(5, 3)
+    with pytest.warns(UserWarning, match="no sample of the last 5"):
+        newton(y, torch.full((5, 3), torch.nan))
+    with pytest.warns(UserWarning, match="the Hessian of the loss <lambda> is zero"):
+        newton(y, torch.zeros(5, 3))

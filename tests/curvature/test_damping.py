@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from cases import assert_close, ripples
+from cases import Case, assert_close, brute_force_step, quartic, ripples
 from newton_losses import ArgumentError, Expansion, NewtonLoss, NormalizedDamping, RelativeDamping, newton_target
 from newton_losses.curvature import Dense, LowRank, Products
 
@@ -96,3 +96,11 @@ def test_relative_damping_without_curvature_leaves_the_step_out() -> None:
     found = newton_target(lambda y: y.sum(1), torch.ones(2, 3), damping=RelativeDamping(), curvature="hessian")
     assert not found.kept.any()
     assert found.step.abs().sum() == 0
+
+
+@pytest.mark.parametrize("shape", [(3, 7), (7, 3)])
+def test_a_rule_may_return_a_plain_number(shape: tuple[int, int]) -> None:
+    case = Case(quartic, shape)
+    y, target = case.draw()
+    found = newton_target(case.loss, y, target, damping=lambda expansion: 0.7)
+    assert_close(found.step, brute_force_step(case, y, target, "fisher", 0.7), 1e-10)

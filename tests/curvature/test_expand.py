@@ -8,7 +8,7 @@ from torch import Tensor
 
 from cases import EXACT, SINGLE, Case, Cube, assert_close, brute_force, quartic, ripples
 from newton_losses import DerivativeError, Expansion, diagnose, expand, newton_loss, newton_target
-from newton_losses.curvature import Dense, LowRank, Products, check_loss, empirical_fisher
+from newton_losses.curvature import Dense, LowRank, Masked, Products, check_loss, empirical_fisher
 from newton_losses.sorting import SortingLoss
 
 
@@ -350,6 +350,8 @@ def test_a_stored_hessian_that_was_asked_for_is_stored_however_large(monkeypatch
     case = Case(ripples, (5, 3))
     assert isinstance(expand(case.loss, *case.draw()).curvature, Products)
     assert isinstance(expand(case.loss, *case.draw(), matrix_free=False).curvature, Dense)
+    every = torch.ones(5, 3, dtype=torch.bool)
+    assert isinstance(expand(case.loss, *case.draw(), matrix_free=False, mask=every).curvature, Masked)
 
 
 @pytest.mark.parametrize("size", [1, 3, 16, 17, 40])
@@ -361,5 +363,17 @@ def test_the_scale_of_every_form_is_that_of_its_eigenvalues(size: int) -> None:
     assert_close(LowRank(drawn).mean_square(), wanted, 1e-12)
     found = Products(lambda rows: rows @ matrix, size, matrix).mean_square()
     assert_close(found, wanted, 1e-12 if size <= 16 else 0.5)  # 16 probes of ±1
-    # Of a multiple of the identity no probe is wrong.
+    # Of a multiple of the identity no probe is wrong, and no square of a float32 too large.
     assert_close(Products(lambda rows: 3 * rows, size, matrix).mean_square(), torch.tensor(9.0), 1e-12)
+    large = Products(lambda rows: 1e25 * rows, size, matrix.float()).mean_square()
+    assert_close(large.sqrt(), torch.tensor(1e25), 1e-6)
+
+
+@pytest.mark.parametrize(("kind", "said", "wanted"), [("fisher", False, True), ("hessian", True, True),
+                                                     ("hessian", False, False)])  # fmt: skip
+def test_a_brought_matrix_is_semidefinite_if_it_says_so_or_is_a_fisher(kind: str, said: bool, wanted: bool) -> None:
+    class Own:
+        def expand(self, y: Tensor, *, curvature: str | None) -> Expansion:
+            return Expansion(y.sum(1), y, Dense(torch.eye(3), semidefinite=said))
+
+    assert expand(Own(), torch.ones(2, 3), curvature=kind).curvature.semidefinite is wanted

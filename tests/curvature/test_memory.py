@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from cases import Cube, assert_close
-from newton_losses import DerivativeError, NewtonLoss, expand
+from cases import Case, Cube, assert_close, brute_force_step, ripples
+from newton_losses import DerivativeError, NewtonLoss, expand, newton_loss
 from newton_losses.curvature import _derivatives, _passes
 
 
@@ -65,18 +65,21 @@ def test_a_device_of_any_size_is_filled_and_not_more(free: int, monkeypatch) -> 
     assert at_once == free // 2 // 4 // (_passes.HELD * size.together)
 
 
-def test_a_bad_sample_is_left_out_of_a_hessian_of_several_passes(monkeypatch) -> None:
+@pytest.mark.parametrize("operator", [None, Cube])  # which has no forward rule: the tape is the only way
+def test_a_bad_sample_is_left_out_of_a_hessian_of_several_passes(operator, monkeypatch) -> None:
     monkeypatch.setattr(_passes, "CACHED_ELEMENTS", 64)
     y = torch.rand(6, 40, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) + 0.5
     y[2, 17] = 0.0  # the gradient of x^1.5 is finite there, its second derivative is not
 
     def loss(y: Tensor) -> Tensor:
-        return y.pow(1.5).sum(1)
+        rooted = y.pow(1.5).sum(1)
+        return rooted if operator is None else rooted + operator.apply(y).sum(1)
 
     found = expand(loss, y).curvature
-    kept = [0, 1, 3, 4, 5]
+    kept = y[[0, 1, 3, 4, 5]]
     assert int(found.count) == 5
-    assert_close(found.dense(), torch.diag(0.75 * y[kept].rsqrt().mean(0)), 1e-12)
+    second = 0.75 * kept.rsqrt() + (0.0 if operator is None else 6 * kept)
+    assert_close(found.dense(), torch.diag(second.mean(0)), 1e-12)
 
 
 @pytest.mark.parametrize("threads", [1, 2])
@@ -141,3 +144,12 @@ def test_too_little_memory_is_not_a_missing_derivative() -> None:
         expand(loss, torch.ones(2, 3))
     assert not isinstance(caught.value, DerivativeError)
     assert "matrix_free=True" in caught.value.__notes__[0]
+
+
+def test_forward_mode_in_several_passes(monkeypatch) -> None:
+    """Inside a transform, where there is no tape."""
+    case = Case(ripples, (3, 7))
+    y, target = case.draw()
+    monkeypatch.setattr(_passes, "CACHED_ELEMENTS", 2 * y.numel())
+    step = torch.func.grad(lambda y: newton_loss(case.loss, y, target, damping=2.0, curvature="hessian"))
+    assert_close(step(y), brute_force_step(case, y, target, "hessian", 2.0) / 3, 1e-10)

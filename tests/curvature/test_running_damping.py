@@ -305,3 +305,9 @@ def test_a_batch_without_gradients_or_finite_samples_does_not_enter_the_scale(ki
     for other in (y, y * torch.nan):
         newton(y.clone().requires_grad_(), other).backward()
         assert torch.equal(newton.running_square, before)
+
+
+@pytest.mark.parametrize("state", [torch.ones(3), torch.ones(()), [1.0, 1.0]], ids=str)
+def test_what_is_no_scale_is_refused_in_the_words_of_torch(state: object) -> None:
+    with pytest.raises(RuntimeError, match="running_square"):
+        nl.NewtonLoss(quartic).load_state_dict({"running_square": state})

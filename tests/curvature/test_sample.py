@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 import newton_losses as nl
-from cases import EXACT, Case, brute_force
+from cases import EXACT, Case, brute_force, quartic
 from newton_losses.curvature import Damped, NormalizedDamping, OwnParts, RelativeDamping, damped_solve, expand
 from newton_losses.smoothing import SmoothedLoss
 from newton_losses.sorting import SortingLoss
@@ -174,3 +174,27 @@ def test_under_a_compiler_and_a_transform() -> None:
     torch.testing.assert_close(torch.func.grad(newton)(torch.zeros(5, 3)), wanted)
     compiled = torch.compile(torch.func.grad(newton), backend="eager", fullgraph=True)
     torch.testing.assert_close(compiled(torch.zeros(5, 3)), wanted)
+
+
+def test_any_rows_are_solved_with_each_samples_own_part() -> None:
+    """Also where a gradient is zero, or small: its part is then next to nothing beside λ."""
+    generator = torch.Generator().manual_seed(0)
+    gradient, rows = torch.randn(2, 4, 3, generator=generator, dtype=torch.float64)
+    gradient[0], gradient[1] = 0.0, gradient[1] / 100
+    matrices = gradient[:, :, None] * gradient[:, None, :] / 4 + 0.5 * torch.eye(3, dtype=torch.float64)
+    wanted = torch.linalg.solve(matrices, rows)
+    torch.testing.assert_close(damped_solve(OwnParts(gradient), rows, 0.5), wanted)
+
+
+def test_the_matrix_of_a_single_sample() -> None:
+    assert OwnParts(torch.tensor([[3.0, 4.0]])).dense().tolist() == [[9.0, 12.0], [12.0, 16.0]]
+
+
+def test_a_rule_sees_the_values_of_the_losses() -> None:
+    case = Case(quartic, (4, 3))
+    y, target = case.draw()
+    found, wanted = (
+        nl.newton_target(quartic, y, target, curvature="sample", damping=damping).step
+        for damping in (lambda expansion: 1 + expansion.value.mean(), 1 + float(quartic(y, target).mean()))
+    )
+    torch.testing.assert_close(found, wanted)

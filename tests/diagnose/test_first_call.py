@@ -155,3 +155,39 @@ def test_a_hessian_that_is_zero_for_some_samples_only_is_not_said() -> None:
     assert first_call(lambda y, t: huber(y, t).sum(1), draw(32, 6, seed=0), draw(32, 6, seed=1)) == []
     y = torch.zeros(4, 2)  # where there is no gradient either, there is nothing to say of the loss
     assert first_call(lambda y: y.abs().sum(1), y) == []
+
+
+class _Bent(torch.autograd.Function):
+    """x²/2 with `factor` times its second derivative."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, factor: Tensor) -> Tensor:
+        ctx.save_for_backward(x, factor)
+        return x.square() / 2
+
+    @staticmethod
+    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor, None]:
+        x, factor = ctx.saved_tensors
+        return slope * (factor * x + (1 - factor) * x.detach()), None
+
+
+def bent(y: Tensor, scale: float, factor: float) -> Tensor:
+    """Half of the samples have `factor` times their second derivative, and are `scale` times as large as the others."""
+    is_bent = (torch.arange(len(y)) % 2).to(y.dtype).unsqueeze(1)
+    return ((1 + is_bent * (scale - 1)) * _Bent.apply(y, 1 + is_bent * (factor - 1))).sum(1)
+
+
+def test_what_is_small_beside_other_samples_or_beside_a_tenth_is_not_told() -> None:
+    y = draw(1024, 3, seed=0).double()
+    assert first_call(lambda y: bent(y, 1e-4, 0.5), y) == []
+    assert first_call(lambda y: bent(y, 1.0, 0.95), y) == []
+    for scale, unit in ((4e-3, 1.0), (1.0, 1e-12)):
+        (told,) = first_call(lambda y, scale=scale, unit=unit: unit * bent(y, scale, 0.5), y)
+        assert "50 % off, for 50 % of the samples" in told
+
+
+@pytest.mark.parametrize("unit", [1e-12, 1e12])
+def test_the_unit_of_a_loss_does_not_matter(unit: float) -> None:
+    y, target = draw(32, 6, seed=0), draw(32, 6, seed=1)
+    assert first_call(lambda y, target: unit * detached_weights(y, target), y, target) == []
+    assert first_call(lambda y, target: unit * honest_waves(y, target), y, target) == []

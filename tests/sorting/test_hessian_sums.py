@@ -229,3 +229,21 @@ def test_a_newton_loss_of_a_hundred_thousand_items():
         (gradient,) = torch.autograd.grad(NewtonLoss(loss, curvature="hessian")(scores, *targets), scores)
         assert gradient.isfinite().all()
         assert gradient.abs().max() > 0
+
+
+@pytest.mark.parametrize("relevance", [[0, 1, 0, 0], [0, 2, 1, 0], [0, 0, 0, 0]], ids=str)
+def test_one_relevant_item_is_a_list_with_an_order_too(relevance):
+    """The gain of its ideal order is 1; without any it is 0, and there is nothing to learn."""
+    scores = torch.tensor([[0.3, -0.2, 0.5, 0.1]], dtype=torch.float64)
+    loss, grades = NDCGLoss(LaplaceSort(0.3)), torch.tensor([relevance])
+    hessian = torch.autograd.functional.hessian(lambda s: loss(s, grades).sum(), scores).reshape(4, 4)
+    torch.testing.assert_close(loss.hessian_sums(scores, grades)[0], hessian.trace()[None])
+    assert bool(hessian.any()) is any(relevance)
+
+
+@pytest.mark.parametrize("k", [1, 2, 3])
+def test_large_scores_have_the_traces_of_small_ones(k):
+    """Also where a threshold lies on two items, and what keeps rounding apart is below the digits of the scores."""
+    scores, loss = torch.tensor([[-0.25, 0.0, 0.0, 0.25]], dtype=torch.float64), TopKLoss(k, LaplaceSort(0.25))
+    near, far = (loss.hessian_sums(scores + shift, torch.tensor([1])) for shift in (0.0, 2.0**30))
+    torch.testing.assert_close(far, near)

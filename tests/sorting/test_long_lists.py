@@ -179,3 +179,40 @@ def test_a_million_items():
         (gradient,) = torch.autograd.grad(result.square().mean(), scores)
         assert gradient.isfinite().all()
     assert soft_topk(scores, 1000, "laplace").sum().item() == pytest.approx(1000, rel=1e-5)
+
+
+def test_chunks_of_rows_of_a_plain_batch_of_lists(monkeypatch):
+    """A batch `(N, n)`, also where a chunk is less than one row of each list."""
+    generator = torch.Generator().manual_seed(0)
+    scores = torch.randn(3, 20, generator=generator, dtype=torch.float64)
+    mask = torch.rand(3, 20, generator=generator) < 0.7
+
+    def results():
+        for relaxation in (SoftSort(0.1), NeuralSort(1.0)):
+            yield soft_sort(scores, relaxation, mask=mask)
+            yield soft_rank(scores, relaxation, mask=mask)
+            yield soft_topk(scores, 7, relaxation, mask=mask)
+
+    wanted = list(results())
+    monkeypatch.setattr(_row_chunks, "CELLS", 200)
+    for chunk in (200, 10):
+        monkeypatch.setattr(_row_chunks, "CHUNK", chunk)
+        torch.testing.assert_close(list(results()), wanted, **CLOSE)
+
+
+def test_descending_is_ascending_from_the_other_end():
+    scores = torch.tensor([0.3, -1.0, 2.0], dtype=torch.float64)
+    ascending = soft_sort(scores, LaplaceSort(0.1))
+    torch.testing.assert_close(soft_sort(scores, LaplaceSort(0.1), descending=True), ascending.flip(-1))
+    torch.testing.assert_close(ascending, scores.sort().values, atol=0.05, rtol=0)
+
+
+def test_scores_and_slopes_that_torch_keeps_with_a_sign():
+    """The imaginary part of a conjugate is stored without its minus, and NumPy cannot see that."""
+    draws = torch.randn(2, 5, generator=torch.Generator().manual_seed(0), dtype=torch.complex128)
+    scores, slopes = draws.conj().imag
+    assert scores.is_neg()
+    wanted, found = (-draws.imag[0]).requires_grad_(), scores.requires_grad_()
+    soft_rank(wanted, LaplaceSort(1.0)).backward(-draws.imag[1])
+    soft_rank(found, LaplaceSort(1.0)).backward(slopes)
+    torch.testing.assert_close(found.grad, wanted.grad)

@@ -222,3 +222,41 @@ def test_the_function_is_the_module():
             value.backward()
             results.append((value.detach(), leaf.grad))
         torch.testing.assert_close(*results)
+
+
+@pytest.mark.parametrize("kind", ["hessian", "fisher", "sample"])
+def test_an_empty_batch_with_a_mask(kind):
+    y, mask = torch.zeros(0, 3, requires_grad=True), torch.ones(0, 3, dtype=torch.bool)
+    value = NewtonLoss(lambda y: y.square().sum(1), kind)(y, mask=mask)
+    value.backward()
+    assert value == 0
+    assert nl.expand(lambda y: y.square().sum(1), y, curvature=None, mask=mask).curvature is None
+
+
+def test_a_mask_as_the_last_of_three_targets():
+    generator = torch.Generator().manual_seed(0)
+    scores = torch.randn(4, 5, generator=generator, dtype=torch.float64)
+    lowest, highest = (torch.tensor(ranks).expand(4, 5) for ranks in ([0, 0, 1, 2, 0], [1, 1, 2, 3, 0]))
+    mask = torch.tensor([True, True, True, True, False]).expand(4, 5)
+    results = []
+    for targets, named in (((lowest, highest, mask), {}), ((lowest, highest), {"mask": mask})):
+        y = scores.clone().requires_grad_()
+        value = NewtonLoss(PartialOrderLoss("softsort"))(y, *targets, **named)
+        value.backward()
+        results.append((value.detach(), y.grad))
+    torch.testing.assert_close(*results, **CLOSE)
+    assert results[0][1].any()
+
+
+def test_a_loss_with_its_own_expansion_keeps_it_beside_a_mask():
+    masks = []
+
+    class Watched(SortingLoss):
+        def expand(self, *given, **options):
+            masks.append(options.get("mask"))
+            return super().expand(*given, **options)
+
+    scores, values, mask = ragged()
+    NewtonLoss(Watched("softsort"))(scores.requires_grad_(), values, mask)
+    assert len(masks) == 1
+    assert masks[0] is mask

@@ -161,3 +161,9 @@ def test_weights_beyond_64_bit_integers_keep_their_order(backend):
     assert wrong == pytest.approx(8e26)
     assert right == 0
     assert loss(torch.tensor([[torch.inf, 0.85]]), values).isnan()
+
+
+def test_the_loss_is_a_number_however_steep_the_network_is():
+    """The logarithm of a comparator's weight is −∞ here, and counts as −10³⁰."""
+    loss, _ = pair("gaussian", 1e200)
+    assert loss(torch.tensor([[-1.0, 0.0, 1.0]], dtype=torch.float64), torch.tensor([[2, 1, 0]])).isfinite().all()

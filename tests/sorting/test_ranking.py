@@ -315,3 +315,25 @@ def test_long_lists_need_no_matrix():
         assert gradient.isfinite().all()
         assert gradient.any()
     assert math.isfinite(spearman(scores, times))
+
+
+def test_a_table_of_discounts_has_a_slope_at_its_end():
+    """In float32 the rank of an item that is far below the others is a whole number, and its slope is not zero."""
+    loss, found = NDCGLoss(LaplaceSort(0.1), discounts=torch.tensor([1.0, 0.5])), []
+    for dtype in (torch.float32, torch.float64):
+        scores = torch.tensor([[0.0, 2.0]], dtype=dtype, requires_grad=True)
+        loss(scores, torch.tensor([[1, 0]])).sum().backward()
+        found.append(scores.grad.double())
+    assert found[1].all()
+    torch.testing.assert_close(*found, rtol=1e-4, atol=0)
+
+
+def test_times_in_seconds_since_a_long_time():
+    time, seen = 2**40 + torch.tensor([2, 0, 1]), torch.ones(3, dtype=torch.bool)
+    assert [ranks.tolist() for ranks in survival_ranks(time, seen)] == [[2, 0, 1]] * 2
+
+
+@pytest.mark.parametrize("k", [None, 1])
+def test_a_score_that_is_no_number_finds_nothing(k):
+    scores, relevance = torch.tensor([[torch.nan, 1.0], [2.0, 1.0]]), torch.tensor([[1, 0], [1, 0]])
+    assert mean_reciprocal_rank(scores, relevance, k).tolist() == [0.0, 1.0]
