@@ -237,3 +237,10 @@ def test_transforms_see_the_quadratic() -> None:
     gradient, value = torch.func.grad_and_value(lambda y: newton(y, target))(y)
     assert_close(value, quartic(y[1:], target[1:]).mean(), 1e-12)
     assert gradient[0].abs().sum() == 0
+
+
+def test_the_value_of_one_sample_of_a_loss_that_learns() -> None:
+    weight, y = torch.tensor(2.0, requires_grad=True), torch.ones(1, 3, requires_grad=True)
+    value = NewtonLoss(lambda y: weight * y.square().sum(1))(y)
+    assert value.item() == 6
+    assert torch.autograd.grad(value, weight)[0].item() == 3

@@ -6,7 +6,7 @@ import torch
 
 from cases import Case, assert_close, brute_force_step, quartic, ripples
 from newton_losses import ArgumentError, Expansion, NewtonLoss, NormalizedDamping, RelativeDamping, newton_target
-from newton_losses.curvature import Dense, LowRank, Products
+from newton_losses.curvature import Damped, Dense, LowRank, Products
 
 
 @pytest.mark.parametrize(
@@ -104,3 +104,14 @@ def test_a_rule_may_return_a_plain_number(shape: tuple[int, int]) -> None:
     y, target = case.draw()
     found = newton_target(case.loss, y, target, damping=lambda expansion: 0.7)
     assert_close(found.step, brute_force_step(case, y, target, "fisher", 0.7), 1e-10)
+
+
+@pytest.mark.parametrize("length", [1.0, 2.0])
+@pytest.mark.parametrize("kind", ["hessian", "fisher", "sample"])
+def test_a_rule_may_return_a_length_beside_its_damping(kind: str, length: float) -> None:
+    y, target = Case(quartic, (3, 7)).draw()
+    found, plain = (
+        newton_target(quartic, y, target, curvature=kind, damping=damping).step
+        for damping in (lambda expansion: Damped(0.7, length), 0.7)
+    )
+    assert_close(found, length * plain, 1e-12)

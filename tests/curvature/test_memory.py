@@ -153,3 +153,12 @@ def test_forward_mode_in_several_passes(monkeypatch) -> None:
     monkeypatch.setattr(_passes, "CACHED_ELEMENTS", 2 * y.numel())
     step = torch.func.grad(lambda y: newton_loss(case.loss, y, target, damping=2.0, curvature="hessian"))
     assert_close(step(y), brute_force_step(case, y, target, "hessian", 2.0) / 3, 1e-10)
+
+
+def test_a_hessian_counts_its_samples_where_some_are_left_out() -> None:
+    y = torch.tensor([[0.0, 1.0], [2.0, 3.0]], dtype=torch.float64)
+    assert expand(lambda y: y.abs().pow(3).sum(1), y).curvature.count is None
+    assert int(expand(lambda y: y.abs().pow(1.5).sum(1), y).curvature.count) == 1
+    every = torch.ones(2, 2, dtype=torch.bool)
+    masked = expand(lambda y: y.abs().pow(1.5).sum(1), y, mask=every).curvature
+    assert_close(masked.matrix, torch.diag(0.75 * y[1].rsqrt()), 1e-12)

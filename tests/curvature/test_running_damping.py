@@ -311,3 +311,16 @@ def test_a_batch_without_gradients_or_finite_samples_does_not_enter_the_scale(ki
 def test_what_is_no_scale_is_refused_in_the_words_of_torch(state: object) -> None:
     with pytest.raises(RuntimeError, match="running_square"):
         nl.NewtonLoss(quartic).load_state_dict({"running_square": state})
+
+
+@pytest.mark.parametrize(
+    ("count", "exploded", "is_bounded"), [(10, 1, True), (10, 2, False), (11, 2, True), (11, 3, False)]
+)
+def test_a_first_batch_is_bounded_by_the_gradient_that_a_tenth_exceed(count, exploded, is_bounded) -> None:
+    gradient = torch.ones(count, 1, dtype=torch.float64)
+    gradient[:exploded] = 1e6
+    newton = nl.NewtonLoss(lambda y: (y * gradient).sum(1))
+    newton(torch.zeros(count, 1, dtype=torch.float64, requires_grad=True))
+    total, weight = newton.running_square.tolist()
+    largest = 1e4 if is_bounded else 1e12
+    assert total / weight == pytest.approx((count - exploded + exploded * largest) / count)

@@ -198,3 +198,17 @@ def test_a_rule_sees_the_values_of_the_losses() -> None:
         for damping in (lambda expansion: 1 + expansion.value.mean(), 1 + float(quartic(y, target).mean()))
     )
     torch.testing.assert_close(found, wanted)
+
+
+def test_a_sample_counts_if_its_value_and_all_of_its_gradient_are_finite() -> None:
+    gradient, value = torch.tensor([[1.0, torch.inf], [1.0, 2.0], [3.0, 4.0]]), torch.tensor([0.0, torch.nan, 0.0])
+    parts = OwnParts(gradient, value)
+    assert parts.usable().tolist() == [False, False, True]
+    assert parts.dense().tolist() == [[9.0, 12.0], [12.0, 16.0]]
+
+
+def test_the_scale_of_masked_parts_is_over_the_outputs_that_exist() -> None:
+    gradient = torch.tensor([[1.0, 2.0, 0.0], [3.0, 0.0, 0.0]])
+    mask = torch.tensor([[True, True, False], [True, False, False]])
+    # Eigenvalues 5/2 and 9/2, each with N = 2 samples, over three outputs.
+    assert OwnParts(gradient, mask=mask).mean_square().item() == pytest.approx((2.5**2 + 4.5**2) * 2 / 3)

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from newton_losses import SeparabilityError, check_loss
+from newton_losses import NewtonLoss, SeparabilityError, check_loss
 
 # Each part of a batch keeps its outputs while the rest changes: the first half, every other sample, and some by chance.
 FIRST_HALF, EVERY_OTHER, BY_CHANCE = [(0, 4), (3, 5)], [(0, 3), (4, 1)], [(1, 0), (5, 6)]
@@ -21,3 +21,10 @@ def test_one_sample_that_looks_at_one_other_is_found(one: int, other: int) -> No
 
     with pytest.raises(SeparabilityError, match="mixes the samples"):
         check_loss(loss, torch.randn(8, 3, generator=torch.Generator().manual_seed(0)))
+
+
+def test_an_empty_batch_tells_nothing() -> None:
+    newton = NewtonLoss(lambda y: (y - y.mean(0)).square().sum(1))
+    newton(torch.zeros(0, 3, requires_grad=True))
+    with pytest.raises(SeparabilityError, match="mixes the samples"):
+        newton(torch.randn(4, 3, generator=torch.Generator().manual_seed(0), requires_grad=True))

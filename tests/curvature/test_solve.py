@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from cases import assert_close
-from newton_losses import ArgumentError
-from newton_losses.curvature import Dense, Exchangeable, LowRank, Products, damped_solve
+from newton_losses import ArgumentError, Expansion, newton_target
+from newton_losses.curvature import Dense, Exchangeable, LowRank, Products, damped_solve, newton_step
 from newton_losses.curvature._solve import matrix_sign
 
 
@@ -154,3 +154,59 @@ def test_small_damping_survives_float32_gradients() -> None:
     ):
         found = damped_solve(form, rows, 1e-3)
         assert_close(found, torch.tensor([[float(x) for x in row] for row in wanted]), 1e-4)
+
+
+@pytest.mark.parametrize(("spectrum", "semidefinite"), [(None, True), ("raw", False), ("absolute", False)])
+def test_a_step_in_float32_is_solved_with_all_digits_of_the_matrix(spectrum: str | None, semidefinite: bool) -> None:
+    """With eigenvalues from 10⁶ to nearly none beside λ = 10, a solution in float32 would have two digits."""
+    turn, _ = torch.linalg.qr(draw(0, 4, 4)[0])
+    matrix = ((turn * torch.tensor([1e6, 1e3, 1.0, 1e-3])) @ turn.mT).float()
+    matrix, gradient = (matrix + matrix.mT) / 2, draw(1, 5, 4)[0].float()
+    step = newton_step(Expansion(torch.zeros(5), gradient, Dense(matrix, semidefinite)), 10.0, spectrum)
+    assert_close(step.rows, gradient.double() @ inverse(matrix.double(), 10.0), 1e-5)
+
+
+@pytest.mark.parametrize("size", [1e8, 1e9, 7.7e9])
+def test_where_rounding_decides_a_sample_is_left_out_and_not_wrong(size: float) -> None:
+    """A Fisher of rank one, beside which λ has no digit."""
+    gradient = torch.full((3, 2), size, dtype=torch.float64)
+    found = newton_target(lambda y: (y * gradient).sum(1), torch.zeros_like(gradient), damping=1e-3)
+    right = gradient / (2 * size**2 + 1e-3)
+    assert not found.kept.any() or torch.allclose(found.step, right, rtol=1e-6)
+
+
+def counted(values: Tensor) -> tuple[Products, list[int]]:
+    """A diagonal matrix by its products, and the numbers of rows that were asked for."""
+    asked: list[int] = []
+
+    def product(rows: Tensor) -> Tensor:
+        asked.append(len(rows))
+        return rows * values
+
+    return Products(product, len(values), values), asked
+
+
+@pytest.mark.parametrize("spectrum", ["absolute", "clip"])
+def test_products_are_few_where_they_converge_and_no_more_than_fifty_where_they_do_not(spectrum: str) -> None:
+    easy, hard = 1 + 0.01 * draw(0, 1, 300)[0][0], torch.logspace(-2, 4, 1100, dtype=torch.float64)
+    form, asked = counted(easy)
+    assert_close(damped_solve(form, draw(1, 2, 300)[0], 0.01, spectrum), draw(1, 2, 300)[0] / (easy + 0.01), 1e-6)
+    assert len(asked) < 20
+    form, asked = counted(hard)  # too large for the matrix itself
+    damped_solve(form, draw(1, 2, 1100)[0], 0.01, spectrum)
+    assert asked == [2] * 50
+    form, asked = counted(hard)
+    damped_solve(form, draw(1, 2, 1100)[0], 0.01, spectrum, iterations=7)
+    assert asked == [2] * 7
+
+
+@pytest.mark.parametrize("unit", [1e-6, 1e6])
+def test_whether_products_lead_to_a_solution_does_not_depend_on_units(unit: float) -> None:
+    """A matrix of 400 unknowns is made where they do not."""
+    values, rows = torch.logspace(-2, 4, 400, dtype=torch.float64), draw(0, 2, 400)[0]
+    found = damped_solve(counted(values)[0], unit * rows, 0.01, "absolute")
+    assert_close(found / unit, rows / (values + 0.01), 1e-10)
+    easy = 1 + 0.01 * draw(0, 1, 300)[0][0]
+    form, asked = counted(easy)
+    damped_solve(form, unit * draw(1, 2, 300)[0], 0.01, "absolute")
+    assert len(asked) < 20

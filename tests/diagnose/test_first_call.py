@@ -191,3 +191,8 @@ def test_the_unit_of_a_loss_does_not_matter(unit: float) -> None:
     y, target = draw(32, 6, seed=0), draw(32, 6, seed=1)
     assert first_call(lambda y, target: unit * detached_weights(y, target), y, target) == []
     assert first_call(lambda y, target: unit * honest_waves(y, target), y, target) == []
+
+
+def test_a_sum_over_one_number_is_one_too() -> None:
+    (told,) = first_call(lambda y: y.square().sum(), torch.ones(1, 1), curvature="fisher")
+    assert "is a sum over the batch" in told
