@@ -146,11 +146,12 @@ def test_too_little_memory_is_not_a_missing_derivative() -> None:
     assert "matrix_free=True" in caught.value.__notes__[0]
 
 
-def test_forward_mode_in_several_passes(monkeypatch) -> None:
+@pytest.mark.parametrize("at_once", [2, 4])
+def test_forward_mode_in_several_passes(at_once: int, monkeypatch) -> None:
     """Inside a transform, where there is no tape."""
     case = Case(ripples, (3, 7))
     y, target = case.draw()
-    monkeypatch.setattr(_passes, "CACHED_ELEMENTS", 2 * y.numel())
+    monkeypatch.setattr(_passes, "CACHED_ELEMENTS", at_once * y.numel())
     step = torch.func.grad(lambda y: newton_loss(case.loss, y, target, damping=2.0, curvature="hessian"))
     assert_close(step(y), brute_force_step(case, y, target, "hessian", 2.0) / 3, 1e-10)
 
@@ -159,6 +160,11 @@ def test_a_hessian_counts_its_samples_where_some_are_left_out() -> None:
     y = torch.tensor([[0.0, 1.0], [2.0, 3.0]], dtype=torch.float64)
     assert expand(lambda y: y.abs().pow(3).sum(1), y).curvature.count is None
     assert int(expand(lambda y: y.abs().pow(1.5).sum(1), y).curvature.count) == 1
+    # Along one output alone it leaves the range of numbers.
+    scale = torch.tensor([[1e308, 1.0], [1.0, 1.0]], dtype=torch.float64)
+    found = expand(lambda y, scale: (scale * y.square()).sum(1), y, scale).curvature
+    assert int(found.count) == 1
+    assert found.dense().tolist() == [[2.0, 0.0], [0.0, 2.0]]
     every = torch.ones(2, 2, dtype=torch.bool)
     masked = expand(lambda y: y.abs().pow(1.5).sum(1), y, mask=every).curvature
     assert_close(masked.matrix, torch.diag(0.75 * y[1].rsqrt()), 1e-12)

@@ -212,3 +212,11 @@ def test_the_scale_of_masked_parts_is_over_the_outputs_that_exist() -> None:
     mask = torch.tensor([[True, True, False], [True, False, False]])
     # Eigenvalues 5/2 and 9/2, each with N = 2 samples, over three outputs.
     assert OwnParts(gradient, mask=mask).mean_square().item() == pytest.approx((2.5**2 + 4.5**2) * 2 / 3)
+
+
+@pytest.mark.parametrize("kind", ["fisher", "sample"])
+def test_a_step_of_which_one_entry_is_out_of_range_is_none(kind: str) -> None:
+    gradient = torch.tensor([[1e-40, 1.4e-45]])  # a step of 10⁴⁰ and 10³⁵
+    found = nl.newton_target(lambda y: (y * gradient).sum(1), torch.zeros(1, 2), curvature=kind, damping=1e-100)
+    assert not found.kept.any()
+    assert not found.step.any()

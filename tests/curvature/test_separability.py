@@ -26,5 +26,6 @@ def test_one_sample_that_looks_at_one_other_is_found(one: int, other: int) -> No
 def test_an_empty_batch_tells_nothing() -> None:
     newton = NewtonLoss(lambda y: (y - y.mean(0)).square().sum(1))
     newton(torch.zeros(0, 3, requires_grad=True))
+    assert not check_loss(newton.loss, torch.zeros(0, 3))
     with pytest.raises(SeparabilityError, match="mixes the samples"):
         newton(torch.randn(4, 3, generator=torch.Generator().manual_seed(0), requires_grad=True))

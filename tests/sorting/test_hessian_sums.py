@@ -233,9 +233,9 @@ def test_a_newton_loss_of_a_hundred_thousand_items():
 
 @pytest.mark.parametrize("relevance", [[0, 1, 0, 0], [0, 2, 1, 0], [0, 0, 0, 0]], ids=str)
 def test_one_relevant_item_is_a_list_with_an_order_too(relevance):
-    """The gain of its ideal order is 1; without any it is 0, and there is nothing to learn."""
+    """The linear gain of its ideal order is 1; without any it is 0, and there is nothing to learn."""
     scores = torch.tensor([[0.3, -0.2, 0.5, 0.1]], dtype=torch.float64)
-    loss, grades = NDCGLoss(LaplaceSort(0.3)), torch.tensor([relevance])
+    loss, grades = NDCGLoss(LaplaceSort(0.3), gains="linear"), torch.tensor([relevance])
     hessian = torch.autograd.functional.hessian(lambda s: loss(s, grades).sum(), scores).reshape(4, 4)
     torch.testing.assert_close(loss.hessian_sums(scores, grades)[0], hessian.trace()[None])
     assert bool(hessian.any()) is any(relevance)
