@@ -196,7 +196,11 @@ def _with_rivals(cell: Cell, method: str, groups: Mapping[str, Group | None], av
         return cell
     rivals = {"plain": groups["baseline"], "auto": groups[method.replace("running", "auto")]}
     leads = {name: Lead.of(groups[method], rival, averaged=averaged) for name, rival in rivals.items()}
-    shown = [f"{signed(lead.mean)} to {name}, p {lead.p:.3f}" for name, lead in leads.items() if lead]
+    shown = [
+        f"{signed(lead.mean)} to {name}" + ("" if math.isnan(lead.p) else f", p {lead.p:.3f}")
+        for name, lead in leads.items()
+        if lead
+    ]
     return replace(cell, detail="; ".join([cell.detail, *shown]))
 
 

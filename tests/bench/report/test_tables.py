@@ -186,6 +186,13 @@ def test_the_default_is_compared_with_plain_and_with_the_batch_rule(tmp_path):
     assert cell.detail == "± 1.0 (3); +10.0 to plain, p 0.000; −1.0 to auto, p 0.126"
 
 
+def test_one_seed_has_a_lead_and_no_p(tmp_path):
+    for name, value in {"baseline": 50.0, "fisher-running": 60.0}.items():
+        write_seeds(tmp_path, every_cell()[f"smoothed-loss-10-{name}"], {0: value}, **MAPS)
+    table = tables_of(tmp_path)["controls-terrain-50"]
+    assert dict(zip(table.heads, table.rows[0], strict=True))["Fisher, running"].detail == "(1); +10.0 to plain"
+
+
 def test_nothing_run_is_said(tmp_path):
     report = compose(gather(tmp_path))
     assert report.state.startswith(
