@@ -10,7 +10,9 @@ definition, or one of the library's own errors with words; anything else is prin
 """
 
 import argparse
+import contextlib
 import multiprocessing
+import signal
 import sys
 import time
 from collections import Counter
@@ -25,6 +27,10 @@ from fuzzing import run, run_many
 CHUNK = 500
 
 
+def _leave_ctrl_c_to_the_parent() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
 def _chunk(arguments: tuple[int, int, int]) -> tuple[Counter[tuple[str, str]], list[str]]:
     torch.set_num_threads(1)
     return run_many(*arguments)
@@ -36,12 +42,15 @@ def main(seed: int, start_at: int, count: int, processes: int, limit: float) -> 
     ended: Counter[tuple[str, str]] = Counter()
     failures: list[str] = []
     start = time.perf_counter()
-    with multiprocessing.get_context("spawn").Pool(processes) as pool:
+    context = multiprocessing.get_context("spawn")
+    # Ctrl-C ends it as the limit does: what was found is printed.
+    with contextlib.suppress(KeyboardInterrupt), context.Pool(processes, _leave_ctrl_c_to_the_parent) as pool:
         for some, failed in pool.imap_unordered(_chunk, chunks):
             ended += some
             failures += failed
             for line in failed:
                 print(line, flush=True)
+            print(f"{ended.total() + len(failures)} of {count} calls", end="\r", file=sys.stderr)
             if time.perf_counter() - start > limit:
                 break
     done, seconds = ended.total() + len(failures), time.perf_counter() - start
