@@ -324,3 +324,15 @@ def test_a_first_batch_is_bounded_by_the_gradient_that_a_tenth_exceed(count, exp
     total, weight = newton.running_square.tolist()
     largest = 1e4 if is_bounded else 1e12
     assert total / weight == pytest.approx((count - exploded + exploded * largest) / count)
+
+
+@pytest.mark.parametrize("kind", ["fisher", "sample"])
+def test_a_sample_without_a_value_does_not_enter_the_scale(kind: str) -> None:
+    """Although it has a gradient."""
+    slope, value, scales = torch.tensor([[1.0], [2.0], [1.0]]), torch.tensor([0.0, 0.0, torch.nan]), []
+    for count in (2, 3):
+        newton = nl.NewtonLoss(lambda y, slope, value: (slope * y).sum(1) + value, kind)
+        for samples, size in ((2, 1.0), (count, 1.5)):
+            newton(torch.zeros(samples, 1, requires_grad=True), size * slope[:samples], value[:samples])
+        scales.append(newton.running_square)
+    torch.testing.assert_close(*scales)

@@ -182,7 +182,7 @@ def test_products_are_few_where_they_converge_and_no_more_than_fifty_where_they_
     easy, hard = 1 + 0.01 * draw(0, 1, 300)[0][0], torch.logspace(-2, 4, 1100, dtype=torch.float64)
     form, asked = counted(easy)
     assert_close(damped_solve(form, draw(1, 2, 300)[0], 0.01, spectrum), draw(1, 2, 300)[0] / (easy + 0.01), 1e-6)
-    assert len(asked) < 20
+    assert sum(asked) < 40
     form, asked = counted(hard)  # too large for the matrix itself
     damped_solve(form, draw(1, 2, 1100)[0], 0.01, spectrum)
     assert asked == [2] * 50
@@ -200,4 +200,4 @@ def test_whether_products_lead_to_a_solution_does_not_depend_on_units(unit: floa
     easy = 1 + 0.01 * draw(0, 1, 300)[0][0]
     form, asked = counted(easy)
     damped_solve(form, unit * draw(1, 2, 300)[0], 0.01, "absolute")
-    assert len(asked) < 20
+    assert sum(asked) < 40
