@@ -106,7 +106,8 @@ def _controls(found: Evidence) -> Section:
         "Averaged weights are a mean over a run’s steps, on average a tenth of the run old; any run can be averaged."
     )
     answer = f"The Newton loss is, beside the plain one: {'; '.join(answers)}." if answers else "Not run."
-    return Section("controls", "Size or curvature?", answer, text, _there(*shown.values()))
+    behind = tables.behind_table([(found.short, sorting, "stable"), (found.terrain, maps, "reference")])
+    return Section("controls", "Size or curvature?", answer, text, _there(*shown.values(), behind))
 
 
 def _paths(found: Evidence) -> Section:

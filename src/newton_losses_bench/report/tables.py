@@ -2,7 +2,7 @@
 
 import math
 import statistics
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -202,6 +202,38 @@ def _with_rivals(cell: Cell, method: str, groups: Mapping[str, Group | None], av
         if lead
     ]
     return replace(cell, detail="; ".join([cell.detail, *shown]))
+
+
+def behind_table(settings: Sequence[tuple[Runs, Sequence[str], str]]) -> Table | None:
+    """In how many columns each method is clearly behind the best of the others: which could be the default?"""
+    entered: Counter[str] = Counter()
+    behind: defaultdict[str, list[str]] = defaultdict(list)
+    for runs, names, numerics in settings:
+        for column in names:
+            groups = {method: runs.runs(column, method, numerics) for method in ("baseline", *CONTROLS)}
+            for method, group in groups.items():
+                leads = {other: Lead.of(group, rival) for other, rival in groups.items() if other != method}
+                known = {other: lead for other, lead in leads.items() if lead and lead.seeds >= LEAST_SEEDS}
+                if not known:
+                    continue
+                entered[method] += 1
+                best = min(known, key=lambda other: known[other].mean)
+                lead = known[best]
+                if lead.mean < 0 and lead.is_clear:
+                    behind[method].append(f"{column_title(column)} ({signed(lead.mean)} to {METHODS[best]})")
+    caption = (
+        "Clearly behind the best of the others: paired, p below .05, three seeds or more. Not corrected for choosing "
+        "the best after the fact, which makes this count too many."
+    )
+    rows = [
+        (
+            Cell(METHODS[method]),
+            Cell(f"{len(behind[method])} of {count}", len(behind[method])),
+            Cell("; ".join(behind[method]) or "none"),
+        )
+        for method, count in entered.items()
+    ]
+    return Table("behind-the-best", caption, ("method", "columns", "which"), rows) if rows else None
 
 
 def paths_table(table: str, warcraft: Runs, terrain: Runs) -> Table:

@@ -186,6 +186,18 @@ def test_the_default_is_compared_with_plain_and_with_the_batch_rule(tmp_path):
     assert cell.detail == "± 1.0 (3); +10.0 to plain, p 0.000; −1.0 to auto, p 0.126"
 
 
+def test_which_method_is_clearly_behind_the_best_of_the_others(tmp_path):
+    runs = {"baseline": [50, 51, 52], "fisher-auto": [61, 61.2, 62.9], "fisher-running": [60, 61.1, 63]}
+    for name, values in runs.items():
+        figures = {seed: float(value) for seed, value in enumerate(values)}
+        write_seeds(tmp_path, every_cell()[f"smoothed-loss-10-{name}"], figures, **MAPS)
+    write_seeds(tmp_path, every_cell()["smoothed-loss-10-sample-auto"], {0: 90.0, 1: 90.0}, **MAPS)  # two seeds only
+    rows = {row[0].text: [cell.text for cell in row[1:]] for row in tables_of(tmp_path)["behind-the-best"].rows}
+    assert rows["plain"] == ["1 of 1", "Smoothed loss, 10 samples (−10.7 to Fisher, auto)"]
+    assert rows["Fisher, auto"] == rows["Fisher, running"] == ["0 of 1", "none"]
+    assert "sample, auto" not in rows
+
+
 def test_one_seed_has_a_lead_and_no_p(tmp_path):
     for name, value in {"baseline": 50.0, "fisher-running": 60.0}.items():
         write_seeds(tmp_path, every_cell()[f"smoothed-loss-10-{name}"], {0: value}, **MAPS)
