@@ -291,3 +291,9 @@ def test_a_first_batch_without_a_finite_sample_does_not_count_as_checked() -> No
         newton(y, torch.full((5, 3), torch.nan))
     with pytest.warns(UserWarning, match="the Hessian of the loss <lambda> is zero"):
         newton(y, torch.zeros(5, 3))
+
+
+def test_a_batch_of_one_bad_sample_is_a_standstill_too() -> None:
+    newton = NewtonLoss(squares)
+    with pytest.warns(UserWarning, match="no sample of the last 1 "):
+        newton(leaf(1, 3), torch.full((1, 3), torch.nan))

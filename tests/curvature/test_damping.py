@@ -115,3 +115,8 @@ def test_a_rule_may_return_a_length_beside_its_damping(kind: str, length: float)
         for damping in (lambda expansion: Damped(0.7, length), 0.7)
     )
     assert_close(found, length * plain, 1e-12)
+
+
+def test_what_is_neither_a_number_nor_a_rule_is_told_what_there_is() -> None:
+    with pytest.raises(ArgumentError, match="a rule that maps an expansion to one, got 'much'"):
+        NewtonLoss(quartic, damping="much")

@@ -260,3 +260,11 @@ def test_a_loss_with_its_own_expansion_keeps_it_beside_a_mask():
     NewtonLoss(Watched("softsort"))(scores.requires_grad_(), values, mask)
     assert len(masks) == 1
     assert masks[0] is mask
+
+
+def test_a_trace_by_products_has_no_preference_for_the_constant_list():
+    """Of H = 11ᵀ both the trace and 1ᵀH1/m are m: nothing is left for differences, up to the noise of 16 probes."""
+    y = torch.randn(4, 100, generator=torch.Generator().manual_seed(0))
+    found = nl.expand(lambda y: y.sum(1).square() / 2, y, exchangeable=True, matrix_free=True).curvature
+    assert abs(float(found.among)) < 1
+    torch.testing.assert_close(float(found.common), 100.0)

@@ -337,3 +337,9 @@ def test_times_in_seconds_since_a_long_time():
 def test_a_score_that_is_no_number_finds_nothing(k):
     scores, relevance = torch.tensor([[torch.nan, 1.0], [2.0, 1.0]]), torch.tensor([[1, 0], [1, 0]])
     assert mean_reciprocal_rank(scores, relevance, k).tolist() == [0.0, 1.0]
+
+
+def test_two_items_cannot_both_be_first():
+    lowest, highest = torch.tensor([[0, 0, 1]]), torch.tensor([[0, 0, 2]])
+    with pytest.raises(ArgumentError, match="contradict each other"):
+        PartialOrderLoss("softsort")(torch.zeros(1, 3), lowest, highest)
