@@ -247,3 +247,19 @@ def test_large_scores_have_the_traces_of_small_ones(k):
     scores, loss = torch.tensor([[-0.25, 0.0, 0.0, 0.25]], dtype=torch.float64), TopKLoss(k, LaplaceSort(0.25))
     near, far = (loss.hessian_sums(scores + shift, torch.tensor([1])) for shift in (0.0, 2.0**30))
     torch.testing.assert_close(far, near)
+
+
+@pytest.mark.parametrize("bad", ["value", "trace", "total"])
+def test_a_list_without_a_value_or_a_sum_is_left_out(bad):
+    class Brought:
+        def __call__(self, y, weight):
+            return y.pow(4).sum(1) + (torch.where(weight == 2, torch.nan, 0.0) if bad == "value" else 0.0)
+
+        def hessian_sums(self, y, weight, mask=None):
+            sums = {"trace": 12 * y.square().sum(1), "total": 12 * y.square().sum(1)}
+            return tuple(torch.where((weight == 2) & (name == bad), torch.nan, one) for name, one in sums.items())
+
+    y, weight = torch.tensor([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]], dtype=torch.float64), torch.tensor([1.0, 2.0, 3.0])
+    found = expand(Brought(), y, weight, exchangeable=True).curvature
+    alone = expand(Brought(), y[[0, 2]], weight[[0, 2]], exchangeable=True).curvature
+    torch.testing.assert_close((found.among, found.common), (alone.among, alone.common))
