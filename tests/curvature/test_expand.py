@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from cases import EXACT, SINGLE, Case, Cube, assert_close, brute_force, quartic, ripples
-from newton_losses import DerivativeError, Expansion, diagnose, expand, newton_loss, newton_target
-from newton_losses.curvature import Dense, LowRank, Masked, Products, check_loss, empirical_fisher
+from newton_losses import ArgumentError, DerivativeError, Expansion, diagnose, expand, newton_loss, newton_target
+from newton_losses.curvature import Dense, LowRank, Masked, Products, check_loss, empirical_fisher, loss_values
 from newton_losses.sorting import SortingLoss
 
 
@@ -377,3 +377,8 @@ def test_a_brought_matrix_is_semidefinite_if_it_says_so_or_is_a_fisher(kind: str
             return Expansion(y.sum(1), y, Dense(torch.eye(3), semidefinite=said))
 
     assert expand(Own(), torch.ones(2, 3), curvature=kind).curvature.semidefinite is wanted
+
+
+def test_values_are_not_asked_of_what_cannot_be_called() -> None:
+    with pytest.raises(ArgumentError):
+        loss_values("mse", torch.ones(2, 3))

@@ -216,3 +216,11 @@ def test_scores_and_slopes_that_torch_keeps_with_a_sign():
     soft_rank(wanted, LaplaceSort(1.0)).backward(-draws.imag[1])
     soft_rank(found, LaplaceSort(1.0)).backward(slopes)
     torch.testing.assert_close(found.grad, wanted.grad)
+
+
+@pytest.mark.parametrize("n", [2, 8, 9])
+def test_a_matrix_of_close_scores_is_doubly_stochastic(n):
+    """Most thresholds are then within one temperature of all items, on one side of them."""
+    matrix = LaplaceSort(1.0).matrix(torch.linspace(-0.3, 0.3, n, dtype=torch.float64))
+    for dim in (-1, -2):
+        torch.testing.assert_close(matrix.sum(dim), torch.ones(n, dtype=torch.float64), **CLOSE)
