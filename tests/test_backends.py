@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 import torch
 
-from newton_losses._backends import obstacle, takes_triton
+from newton_losses._backends import launch, obstacle, parts_of, power_of_two, takes_triton
 from newton_losses.errors import ArgumentError
 from newton_losses.paths import RelaxedBellmanFord
 from newton_losses.sorting import SortingNetwork
@@ -62,3 +62,46 @@ def test_triton_that_is_not_installed(monkeypatch):
     for make in (RelaxedBellmanFord, partial(SortingNetwork, 4)):
         with pytest.raises(ArgumentError, match="pip install triton"):
             make(backend="triton")
+
+
+class Kernel:
+    """What `launch` needs to know of one of Triton's: it is compiled when it is called, and returns what was made."""
+
+    arg_names = ("tensor", "number", "nothing", "SIZE", "KIND")
+
+    def __init__(self):
+        self.compiled, self.launched = 0, []
+
+    def __getitem__(self, grid):
+        if len(grid) == 3:  # of the compiled one
+            return lambda *given: self.launched.append((grid, given))
+
+        def compile_and_launch(*given, SIZE, KIND, num_warps):
+            self.compiled += 1
+            return self
+
+        return compile_and_launch
+
+
+def test_a_kernel_is_looked_up_once_for_what_triton_does_not_tell_apart():
+    kernel, numbers = Kernel(), torch.zeros(9)
+
+    def run(tensor=numbers, number=5, size=16, kind="raw", warps=4):
+        launch(kernel, 3, (tensor, number, None), {"KIND": kind, "SIZE": size}, warps)
+        return kernel.compiled
+
+    assert run() == 1
+    assert kernel.launched == []
+    assert run(number=7) == run(torch.ones(2, 2), 2**30 + 1) == 1
+    assert kernel.launched[0] == ((3, 1, 1), (numbers, 7, None, 16, "raw"))  # in the order of the kernel's arguments
+    others = [
+        {"tensor": numbers[1:]}, {"tensor": numbers.double()}, {"number": 1}, {"number": 32}, {"number": 2**31 + 1},
+        {"number": 5.0}, {"size": 32}, {"kind": "clip"}, {"warps": 8},
+    ]  # fmt: skip
+    assert [run(**other) for other in others] == list(range(2, 2 + len(others)))
+    assert [run(**other) for other in others] == [1 + len(others)] * len(others)
+
+
+def test_sizes_of_blocks():
+    assert [parts_of(number, 16) for number in (1, 16, 17, 32)] == [1, 1, 2, 2]
+    assert [power_of_two(number) for number in (1, 2, 3, 16, 17)] == [1, 2, 4, 16, 32]

@@ -67,31 +67,32 @@ _launched: dict[tuple[Any, ...], tuple[Any, tuple[Any, ...]]] = {}
 def launch(kernel: Any, programs: int, given: tuple[Any, ...], constants: dict[str, Any], warps: int) -> None:
     """Launch one of Triton's kernels; `given` begins with a tensor on the current device, and `constants` follow it.
 
-    Triton looks for the compiled form at every launch, which takes as long as ten operations. Here it does so once for
-    all arguments that it does not tell apart.
+    Triton looks the compiled kernel up at every launch, which takes as long as ten operations. Here that is done once
+    per specialization; its switches for debugging have no effect on what was looked up before.
     """
-    key = (id(kernel), given[0].get_device(), warps, *constants.values(), *map(_sort_of, given))
-    known = _launched.get(key)
-    if known is not None:
-        form, rest = known
-        form[programs, 1, 1](*given, *rest)
+    key = (id(kernel), given[0].get_device(), warps, *constants.values(), *map(_specialization_of, given))
+    cached = _launched.get(key)
+    if cached is not None:
+        compiled_kernel, constant_values = cached
+        compiled_kernel[programs, 1, 1](*given, *constant_values)
         return
-    form = kernel[programs,](*given, **constants, num_warps=warps)
-    if form is not None:  # Triton's interpreter has none
-        _launched[key] = form, tuple(constants[name] for name in kernel.arg_names[len(given) :])
+    compiled_kernel = kernel[programs,](*given, **constants, num_warps=warps)
+    if compiled_kernel is not None:  # Triton's interpreter compiles nothing
+        names = kernel.arg_names[len(given) :]
+        _launched[key] = compiled_kernel, tuple(constants[name] for name in names)
 
 
 def parts_of(number: int, part: int) -> int:
-    """How many parts of a size cover a number of things. (Triton's own function takes as long as an operation.)"""
+    """⌈number / part⌉. (Triton's own function takes as long as an operation.)"""
     return -(-number // part)
 
 
 def power_of_two(number: int) -> int:
-    """The least that is not below a positive number."""
+    """The smallest power of two that is at least `number`, which is positive."""
     return 1 << (number - 1).bit_length()
 
 
-def _sort_of(argument: Any) -> object:
+def _specialization_of(argument: Any) -> object:
     """What Triton compiles for: the dtype and alignment of a tensor, and what it knows of a whole number."""
     if isinstance(argument, Tensor):
         return argument.dtype, argument.data_ptr() % 16 == 0

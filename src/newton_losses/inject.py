@@ -286,6 +286,7 @@ def _short_way(
             settled, unit = settle(bare, "fisher", run, update=is_new, known=known)
             gradient = settled.gradient
         if curvature == "fisher":
+            assert run is None or is_normalized  # only such a rule keeps a unit
             step = fisher_step(gradient, None, own, mean=is_mean, counter=counter, unit=unit)
             unit = 1.0
         else:

@@ -274,8 +274,9 @@ def compute_newton_loss(
         expansion = expansion if shared is None else shared.expansion
         step = solve_step(expansion, rule, spectrum, mean=is_mean and shared is None, counter=counter, unit=unit)
         rows = step.rows.detach()
-    # What the rows are divided by; a whole number in a tensor would become a float32 one.
+    # A whole number in a tensor would become a float32 one.
     count = step.count.to(rows.dtype) if isinstance(step.count, Tensor) else step.count
+    # This rank's own divisor, and the one that is made for an average over the ranks.
     own = count if is_mean else 1
     divisor: Tensor | float = own
     if shared is not None:

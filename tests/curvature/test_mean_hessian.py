@@ -3,12 +3,15 @@
 The tests marked `gpu` run on CUDA, and, but for those that need a device, in Triton's interpreter on the CPU too.
 """
 
+import subprocess
+import sys
+
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from newton_losses import NewtonLoss
-from newton_losses.curvature import expand, newton_step
+from newton_losses.curvature import expand
 from on_cuda import capture
 from triton_interpreter import DEVICE, on_cuda_alone, run_interpreted
 
@@ -111,6 +114,22 @@ def test_softplus_takes_all_directions_at_once():
     assert operators_of_a_hessian(3) == operators_of_a_hessian(9)
 
 
+def test_two_threads_give_the_rule_once():
+    code = """if True:
+        import threading, warnings
+        import torch
+        from newton_losses.curvature import expand
+        warnings.simplefilter("error")
+        loss = lambda y: torch.nn.functional.softplus(y).sum(1)
+        threads = [threading.Thread(target=expand, args=(loss, torch.ones(2, 3)), kwargs={"curvature": "hessian"})
+                   for _ in range(8)]
+        [thread.start() for thread in threads]
+        [thread.join() for thread in threads]
+    """
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
 def test_the_rule_changes_no_number():
     y, target = logistic_batch(4, 3)
     found = expand(logistic, y, target, curvature="hessian").curvature.dense()
@@ -122,12 +141,3 @@ def test_the_rule_changes_no_number():
         / 4
     )
     torch.testing.assert_close(found, expected)
-
-
-def test_the_directions_of_one_batch_serve_the_next():
-    y, target = logistic_batch(4, 3)
-    first = newton_step(expand(logistic, y, target, curvature="hessian"), 0.1)
-    newton_step(expand(logistic, y.float(), target.float(), curvature="hessian"), 0.1)
-    with torch.inference_mode():
-        expand(logistic, y.clone(), target, curvature="hessian")
-    torch.testing.assert_close(newton_step(expand(logistic, y, target, curvature="hessian"), 0.1).rows, first.rows)

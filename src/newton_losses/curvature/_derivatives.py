@@ -10,7 +10,7 @@ import contextlib
 import math
 import threading
 from collections.abc import Callable, Iterable
-from functools import cache, lru_cache
+from functools import cache
 from typing import Any, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -57,6 +57,9 @@ class MeanHessian(NamedTuple):
 # Directions (K, m), the same for all samples, to (K, N, m): ∇²ℓᵢ v for each direction v.
 SecondProduct = Callable[[Tensor], Tensor]
 
+# What the kernels for a mean Hessian on CUDA are made for; beyond, operators of torch share the work better.
+MOST_SAMPLES, MOST_OUTPUTS = 4096, 512
+
 # The levels of torch's forward mode belong to the process, not to a thread: two threads that differentiate at the same
 # time end each other's, which is an error at best and a crash at worst.
 _one_at_a_time = threading.RLock()
@@ -83,7 +86,8 @@ def mean_hessian(total: Total, flat: Tensor, loss: object) -> MeanHessian:
     m directions are enough for all N Hessians. They go through in as few passes as there is room for.
     """
     size = footprint(total, flat, loss, has_tape=has_tape(flat))
-    parts = torch.split(_directions(flat), directions_at_once(flat, size))
+    directions = torch.eye(flat.shape[1], dtype=flat.dtype, device=flat.device)
+    parts = torch.split(directions, directions_at_once(flat, size))
 
     def reverse() -> MeanHessian:
         value, gradient, product = _reverse_graph(total, flat, loss)
@@ -98,18 +102,6 @@ def mean_hessian(total: Total, flat: Tensor, loss: object) -> MeanHessian:
     return _first_that_works(flat, loss, reverse, forward)
 
 
-def _directions(flat: Tensor) -> Tensor:
-    """One direction for each output, kept for the next batch; but a captured graph needs its own."""
-    if not has_tape(flat) or (flat.is_cuda and torch.cuda.is_current_stream_capturing()):
-        return torch.eye(flat.shape[1], dtype=flat.dtype, device=flat.device)
-    return _kept_directions(flat.shape[1], flat.dtype, flat.device)
-
-
-@lru_cache(maxsize=4)
-def _kept_directions(size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    return torch.eye(size, dtype=dtype, device=device)
-
-
 def _mean(found: Derivatives, passes: Callable[[], Iterable[Tensor]]) -> MeanHessian:
     """The mean over the samples of what the `passes` give, `(k, N, m)` each."""
     value, gradient = found.value, found.gradient
@@ -120,7 +112,7 @@ def _mean(found: Derivatives, passes: Callable[[], Iterable[Tensor]]) -> MeanHes
         if all(math.isfinite(one.detach().sum()) for one in (total, value, gradient)):
             return MeanHessian(value, gradient, symmetric(total / len(value)), None)
     second = _stored(passes(), gradient.shape[1])
-    if takes_triton("auto", second, 0, 0) and second.numel() > 0:
+    if _fits_kernels(second):
         from ._mean_hessian_triton import mean_of_finite_hessians
 
         matrix, count = mean_of_finite_hessians(second, value.detach(), gradient)
@@ -129,6 +121,13 @@ def _mean(found: Derivatives, passes: Callable[[], Iterable[Tensor]]) -> MeanHes
     count = kept.sum()
     mean = torch.where(kept[None, :, None], second, 0.0).sum(1) / count.clamp(min=1)
     return MeanHessian(value, gradient, symmetric(mean), count)
+
+
+def _fits_kernels(second: Tensor) -> bool:
+    """Whether a program can go through all samples, or all of one sample's Hessian, in little time."""
+    outputs, samples, _ = second.shape
+    is_small = 0 < samples <= MOST_SAMPLES and outputs > 0
+    return type(second) is Tensor and is_small and takes_triton("auto", second, outputs, MOST_OUTPUTS)
 
 
 def is_finite(found: Derivatives) -> Tensor:
@@ -285,7 +284,8 @@ def _reverse_graph(total: Total, flat: Tensor, loss: object) -> tuple[Tensor, Te
             return vectors.new_zeros(len(vectors), *flat.shape)
         along = vectors[:, None, :].expand(-1, *flat.shape)
         if len(along) > 1:
-            _batch_type_as()
+            with _one_at_a_time:
+                _batch_type_as()
             # Not in the handler: the error would hold on to the memory of the pass that failed.
             with contextlib.suppress(RuntimeError, NotImplementedError):
                 return _grad_of_grad(gradient, leaf, along, batched=True)
@@ -305,20 +305,23 @@ def _reverse_graph(total: Total, flat: Tensor, loss: object) -> tuple[Tensor, Te
 
 @cache
 def _batch_type_as() -> "torch.library.Library | None":
-    """Give torch's batched gradients a rule for `type_as`, where they have none and take one direction at a time.
+    """Give torch's batched gradients a rule for `type_as`. Without one they fall back to one direction at a time.
 
-    The second derivative of softplus calls it, and so that of every logistic loss. The rule does what the operator
-    does, and changes no number in anybody's program.
+    The second derivative of softplus calls it, and so does that of every logistic loss. The rule holds for the whole
+    process, and does what the operator does: it changes no number.
     """
-    if torch._C._dispatch_has_kernel_for_dispatch_key("aten::type_as", "Batched"):
+    try:
+        if torch._C._dispatch_has_kernel_for_dispatch_key("aten::type_as", "Batched"):
+            return None
+        library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
+        library.impl("type_as", _type_as, "Batched")  # type: ignore[no-untyped-call]
+    except RuntimeError:  # a version of torch without this key: the slow way works, too
         return None
-    library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
-
-    def type_as(given: Tensor, like: Tensor) -> Tensor:
-        return given.to(like.device, like.dtype)
-
-    library.impl("type_as", type_as, "Batched")  # type: ignore[no-untyped-call]
     return library
+
+
+def _type_as(given: Tensor, like: Tensor) -> Tensor:
+    return given.to(like.device, like.dtype)
 
 
 def _grad_of_grad(gradient: Tensor, leaf: Tensor, along: Tensor, *, batched: bool) -> Tensor:

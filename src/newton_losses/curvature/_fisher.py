@@ -53,7 +53,7 @@ class Solved(NamedTuple):
     counted: bool = False
 
     def times(self, unit: Tensor | float) -> "Solved":
-        """The same in another unit."""
+        """With the rows multiplied by `unit`."""
         return self if isinstance(unit, (int, float)) and unit == 1 else self._replace(rows=self.rows * unit)
 
 
@@ -214,8 +214,8 @@ def _by_kernel(
     else:
         from ._fisher_triton import launch_fisher
 
-        factor, unit = (unit, 1.0) if isinstance(unit, Tensor) else (None, unit)
-        rows, used, numbers = launch_fisher(*given, counter, matrix, kind, factor)
+        in_kernel, unit = (unit, 1.0) if isinstance(unit, Tensor) else (None, unit)
+        rows, used, numbers = launch_fisher(*given, counter, matrix, kind, in_kernel)
     count, mean_value = numbers.unbind()
     found = Solved(rows, used, count, None if value is None else mean_value, counted=counter is not None)
     return found.times(unit)

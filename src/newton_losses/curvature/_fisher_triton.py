@@ -25,9 +25,11 @@ _jit: _Decorator = triton.jit
 # A kernel of its own for one sample, or for numbers with other factors, would not be faster.
 _kernel: _Decorator = triton.jit(do_not_specialize=["number", "samples", "outputs"])
 
-# By the size of the matrix: numbers of the gradients that are read at a time, and warps. With fewer warps a lane has
-# so many numbers that the program is long, and the loading of it takes longer than its work.
-SHAPES = {16: (2048, 4), 32: (2048, 4), 64: (2048, 8)}
+# Numbers of the gradients that are read at a time.
+AT_A_TIME = 2048
+# By the size of the matrix. With fewer, each lane holds so many values that loading the program takes longer than
+# running it.
+WARPS = {16: 4, 32: 4, 64: 8}
 
 
 def launch_fisher(
@@ -60,8 +62,7 @@ def launch_fisher(
             return launch_conjugate(gradient, value, factor, mean, counter, unit)
     # The units that multiply matrices know none below 16.
     size = max(16, power_of_two(unknowns))
-    at_a_time, warps = SHAPES[size]
-    block = max(16, at_a_time // size)
+    block = max(16, AT_A_TIME // size)
     blocks = parts_of(outputs if few else samples, block)
     rows = torch.empty_like(gradient)
     used = torch.empty(samples, dtype=torch.bool, device=gradient.device)
@@ -77,7 +78,7 @@ def launch_fisher(
             "STEPS": min(size, 8 * parts_of(unknowns, 8)),
             "KIND": kind, "LOWEST": LOWEST, "STEEPEST": STEEPEST, "ROUNDS": ROUNDS,
         }  # fmt: skip
-        launch(solve_fisher, blocks, given, constants, warps)
+        launch(solve_fisher, blocks, given, constants, WARPS[size])
     return rows, used, numbers
 
 

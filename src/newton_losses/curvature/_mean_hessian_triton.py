@@ -1,7 +1,7 @@
 """The mean of the Hessians of the samples in which everything is finite, as two kernels. Imports triton.
 
-The first looks which samples these are, a program for each; the second sums over them, a program for each tile of the
-mean, together with its mirror image.
+The first finds these samples, one program per sample; the second sums over them, one program per tile of the mean, to
+which it adds the tile's mirror image.
 """
 
 from collections.abc import Callable
@@ -18,9 +18,10 @@ from ._fisher_triton import _on_device
 _Decorator = Callable[[Callable[..., Any]], Any]
 _kernel: _Decorator = triton.jit(do_not_specialize=["samples", "outputs"])
 
-# The side of a tile, and how many samples are read at a time.
+# The side of a tile, how many samples are read at a time, and how many numbers of one sample.
 TILE = 8
 SAMPLES = 32
+NUMBERS = 2048
 
 
 def mean_of_finite_hessians(second: Tensor, value: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
@@ -33,7 +34,7 @@ def mean_of_finite_hessians(second: Tensor, value: Tensor, gradient: Tensor) -> 
     tiles = parts_of(outputs, TILE)
     with _on_device(second):
         width = min(128, max(16, power_of_two(outputs)))
-        constants = {"ROWS": max(1, 2048 // width), "WIDTH": width}
+        constants = {"ROWS": max(1, NUMBERS // width), "WIDTH": width}
         launch(find_finite, samples, (second, value, gradient, kept, samples, outputs), constants, warps=4)
         sizes = {"TILE": TILE, "SAMPLES": SAMPLES}
         launch(sum_finite, tiles * tiles, (second, kept, matrix, count, samples, outputs), sizes, warps=4)
@@ -77,7 +78,7 @@ def sum_finite(  # type: ignore[no-untyped-def]
     total = tl.zeros([SAMPLES, TILE, TILE], tl.float64)
     number = tl.zeros([SAMPLES], tl.int64)
     begin = 0
-    while begin < samples:  # not a range: neither has a kernel of its own for every size of a batch
+    while begin < samples:  # a `while`, so that the batch size is not compiled in
         n = begin + tl.arange(0, SAMPLES)
         good = tl.load(kept + n, mask=n < samples, other=0) > 0
         number += good.to(tl.int64)
@@ -89,6 +90,6 @@ def sum_finite(  # type: ignore[no-untyped-def]
         begin += SAMPLES
     found = tl.sum(number, 0)
     mean = tl.sum(total, 0) / (2 * tl.maximum(found, 1)).to(tl.float64)
-    cells = matrix + k[:, None] * outputs + j[None, :]
+    cells = matrix + k[:, None].to(tl.int64) * outputs + j[None, :]
     tl.store(cells, mean.to(matrix.dtype.element_ty), mask=inside)
     tl.store(count, found, mask=tl.program_id(0) == 0)
