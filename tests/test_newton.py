@@ -244,3 +244,8 @@ def test_the_value_of_one_sample_of_a_loss_that_learns() -> None:
     value = NewtonLoss(lambda y: weight * y.square().sum(1))(y)
     assert value.item() == 6
     assert torch.autograd.grad(value, weight)[0].item() == 3
+
+
+def test_one_number_has_a_value_without_gradients_too() -> None:
+    with torch.no_grad():
+        assert NewtonLoss(lambda y: y.square().sum(1))(torch.full((1, 1), 3.0)).item() == 9

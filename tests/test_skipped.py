@@ -297,3 +297,12 @@ def test_a_batch_of_one_bad_sample_is_a_standstill_too() -> None:
     newton = NewtonLoss(squares)
     with pytest.warns(UserWarning, match="no sample of the last 1 "):
         newton(leaf(1, 3), torch.full((1, 3), torch.nan))
+
+
+def test_a_module_that_was_made_on_the_meta_device_counts_from_zero() -> None:
+    newton = NewtonLoss(squares, on_nonfinite="ignore").to("meta")
+    target = torch.zeros(5, 3)
+    target[1] = torch.nan
+    newton(leaf(5, 3), target).backward()
+    assert newton.skipped.device.type == "cpu"
+    assert int(newton.skipped) == 1

@@ -120,3 +120,8 @@ def test_a_rule_may_return_a_length_beside_its_damping(kind: str, length: float)
 def test_what_is_neither_a_number_nor_a_rule_is_told_what_there_is() -> None:
     with pytest.raises(ArgumentError, match="a rule that maps an expansion to one, got 'much'"):
         NewtonLoss(quartic, damping="much")
+
+
+def test_a_group_that_cannot_be_is_refused_when_a_loss_is_made() -> None:
+    with pytest.raises(ArgumentError, match="process_group"):
+        NewtonLoss(quartic, process_group="everybody")

@@ -382,3 +382,11 @@ def test_a_brought_matrix_is_semidefinite_if_it_says_so_or_is_a_fisher(kind: str
 def test_values_are_not_asked_of_what_cannot_be_called() -> None:
     with pytest.raises(ArgumentError):
         loss_values("mse", torch.ones(2, 3))
+
+
+def test_no_sample_of_a_loss_with_its_own_expansion_and_one_output_each() -> None:
+    class Own:
+        def expand(self, y: Tensor, *, curvature: str | None) -> Expansion:
+            raise AssertionError("there is nothing to expand")
+
+    assert expand(Own(), torch.zeros(0)).gradient.shape == (0, 1)

@@ -168,3 +168,11 @@ def test_a_hessian_counts_its_samples_where_some_are_left_out() -> None:
     every = torch.ones(2, 2, dtype=torch.bool)
     masked = expand(lambda y: y.abs().pow(1.5).sum(1), y, mask=every).curvature
     assert_close(masked.matrix, torch.diag(0.75 * y[1].rsqrt()), 1e-12)
+
+
+def test_more_cells_than_go_at_once_go_one_direction_at_a_time(monkeypatch) -> None:
+    y, target = Case(ripples, (4, 3)).draw()
+    mask = torch.ones(4, 3, dtype=torch.bool)
+    wanted = expand(ripples, y, target, mask=mask).curvature.matrix
+    monkeypatch.setattr("newton_losses.curvature._lists.CELLS_AT_ONCE", 5)
+    assert_close(expand(ripples, y, target, mask=mask).curvature.matrix, wanted, 1e-12)

@@ -268,3 +268,9 @@ def test_a_trace_by_products_has_no_preference_for_the_constant_list():
     found = nl.expand(lambda y: y.sum(1).square() / 2, y, exchangeable=True, matrix_free=True).curvature
     assert abs(float(found.among)) < 1
     torch.testing.assert_close(float(found.common), 100.0)
+
+
+def test_lists_of_one_item_are_averaged_over_one_order():
+    y, mask = torch.tensor([[1.0, 5.0], [2.0, 5.0]]), torch.tensor([[True, False], [True, False]])
+    found = nl.expand(lambda y: y.pow(4).sum(1), y, curvature="hessian", exchangeable=True, mask=mask).curvature
+    assert float(found.common) == 12 * (1 + 4) / 2

@@ -343,3 +343,13 @@ def test_two_items_cannot_both_be_first():
     lowest, highest = torch.tensor([[0, 0, 1]]), torch.tensor([[0, 0, 2]])
     with pytest.raises(ArgumentError, match="contradict each other"):
         PartialOrderLoss("softsort")(torch.zeros(1, 3), lowest, highest)
+
+
+def test_a_table_of_discounts_is_interpolated_between_neighbours():
+    scores = torch.tensor([[0.3, -0.2, 0.5, 0.1, 0.0]], dtype=torch.float64)
+    relevance = torch.tensor([[0, 2, 1, 0, 3]])
+    table, line = (
+        NDCGLoss(LaplaceSort(0.3), discounts=discounts)(scores, relevance)
+        for discounts in (torch.tensor([1.0, 0.8, 0.6, 0.4, 0.2]), lambda rank: 1 - 0.2 * rank)
+    )
+    torch.testing.assert_close(table, line, rtol=1e-6, atol=0)
