@@ -249,3 +249,11 @@ def test_the_value_of_one_sample_of_a_loss_that_learns() -> None:
 def test_one_number_has_a_value_without_gradients_too() -> None:
     with torch.no_grad():
         assert NewtonLoss(lambda y: y.square().sum(1))(torch.full((1, 1), 3.0)).item() == 9
+
+
+def test_an_infinite_value_is_left_out_of_the_mean() -> None:
+    y = torch.tensor([[1.0], [2.0], [3.0]], requires_grad=True)
+    newton = NewtonLoss(lambda y: torch.where(y[:, 0] == 2, torch.inf, y[:, 0]), check=False)
+    with torch.no_grad():
+        assert newton(y).item() == 2
+    assert newton(y).item() == 2

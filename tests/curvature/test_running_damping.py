@@ -336,3 +336,8 @@ def test_a_sample_without_a_value_does_not_enter_the_scale(kind: str) -> None:
             newton(torch.zeros(samples, 1, requires_grad=True), size * slope[:samples], value[:samples])
         scales.append(newton.running_square)
     torch.testing.assert_close(*scales)
+
+
+def test_a_scale_that_cannot_be_is_an_error_however_loosely_it_is_loaded() -> None:
+    with pytest.raises(RuntimeError, match="which no training leaves behind"):
+        nl.NewtonLoss(quartic).load_state_dict({"running_square": torch.tensor([-1.0, 1.0])}, strict=False)

@@ -29,3 +29,8 @@ def test_an_empty_batch_tells_nothing() -> None:
     assert not check_loss(newton.loss, torch.zeros(0, 3))
     with pytest.raises(SeparabilityError, match="mixes the samples"):
         newton(torch.randn(4, 3, generator=torch.Generator().manual_seed(0), requires_grad=True))
+
+
+def test_a_loss_with_noise_of_its_own_needs_no_second_look() -> None:
+    noise = torch.Generator().manual_seed(0)
+    assert check_loss(lambda y: (y + torch.randn(3, generator=noise)).square().sum(1), torch.ones(4, 3)) is True
