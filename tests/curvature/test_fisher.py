@@ -327,3 +327,25 @@ def test_a_brought_fisher_of_some_samples_steps_with_these(damping: object) -> N
     wanted = newton_step(Expansion(torch.zeros(3), few, empirical_fisher(few)), damping)
     assert found.kept.tolist() == kept.tolist()
     torch.testing.assert_close(found.rows[kept], wanted.rows)
+
+
+@pytest.mark.parametrize(("samples", "outputs"), [(8, 3), (3, 8), (5, 5), (20, 10)])
+def test_a_damping_that_is_lost_beside_the_curvature_keeps_no_wrong_step(samples, outputs):
+    """Whether such a matrix can be factorised is chance: 1 in 50 could, and all of their steps were wrong."""
+    for seed in range(40):
+        torch.manual_seed(seed)
+        along, direction = torch.randn(samples, 1).double(), torch.randn(1, outputs).double()
+        gradient, damping = 1e8 * along * direction, 10.0 ** -(seed % 8 + 1)
+        found = fisher_step(gradient, None, damping)
+        exact = gradient / (damping + 1e16 * along.square().mean() * direction.square().sum())
+        off = (found.rows - exact).norm(dim=1) / exact.norm(dim=1)
+        assert (off[torch.ones(samples, dtype=torch.bool) if found.kept is None else found.kept] < 0.1).all()
+
+
+def test_a_damping_below_every_output_is_not_lost():
+    """Outputs in units from 1e-8 to 1e8 make an ill-conditioned matrix that can be solved to the last digit."""
+    units = 10.0 ** torch.arange(-8, 9, 4).double()
+    gradient = torch.diag(units)
+    found = fisher_step(gradient, None, 1e-20)
+    assert found.kept is None or found.kept.all()
+    torch.testing.assert_close(found.rows.diagonal(), units / (units.square() / 5 + 1e-20), rtol=1e-9, atol=0)

@@ -19,6 +19,7 @@ from torch import Tensor
 from .._backends import obstacle
 from ._damping import DampingRule, NormalizedDamping, RelativeDamping, RunningDamping
 from ._expansion import FisherFactor, FisherMatrix, empirical_fisher
+from ._solve import has_inverse
 
 # How far a relative λ may lie below the scale of F until float32 is not enough for float32 gradients. With λ = factor·r
 # the condition number of F + λI is at most 1 + √m/factor.
@@ -151,9 +152,10 @@ def _by_operators(gradient: Tensor, value: Tensor | None, plan: _Plan, kept: Ten
         damping = number / scale / scale
     square = square + torch.diag(damping.expand(len(square)))
     factor, failed = torch.linalg.cholesky_ex(square)
+    is_solved = has_inverse(square, factor, failed) & (damping > 0)
     solved = torch.cholesky_solve(rows if few else rows.mT, factor)
     length = length / count if mean else length
-    solved = torch.where((failed == 0) & (damping > 0), (solved if few else solved.mT) * length, math.nan)
+    solved = torch.where(is_solved, (solved if few else solved.mT) * length, math.nan)
     solved = solved.to(gradient.dtype)
     usable = usable & torch.isfinite(solved).all(1)
     return Solved(torch.where(usable[:, None], solved, 0.0), usable, count)

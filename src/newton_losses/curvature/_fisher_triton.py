@@ -30,6 +30,7 @@ AT_A_TIME = 2048
 # By the size of the matrix. With fewer, each lane holds so many values that loading the program takes longer than
 # running it.
 WARPS = {16: 4, 32: 4, 64: 8}
+ROUNDING = tl.constexpr(2.0**-52)
 
 
 def launch_fisher(
@@ -171,11 +172,16 @@ def solve_fisher(  # type: ignore[no-untyped-def]
 
     # Invert in place, together with ones below. F + λI is definite: no exchange of rows.
     square = tl.where(i[:, None] == i[None, :], tl.where(own, square + lam, 1.0), square)
+    # A pivot that is only the rounding of its diagonal entry is none: as in `has_inverse`.
+    rounding = tl.zeros([SIZE], tl.float64)
+    if KIND == "definite":
+        rounding = tl.sum(tl.where(own, square, 0.0), 1) * (unknowns.to(tl.float64) * ROUNDING)
     for p in range(STEPS):
         row = tl.sum(tl.where(i[:, None] == p, square, 0.0), 0)
         column = tl.sum(tl.where(i[None, :] == p, square, 0.0), 1)
         pivot = tl.sum(tl.where(i == p, row, 0.0), 0)
-        length = tl.where((pivot > 0) & (pivot < float("inf")), length, float("nan"))
+        least = tl.sum(tl.where(i == p, rounding, 0.0), 0)
+        length = tl.where((pivot > least) & (pivot < float("inf")), length, float("nan"))
         reciprocal = 1.0 / pivot
         square = square - column[:, None] * (row * reciprocal)[None, :]
         square = tl.where(i[:, None] == p, (row * reciprocal)[None, :], square)

@@ -129,9 +129,20 @@ def _lu(matrix: Tensor, rows: Tensor) -> Tensor:
 def _cholesky(matrix: Tensor, rows: Tensor, damping: Tensor | float) -> Tensor:
     if is_small(matrix, rows, damping):
         return solve_small(matrix, rows, damping, "definite")
-    factor, info = torch.linalg.cholesky_ex(_damped(matrix, damping))
+    damped = _damped(matrix, damping)
+    factor, failed = torch.linalg.cholesky_ex(damped)
     solved = torch.cholesky_solve(rows.mT, factor).mT
-    return torch.where(info[..., None, None] == 0, solved, torch.nan)
+    return torch.where(has_inverse(damped, factor, failed)[..., None, None], solved, torch.nan)
+
+
+def has_inverse(matrix: Tensor, factor: Tensor, failed: Tensor) -> Tensor:
+    """Whether the Cholesky factor of a definite matrix is more than rounding.
+
+    A pivot is what the rows above leave of its diagonal entry. If that is no more than the rounding of m products, as
+    where λ is lost beside C, a factorisation succeeds or fails by chance, and what it solves has no digit.
+    """
+    left = factor.diagonal(dim1=-2, dim2=-1).square() / matrix.diagonal(dim1=-2, dim2=-1)
+    return (failed == 0) & (left > factor.shape[-1] * torch.finfo(factor.dtype).eps).all(-1)
 
 
 def _woodbury(factor: Tensor, rows: Tensor, damping: Tensor | float) -> Tensor:
