@@ -158,3 +158,10 @@ def test_without_a_scaler_a_bad_sample_gets_nothing(as_tensor: bool) -> None:
     (CASE.loss(injected_y, target) * torch.tensor([1, 1, 1, 1, torch.nan])).mean().backward()
     assert not leaf.grad[4].any()
     assert_close(leaf.grad[:4], wanted, 1e-10)
+
+
+def test_one_output_of_one_sample_is_a_batch() -> None:
+    """Also with a rule that takes the long way."""
+    y = torch.full((1, 1), 2.0, requires_grad=True)
+    (3 * inject_fisher(y, lambda _: 0.5)).sum().backward()
+    torch.testing.assert_close(y.grad, torch.tensor([[3 / (3**2 + 0.5)]]))

@@ -239,8 +239,10 @@ def test_fishers_leave_out_what_is_not_kept_and_what_is_not_finite() -> None:
     for m in (2, 5):
         gradient = torch.randn(4, m, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
         kept, value = torch.tensor([True, False, True, True]), torch.tensor([0.0, 0.0, torch.nan, 0.0])
-        found = empirical_fisher(gradient, kept, value=value).dense()
-        torch.testing.assert_close(found, empirical_fisher(gradient[[0, 3]]).dense())
+        wanted = empirical_fisher(gradient[[0, 3]]).dense()
+        torch.testing.assert_close(empirical_fisher(gradient, kept, value=value).dense(), wanted)
+        gradient[2, 0] = torch.nan  # and no other number of that sample
+        torch.testing.assert_close(empirical_fisher(gradient, kept, value=torch.zeros(4)).dense(), wanted)
 
 
 def test_a_device_that_is_full_says_nothing_about_a_loss() -> None:
@@ -390,3 +392,13 @@ def test_no_sample_of_a_loss_with_its_own_expansion_and_one_output_each() -> Non
             raise AssertionError("there is nothing to expand")
 
     assert expand(Own(), torch.zeros(0)).gradient.shape == (0, 1)
+
+
+def test_the_hessian_of_a_loss_whose_values_are_a_tensor_of_another_class() -> None:
+    class Named(Tensor):
+        pass
+
+    y = torch.tensor([[1.0, 2.0]], dtype=torch.float64)
+    for matrix_free in (False, True):
+        found = expand(lambda y: y.pow(4).sum(1).as_subclass(Named), y, matrix_free=matrix_free).curvature.dense()
+        torch.testing.assert_close(found.as_subclass(Tensor), torch.diag(torch.tensor([12.0, 48.0]).double()))

@@ -146,3 +146,22 @@ def test_where_the_matrix_would_be_large_what_does_not_converge_is_left_out(monk
         assert torch.equal(damped_solve(products(matrix), scale * rows, 0.01).isnan(), found.isnan())
     step = newton_step(Expansion(torch.zeros(4), rows, products(matrix)), 0.01)
     assert step.kept.tolist() == [False, False, False, True]
+
+
+@pytest.mark.parametrize("spectrum", ["raw", "absolute", "clip"])
+def test_each_row_can_have_a_damping_of_its_own(spectrum: str) -> None:
+    """One iteration is not enough: the matrix itself is solved."""
+    matrix, rows = indefinite(40), rows_of(4, 40)
+    damping = torch.tensor([[0.3], [0.5], [1.0], [2.0]], dtype=torch.float64)
+    alone = [
+        damped_solve(Dense(matrix), row, float(number), spectrum)
+        for row, number in zip(rows.split(1), damping, strict=True)
+    ]
+    assert_close(damped_solve(products(matrix), rows, damping, spectrum, iterations=1), torch.cat(alone), 1e-10)
+
+
+def test_a_space_is_no_more_complete_where_the_curvature_is_small() -> None:
+    matrix, rows = indefinite(20), rows_of(4, 20)
+    wanted = damped_solve(products(matrix), rows, 0.3, "absolute")
+    found = damped_solve(products(1e-15 * matrix), rows, 0.3e-15, "absolute")
+    assert_close(1e-15 * found, wanted, 1e-10)

@@ -9,7 +9,15 @@ from torch import Tensor, nn
 
 import newton_losses as nl
 from cases import Case, quartic, ripples
-from newton_losses.curvature import Expansion, NormalizedDamping, RunningDamping, settle
+from newton_losses.curvature import (
+    Dense,
+    Expansion,
+    NormalizedDamping,
+    RunningDamping,
+    empirical_fisher,
+    newton_step,
+    settle,
+)
 from newton_losses.curvature import _running as running
 from triton_interpreter import DEVICE, run_interpreted
 
@@ -341,3 +349,28 @@ def test_a_sample_without_a_value_does_not_enter_the_scale(kind: str) -> None:
 def test_a_scale_that_cannot_be_is_an_error_however_loosely_it_is_loaded() -> None:
     with pytest.raises(RuntimeError, match="which no training leaves behind"):
         nl.NewtonLoss(quartic).load_state_dict({"running_square": torch.tensor([-1.0, 1.0])}, strict=False)
+
+
+def test_the_step_of_a_first_batch_with_one_that_explodes_is_in_its_own_unit() -> None:
+    """The run's unit begins without that sample; this batch has no other unit to be measured in."""
+    gradient = torch.randn(30, 3, generator=torch.Generator().manual_seed(0))
+    gradient[0] *= 1e6
+    state = torch.zeros(2, dtype=torch.float64)
+    found = settle(Expansion(torch.zeros(30), gradient), "fisher", state, update=True)
+    assert float(found.factor) == 1
+    assert state[0] / state[1] < 1e-3 * gradient.square().mean()
+
+
+def test_a_stored_fisher_that_knows_its_samples_is_stretched_as_their_gradients_are() -> None:
+    gradient = torch.randn(2, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    fisher, value = empirical_fisher(gradient), torch.zeros(2, dtype=torch.float64)
+
+    def step(curvature: object, rule: NormalizedDamping) -> Tensor:
+        return newton_step(Expansion(value, gradient, curvature), rule).rows
+
+    counted = Dense(fisher.dense(), semidefinite=True, count=torch.tensor(2.0, dtype=torch.float64))
+    torch.testing.assert_close(step(counted, RunningDamping()), step(fisher, RunningDamping()))
+    uncounted = Dense(fisher.dense(), semidefinite=True)
+    torch.testing.assert_close(step(uncounted, RunningDamping()), step(fisher, NormalizedDamping()))
+    stretched = NormalizedDamping(1.0, stretch=math.sqrt(2))
+    torch.testing.assert_close(step(fisher, stretched), step(fisher, RunningDamping()))

@@ -147,6 +147,7 @@ def test_rows_in_chunks_are_the_whole_matrix(relaxation, masked, monkeypatch):
         lambda s: soft_sort(s, relaxation, mask=mask, descending=True),
         lambda s: soft_rank(s, relaxation, mask=mask, descending=True),
         lambda s: soft_topk(s, 7, relaxation, mask=mask),
+        lambda s: soft_topk(s, 20, relaxation, mask=mask),
         lambda s: soft_topk(s, 15, relaxation, mask=mask, largest=False),
     ):
         results = []

@@ -125,6 +125,8 @@ def test_pairs_in_the_right_order_cost_less():
     scores, grades = torch.tensor([[2.0, 0.0], [0.0, 2.0]]), torch.tensor([[1, 0], [1, 0]])
     wanted = torch.tensor([math.log1p(math.exp(-2)), math.log1p(math.exp(2))])
     torch.testing.assert_close(PairwiseLogisticLoss()(scores, grades), wanted)
+    one_scored_alike = PairwiseLogisticLoss()(torch.tensor([[2.0, 0.0, 0.0]]), torch.tensor([[1, 0, 0]]))
+    torch.testing.assert_close(one_scored_alike, wanted[:1])  # the mean over two equal pairs
 
 
 def test_mean_reciprocal_rank_and_the_empty_list():
@@ -209,6 +211,12 @@ def test_several_k_and_preselection(name):
     TopKLoss({1: 0.5, 5: 0.5}, relaxation(name), preselect=16)(many, labels[:4]).sum().backward()
     assert many.grad.isfinite().all()
     assert (many.grad != 0).sum() <= 64
+
+
+def test_ranks_are_not_looked_at_where_they_have_no_numbers_yet():
+    loss, scores = PartialOrderLoss("softsort"), torch.tensor([[0.3, 0.1, 0.2], [0.5, 0.2, 0.9]])
+    ranks = torch.tensor([[0, 0, 2], [0, 1, 1]]), torch.tensor([[1, 1, 2], [0, 2, 2]])
+    torch.testing.assert_close(torch.func.vmap(loss)(scores, *ranks), loss(scores, *ranks))
 
 
 def test_errors_teach():
