@@ -151,6 +151,14 @@ def test_a_hessian_that_is_zero_everywhere_is_said(loss: Any, damping: Any) -> N
     assert first_call(loss, y, target, curvature="fisher") == []
 
 
+def test_a_sample_that_is_left_out_hides_no_hessian_of_zero() -> None:
+    """One number of its gradient is finite, and so is its Hessian."""
+    y, weight = torch.tensor([[1.0, -2.0], [3.0, 1.0]]), torch.tensor([[torch.nan, 1.0], [1.0, 2.0]])
+    bend = torch.tensor([1.0, 0.0])
+    told = first_call(lambda y: (weight * y.abs()).sum(1) + bend * y.square().sum(1), y)
+    assert any("is zero at all of these outputs" in one for one in told)
+
+
 def test_a_hessian_that_is_zero_for_some_samples_only_is_not_said() -> None:
     huber = nn.HuberLoss(reduction="none")
     assert first_call(lambda y, t: huber(y, t).sum(1), draw(32, 6, seed=0), draw(32, 6, seed=1)) == []

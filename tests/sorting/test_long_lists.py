@@ -225,3 +225,8 @@ def test_a_matrix_of_close_scores_is_doubly_stochastic(n):
     matrix = LaplaceSort(1.0).matrix(torch.linspace(-0.3, 0.3, n, dtype=torch.float64))
     for dim in (-1, -2):
         torch.testing.assert_close(matrix.sum(dim), torch.ones(n, dtype=torch.float64), **CLOSE)
+
+
+def test_no_lists_at_all():
+    for function in (soft_rank, soft_sort):
+        assert function(torch.zeros(0, 3), LaplaceSort(1.0)).shape == (0, 3)
