@@ -370,6 +370,9 @@ def test_a_stored_fisher_that_knows_its_samples_is_stretched_as_their_gradients_
 
     counted = Dense(fisher.dense(), semidefinite=True, count=torch.tensor(2.0, dtype=torch.float64))
     torch.testing.assert_close(step(counted, RunningDamping()), step(fisher, RunningDamping()))
+    # A sample that is not finite takes another way to the same step.
+    bad = Expansion(torch.zeros(3), torch.cat([gradient, torch.full((1, 4), torch.nan).double()]), counted)
+    torch.testing.assert_close(newton_step(bad, RunningDamping()).rows[:2], step(counted, RunningDamping()))
     uncounted = Dense(fisher.dense(), semidefinite=True)
     torch.testing.assert_close(step(uncounted, RunningDamping()), step(fisher, NormalizedDamping()))
     stretched = NormalizedDamping(1.0, stretch=math.sqrt(2))

@@ -220,3 +220,17 @@ def test_a_step_of_which_one_entry_is_out_of_range_is_none(kind: str) -> None:
     found = nl.newton_target(lambda y: (y * gradient).sum(1), torch.zeros(1, 2), curvature=kind, damping=1e-100)
     assert not found.kept.any()
     assert not found.step.any()
+
+
+def test_the_default_damping_of_few_samples_sees_only_the_outputs_that_exist() -> None:
+    y = torch.randn(3, 6, generator=torch.Generator().manual_seed(0)).double()
+    exists = torch.arange(6) < 4
+
+    def gradient(outputs: torch.Tensor, **options: torch.Tensor) -> torch.Tensor:
+        leaf = outputs.clone().requires_grad_()
+        nl.NewtonLoss(lambda y: (y**4).sum(1), "sample")(leaf, **options).backward()
+        assert leaf.grad is not None
+        return leaf.grad
+
+    masked = gradient(y, mask=exists.expand(3, 6))
+    torch.testing.assert_close(masked[:, :4], gradient(y[:, :4]))
