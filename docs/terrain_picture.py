@@ -66,7 +66,7 @@ def main():
     names = [f"{name}\n{cost:.1f}" for name, cost in zip(terrain.NAMES, terrain.COSTS, strict=True)]
     bar.ax.set_xticklabels(names)
     drawn = io.BytesIO()
-    figure.savefig(drawn, dpi=80, transparent=True)
+    figure.savefig(drawn, dpi=64, transparent=True)
     Image.open(drawn).convert("RGBA").save(Path(__file__).with_name("terrain.webp"), quality=50, method=6)
 
 
