@@ -215,15 +215,22 @@ def _tape_gradient(total: Total, flat: Tensor) -> Derivatives:
         return Derivatives(value, torch.zeros_like(flat))
     # What the loss itself has to learn, and targets that have a gradient, get theirs through the values.
     is_shared = torch.is_grad_enabled() and _look(total_value, leaf)[0]
-    gradient: Any  # `None` where nothing depends on the outputs
-    if type(total_value) is Tensor:  # without the checks of `torch.autograd.grad`, which take as long as ten operations
-        run, one = torch.autograd.Variable._execution_engine.run_backward, torch.ones_like(total_value)
-        (gradient,) = run((total_value,), (one,), is_shared, False, (leaf,), True, False)
-    else:
-        (gradient,) = torch.autograd.grad(total_value, leaf, retain_graph=is_shared, allow_unused=True)
+    gradient = _gradient_of(total_value, leaf, keep=is_shared, create=False)
     if gradient is None:
         gradient = torch.zeros_like(flat)
     return Derivatives(value if is_shared else value.detach(), gradient)
+
+
+def _gradient_of(total_value: Tensor, leaf: Tensor, *, keep: bool, create: bool) -> Tensor | None:
+    """`torch.autograd.grad` of one number; `None` where it does not depend on the leaf.
+
+    Of a plain tensor without that function's checks, which take as long as ten operations.
+    """
+    if type(total_value) is not Tensor:
+        return torch.autograd.grad(total_value, leaf, retain_graph=keep, create_graph=create, allow_unused=True)[0]
+    run, one = torch.autograd.Variable._execution_engine.run_backward, torch.ones_like(total_value)
+    gradient: Tensor | None = run((total_value,), (one,), keep, create, (leaf,), True, False)[0]
+    return gradient
 
 
 def _tape(total: Total, flat: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -263,13 +270,8 @@ def _reverse_graph(total: Total, flat: Tensor, loss: object) -> tuple[Tensor, Te
     leaf, total_value, value = _tape(total, flat)
     if not total_value.requires_grad:
         raise no_dependence(loss)
-    gradient: Any  # `None` where nothing depends on the outputs
     with torch.enable_grad():
-        if type(total_value) is Tensor:  # as in `_tape_gradient`
-            run, one = torch.autograd.Variable._execution_engine.run_backward, torch.ones_like(total_value)
-            (gradient,) = run((total_value,), (one,), True, True, (leaf,), True, False)
-        else:
-            (gradient,) = torch.autograd.grad(total_value, leaf, create_graph=True, allow_unused=True)
+        gradient = _gradient_of(total_value, leaf, keep=True, create=True)
     if gradient is None:
         raise no_dependence(loss)
     other_leaves, nodes = _look(total_value, leaf)
