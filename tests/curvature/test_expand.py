@@ -286,18 +286,6 @@ def test_linear_loss_has_zero_hessian() -> None:
         assert_close(found.gradient, torch.ones(4, 3), 0)
 
 
-def test_a_loss_brings_its_own_expansion() -> None:
-    class Own:
-        def expand(self, y: Tensor, target: Tensor, *, curvature: str | None) -> Expansion:
-            assert not torch.is_grad_enabled()
-            return Expansion(y.sum((1, 2)), (y - target).flatten(1), torch.eye(6) if curvature else None)
-
-    y, target = torch.ones(2, 3, 2), torch.zeros(2, 3, 2)
-    found = expand(Own(), y, target)
-    assert_close(found.curvature.dense(), torch.eye(6), 0)
-    assert expand(Own(), y, target, curvature=None).curvature is None
-
-
 def test_a_random_loss_draws_the_same_numbers_in_every_direction() -> None:
     def noisy(y: Tensor) -> Tensor:
         return (torch.rand(3) * y.square()).sum(1)
@@ -371,27 +359,9 @@ def test_the_scale_of_every_form_is_that_of_its_eigenvalues(size: int) -> None:
     assert_close(large.sqrt(), torch.tensor(1e25), 1e-6)
 
 
-@pytest.mark.parametrize(("kind", "said", "wanted"), [("fisher", False, True), ("hessian", True, True),
-                                                     ("hessian", False, False)])  # fmt: skip
-def test_a_brought_matrix_is_semidefinite_if_it_says_so_or_is_a_fisher(kind: str, said: bool, wanted: bool) -> None:
-    class Own:
-        def expand(self, y: Tensor, *, curvature: str | None) -> Expansion:
-            return Expansion(y.sum(1), y, Dense(torch.eye(3), semidefinite=said))
-
-    assert expand(Own(), torch.ones(2, 3), curvature=kind).curvature.semidefinite is wanted
-
-
 def test_values_are_not_asked_of_what_cannot_be_called() -> None:
     with pytest.raises(ArgumentError):
         loss_values("mse", torch.ones(2, 3))
-
-
-def test_no_sample_of_a_loss_with_its_own_expansion_and_one_output_each() -> None:
-    class Own:
-        def expand(self, y: Tensor, *, curvature: str | None) -> Expansion:
-            raise AssertionError("there is nothing to expand")
-
-    assert expand(Own(), torch.zeros(0)).gradient.shape == (0, 1)
 
 
 def test_the_hessian_of_a_loss_whose_values_are_a_tensor_of_another_class() -> None:

@@ -1,0 +1,39 @@
+"""Losses that bring their own expansion: what they are asked for, and what becomes of it."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from cases import assert_close
+from newton_losses import Expansion, expand
+from newton_losses.curvature import Dense
+
+
+def test_a_loss_brings_its_own_expansion() -> None:
+    class Own:
+        def expand(self, y: Tensor, target: Tensor, *, curvature: str | None) -> Expansion:
+            assert not torch.is_grad_enabled()
+            return Expansion(y.sum((1, 2)), (y - target).flatten(1), torch.eye(6) if curvature else None)
+
+    y, target = torch.ones(2, 3, 2), torch.zeros(2, 3, 2)
+    found = expand(Own(), y, target)
+    assert_close(found.curvature.dense(), torch.eye(6), 0)
+    assert expand(Own(), y, target, curvature=None).curvature is None
+
+
+@pytest.mark.parametrize(("kind", "said", "wanted"), [("fisher", False, True), ("hessian", True, True),
+                                                     ("hessian", False, False)])  # fmt: skip
+def test_a_brought_matrix_is_semidefinite_if_it_says_so_or_is_a_fisher(kind: str, said: bool, wanted: bool) -> None:
+    class Own:
+        def expand(self, y: Tensor, *, curvature: str | None) -> Expansion:
+            return Expansion(y.sum(1), y, Dense(torch.eye(3), semidefinite=said))
+
+    assert expand(Own(), torch.ones(2, 3), curvature=kind).curvature.semidefinite is wanted
+
+
+def test_no_sample_of_a_loss_with_its_own_expansion_and_one_output_each() -> None:
+    class Own:
+        def expand(self, y: Tensor, *, curvature: str | None) -> Expansion:
+            raise AssertionError("there is nothing to expand")
+
+    assert expand(Own(), torch.zeros(0)).gradient.shape == (0, 1)
