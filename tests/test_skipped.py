@@ -4,15 +4,14 @@ import copy
 import pickle
 import warnings
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from newton_losses import ArgumentError, InjectFisher, NewtonLoss, NonFiniteError
 from newton_losses._skipped import SkipWatch
+from operators import Operators
 
 KINDS = ["hessian", "fisher"]
 
@@ -233,18 +232,6 @@ def test_on_a_device_a_copy_is_read_once_it_has_arrived(monkeypatch: pytest.Monk
         strict.look(counter, 8, wait=True)
     counter.add_(8)
     strict.look(counter, 8, wait=True)  # only the first call waits
-
-
-class Operators(TorchDispatchMode):
-    """Counts what torch runs."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.count = 0
-
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.count += 1
-        return function(*args, **(kwargs or {}))
 
 
 @pytest.mark.parametrize("kind", KINDS)

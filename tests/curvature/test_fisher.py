@@ -23,6 +23,7 @@ from newton_losses.curvature import (
 )
 from newton_losses.curvature._fisher import LARGEST_ITERATION, _by_kernel, _plan, fisher_kernel
 from on_cuda import capture, no_synchronisation
+from operators import Operators
 from triton_interpreter import DEVICE, on_cuda_alone, run_interpreted
 
 # The interpreter is numpy, which warns about what is not finite.
@@ -115,21 +116,12 @@ def test_a_damping_that_cannot_be_leaves_all_samples_out(bad):
 
 def test_a_call_is_few_operations():
     """The surrogate, the step and the gradient: what the loss itself takes is not counted."""
-    from torch.utils._python_dispatch import TorchDispatchMode
-
-    class Counted(TorchDispatchMode):
-        count = 0
-
-        def __torch_dispatch__(self, operator, types, given=(), options=None):
-            self.count += not any(result.alias_info is not None for result in operator._schema.returns)
-            return operator(*given, **(options or {}))
-
     y, target = normal(2, 128, 10, dtype=torch.float32)
     y.requires_grad_()
 
     def operations(step) -> int:
         step()
-        with Counted() as counted:
+        with Operators(views=False) as counted:
             step()
         return counted.count
 

@@ -8,11 +8,11 @@ import sys
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from newton_losses import NewtonLoss
 from newton_losses.curvature import expand
 from on_cuda import capture
+from operators import Operators
 from triton_interpreter import DEVICE, on_cuda_alone, run_interpreted
 
 
@@ -79,32 +79,24 @@ def test_a_captured_and_an_eager_hessian_are_the_cpus(outputs):
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of numpy, in the interpreter
 def test_a_kernel_is_launched_as_the_tensors_lie():
     """What was compiled for gradients on a boundary of 16 bytes is not used for others, nor for another dtype."""
+    from newton_losses.curvature._fisher_triton import launch_fisher
+
     torch.manual_seed(0)
     numbers = torch.randn(1 + 12 * 5, dtype=torch.float64)
     for dtype in (torch.float32, torch.float64):
         stored = numbers.to(DEVICE, dtype)
         for offset in (0, 1, 0):
             gradient = stored[offset : offset + 60].view(12, 5)
-            from newton_losses.curvature._fisher_triton import launch_fisher
-
             rows = launch_fisher(gradient, None, None, 0.5, 0.0, False, False, None)[0]
             own = numbers[offset : offset + 60].view(12, 5)
             expected = torch.linalg.solve(own.mT @ own / 12 + 0.5 * torch.eye(5, dtype=own.dtype), own.mT).mT
             torch.testing.assert_close(rows.cpu().double(), expected, rtol=1e-5, atol=1e-6)
 
 
-class _Operators(TorchDispatchMode):
-    count = 0
-
-    def __torch_dispatch__(self, operator, types, given=(), options=None):
-        self.count += 1
-        return operator(*given, **(options or {}))
-
-
 def operators_of_a_hessian(outputs):
     y, target = logistic_batch(4, outputs)
     expand(logistic, y, target, curvature="hessian")
-    with _Operators() as operators:
+    with Operators() as operators:
         expand(logistic, y, target, curvature="hessian")
     return operators.count
 
