@@ -53,6 +53,7 @@ def main(seed: int, start_at: int, count: int, processes: int, limit: float) -> 
             print(f"{ended.total() + len(failures)} of {count} calls", end="\r", file=sys.stderr)
             if time.perf_counter() - start > limit:
                 break
+    print(file=sys.stderr)
     done, seconds = ended.total() + len(failures), time.perf_counter() - start
     for name in sorted({name for name, _ in ended}):
         ways = ", ".join(f"{how} {ended[name, how]}" for _, how in sorted(key for key in ended if key[0] == name))
