@@ -93,6 +93,17 @@ def test_a_kernel_is_launched_as_the_tensors_lie():
             torch.testing.assert_close(rows.cpu().double(), expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize(("samples", "outputs"), [(12, 5), (70, 80)])  # by elimination, and by iteration
+def test_a_kernel_multiplies_its_step_by_the_unit(samples, outputs):
+    from newton_losses.curvature._fisher_triton import launch_fisher
+
+    gradient = torch.randn(samples, outputs, generator=torch.Generator().manual_seed(0)).to(DEVICE)
+    given = gradient, None, None, 0.0, 1.0, True, True, None
+    plain, scaled = (launch_fisher(*given, unit=unit)[0] for unit in (None, torch.tensor(2.5).to(DEVICE)))
+    torch.testing.assert_close(scaled, 2.5 * plain)
+
+
 def operators_of_a_hessian(outputs):
     y, target = logistic_batch(4, outputs)
     expand(logistic, y, target, curvature="hessian")
