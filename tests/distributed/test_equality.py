@@ -25,6 +25,15 @@ def test_gradients_equal_those_of_one_process(scenario: Scenario, ranks: int, fo
         assert wanted["weight"].abs().sum() > 0
 
 
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_the_quadratic_value_of_a_rank_is_that_of_its_own_samples(ranks: int, found) -> None:
+    scenario = SCENARIOS["quadratic"]
+    counts = scenario.counts(ranks)
+    values = [found[ranks][rank]["quadratic"]["value"] for rank in range(ranks)]
+    total = sum(count * value for count, value in zip(counts, values, strict=True))
+    assert_close(total / sum(counts), scenario.run(0, ranks, alone=True)["value"], scenario.tolerance)
+
+
 @pytest.mark.gpu
 def test_on_a_device_that_two_ranks_share(tmp_path) -> None:
     """Through gloo, since NCCL wants a device for each rank."""
