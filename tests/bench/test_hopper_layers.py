@@ -17,6 +17,7 @@ from torch.nn import functional
 
 import newton_losses_bench.kernels as kernels
 from newton_losses.errors import ArgumentError
+from newton_losses.nvrtc import Kernels, compiler
 from newton_losses_bench.kernels.digit_layers_hopper import (
     BY_PIXELS,
     BY_WEIGHT,
@@ -30,7 +31,6 @@ from newton_losses_bench.kernels.digit_layers_hopper import (
     second_layer_gradients,
     strips,
 )
-from newton_losses_bench.kernels.nvrtc import Kernels, compiler
 
 HERE = Path(__file__).parent
 FIRST_SIZES = [(1, 4, 8), (2, 28, 112), (3, 8, 56), (1, 64, 112), (2, 4, 4)]

@@ -4,11 +4,12 @@ Their shared memory is counted here once more, in slabs of 16 bytes: the kernels
 """
 
 from functools import cache
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from .nvrtc import Kernels
+from newton_losses.nvrtc import Kernels
 
 FILES = ("hopper.cu", "pooling.cu", "first_layer.cu", "second_layer.cu", "second_layer_backward.cu")
 FIRST, SECOND, TAPS = 32, 64, 25
@@ -24,7 +25,7 @@ BY_WEIGHT = 2 * (10 * 4 * (64 + 5) + 6 * 8 * (64 + 1))
 
 @cache
 def _kernels(device: int) -> Kernels:
-    return Kernels(device, *FILES)
+    return Kernels(device, *(Path(__file__).with_name(name) for name in FILES), architecture="sm_90a")
 
 
 @torch.library.custom_op("newton_losses::first_layer", mutates_args=(), device_types="cuda")

@@ -1,6 +1,7 @@
 """Kernels in CUDA C: compiled at first use, for the GPU that is there, by the compiler that comes with torch (NVRTC).
 
-For what triton does not express, shared memory above all. Nothing is compiled at install, and no toolkit is needed.
+For what triton does not express, shared memory above all. Nothing is compiled at install, and no toolkit is needed. A
+tool of this project's own kernels, here and in the laboratory; not a part of the library's interface.
 """
 
 import ctypes
@@ -12,11 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from newton_losses.errors import ArgumentError, NewtonLossesError
+from .errors import ArgumentError, NewtonLossesError
 
 MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-HERE = Path(__file__).parent
-ARCHITECTURE = "sm_90a"
 
 
 class CudaError(NewtonLossesError, RuntimeError):
@@ -49,21 +48,23 @@ def is_hopper(device: torch.device) -> bool:
 
 
 @cache
-def compiled(*files: str) -> bytes:
-    """The files of this folder, one after another, as one program in machine code."""
+def compiled(files: tuple[Path, ...], architecture: str, defined: tuple[str, ...] = ()) -> bytes:
+    """The files, one after another, as one program in machine code; `defined` are macros, each "NAME=value"."""
     library = compiler()
     if library is None:
         raise CudaError("CUDA C cannot be compiled here: NVRTC, the compiler that comes with torch, was not found.")
-    source = "".join((HERE / name).read_text(encoding="utf-8") for name in files)
+    source = "".join(file.read_text(encoding="utf-8") for file in files)
+    name = files[-1].name
     program = ctypes.c_void_p()
     _compiler_says(
-        library, library.nvrtcCreateProgram(ctypes.byref(program), source.encode(), files[-1].encode(), 0, None, None)
+        library, library.nvrtcCreateProgram(ctypes.byref(program), source.encode(), name.encode(), 0, None, None)
     )
-    options = (ctypes.c_char_p * 1)(f"--gpu-architecture={ARCHITECTURE}".encode())
+    given = [f"--gpu-architecture={architecture}", *(f"--define-macro={one}" for one in defined)]
+    options = (ctypes.c_char_p * len(given))(*(one.encode() for one in given))
     failed = library.nvrtcCompileProgram(program, len(options), options)
     if failed:
         log = _read(library, "ProgramLog", program).rstrip(b"\0").decode(errors="replace")
-        raise CudaError(f"{' + '.join(files)} could not be compiled for {ARCHITECTURE}: {log}")
+        raise CudaError(f"{name} could not be compiled for {architecture}: {log}")
     machine_code = _read(library, "CUBIN", program)
     library.nvrtcDestroyProgram(ctypes.byref(program))
     return machine_code
@@ -86,14 +87,14 @@ def _compiler_says(library: ctypes.CDLL, code: int) -> None:
 class Kernels:
     """The kernels of some files on one GPU. Compiled and loaded when it is made; `launch` starts one."""
 
-    def __init__(self, device: int, *files: str) -> None:
+    def __init__(self, device: int, *files: Path, architecture: str, defined: tuple[str, ...] = ()) -> None:
         self._driver = ctypes.CDLL("libcuda.so.1")
         self._module = ctypes.c_void_p()
         self._functions: dict[str, ctypes.c_void_p] = {}
         self._granted: dict[str, int] = {}
         self.device = torch.device("cuda", device)
         self.multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
-        machine_code = compiled(*files)
+        machine_code = compiled(files, architecture, defined)
         with torch.cuda.device(device):
             torch.empty(1, device="cuda")  # the driver's context is there from here on
             self._check(self._driver.cuModuleLoadData(ctypes.byref(self._module), machine_code))
@@ -138,4 +139,4 @@ class Kernels:
             text: Any = ctypes.c_char_p()
             self._driver.cuGetErrorString(code, ctypes.byref(text))
             reason = (text.value or b"unknown error").decode()
-            raise CudaError(f"CUDA's driver: {reason} ({code}). With --no-kernels torch's own kernels do the work.")
+            raise CudaError(f"CUDA's driver: {reason} ({code}).")
