@@ -138,6 +138,20 @@ def test_second_derivative_of_a_newton_loss_is_that_of_its_quadratic() -> None:
         assert_close(hessian.reshape(6, 6), torch.eye(6) / 2, 1e-12)
 
 
+def test_the_loss_can_be_changed_in_place_as_any_other() -> None:
+    """`loss /= k`, as loops that accumulate gradients do."""
+    case = Case(ripples, (5, 3))
+    y, target = case.draw()
+    y.requires_grad_()
+    newton = NewtonLoss(case.loss, damping=0.7)
+    wanted = newton(y, target)
+    loss = newton(y, target)
+    loss /= 4
+    loss += y.square().sum()
+    assert_close(loss, wanted / 4 + y.square().sum(), 1e-12)
+    assert_close(gradient_of(loss, y), gradient_of(wanted, y) / 4 + 2 * y, 1e-12)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("case", [Case(quartic, (5, 3)), Case(ripples, (3, 7))], ids=str)
 def test_large_damping_points_along_the_plain_gradient(case: Case, kind: str) -> None:

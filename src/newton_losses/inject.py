@@ -252,7 +252,7 @@ class _InjectFisherOnTape(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, y: Tensor, settings: _Settings, module: InjectFisher | None) -> Tensor:
         ctx.settings, ctx.module = settings, module
-        return y.view_as(y)
+        return y
 
     backward = staticmethod(_InjectFisher.backward)
 

@@ -371,7 +371,7 @@ class _Surrogate(torch.autograd.Function):
     ) -> Tensor:
         ctx.save_for_backward(y, rows, kept)
         ctx.divisor = divisor
-        return front.detach().view_as(front)
+        return front.detach()  # not a view, which nobody could divide in place
 
     @staticmethod
     def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor | None, ...]:
