@@ -31,8 +31,8 @@ LEAST_DAMPING = 1e-12
 # Multiplications in a product of matrices up to which NumPy's library keeps to one thread, whatever torch's number of
 # threads is. What is larger goes through the same lines in torch.
 LARGEST_IN_NUMPY = 2**18
-# How far a relative λ may lie below the scale of a definite C until float32 is not enough for float32 gradients. With
-# λ = factor·r the condition number of C + λI is at most 1 + √m/factor.
+# How far a relative λ may lie below the scale of C until float32 is not enough for float32 gradients. With λ = factor·r
+# the condition number of C + λI is at most 1 + √m/factor, unless C keeps negative eigenvalues.
 LEAST_FACTOR = 0.1
 # Unknowns up to which the rows are multiplied by the inverse of a stored matrix, instead of solving for each.
 LARGEST_INVERSE = 256
@@ -77,28 +77,25 @@ def host_step(
     else:
         if size > LARGEST_INVERSE or type(curvature.matrix) is not Tensor:
             return None
-        least, given = size, curvature.matrix.detach()
+        least, given = size, curvature.matrix
     mean_value = None if value is None else value.detach().mean()
     if mean_value is not None and not math.isfinite(mean_value):
         return None
     kind = "definite" if curvature.semidefinite else spectrum or ("absolute" if rule[2] else "raw")
+    in_numpy = least * least * max(count, size) <= LARGEST_IN_NUMPY
     rows = gradient.detach()
-    if kind != "definite" or rule[0] < LEAST_FACTOR or torch.get_float32_matmul_precision() != "highest":
+    is_exact = in_numpy or torch.get_float32_matmul_precision() == "highest"
+    if kind == "raw" or rule[0] < LEAST_FACTOR or not is_exact:
         rows = rows.double()
-    given = None if given is None else given.to(rows.dtype, copy=True)  # it will be changed
-    # In torch, which says nothing of an overflow. NumPy warns of it, so nothing that it multiplies may be large.
-    energy = float(rows.reshape(-1).dot(rows.reshape(-1)))
-    low, high = SAFE if rows.dtype is torch.float64 else SAFE_SQUARES
-    if not low < energy < high or not (given is None or float(torch.linalg.vector_norm(given)) < high):
-        return None
-    if least * least * max(count, size) <= LARGEST_IN_NUMPY:
-        found = _solved(
-            rows.numpy(), given if given is None else given.numpy(), energy, rule, kind, mean, state, update
-        )
+    if given is not None:
+        given = given.detach().to(rows.dtype, copy=kind in ("definite", "raw"))  # these change it
+        given = given.numpy() if in_numpy else given
+    if in_numpy:
+        found = _solved(rows.numpy(), given, rule, kind, mean, state, update)
         found = None if found is None else torch.from_numpy(found)
     else:
         with one_thread(gradient, max(gradient.numel(), least * least)), full_precision(gradient):
-            found = _solved(rows, given, energy, rule, kind, mean, state, update)
+            found = _solved(rows, given, rule, kind, mean, state, update)
     if found is None:
         return None
     steps = found if found.dtype is gradient.dtype else found.to(gradient.dtype)
@@ -108,7 +105,6 @@ def host_step(
 def _solved(
     rows: Any,
     matrix: Any,
-    energy: float,
     rule: tuple[float, float, bool],
     kind: str,
     mean: bool,
@@ -119,13 +115,16 @@ def _solved(
     factor, number, is_normalized = rule
     count, size = rows.shape
     few, weight = False, 1
+    energy = _energy(rows)
+    low, high = SAFE if rows.dtype.itemsize == 8 else SAFE_SQUARES
+    if not low < energy < high:  # NumPy warns of an overflow, so nothing that it multiplies may be large
+        return None
     if matrix is None:
         few, weight = count < size, count
         matrix = rows @ rows.T if few else rows.T @ rows  # N·F, or of the same eigenvalues
-    entries = matrix.reshape(-1)
-    spread = math.sqrt(float(entries.dot(entries)) / size)
+    spread = math.sqrt(_energy(matrix) / size)
     number = factor * spread if factor else weight * number
-    if not (SAFE[0] < number < SAFE[1] and spread < SAFE[1]):
+    if not (SAFE[0] < number < SAFE[1] and spread < high):
         return None
     inverse = _inverse(matrix, number, spread, kind)
     # A matrix that is not definite can be close to a singular one.
@@ -142,6 +141,13 @@ def _solved(
     return inverse @ rows if few else rows @ inverse
 
 
+def _energy(rows: Any) -> float:
+    """The sum of squares, infinite where it is too large: neither of these two says anything of that."""
+    if isinstance(rows, Tensor):
+        return float(rows.reshape(-1).dot(rows.reshape(-1)))
+    return float(np.vdot(rows, rows))
+
+
 def _inverse(matrix: Any, damping: float, spread: float, kind: str) -> Any:
     """(C + λI)⁻¹ with C's eigenvalues as `kind` says, or `None` where there is none; `matrix` may be changed."""
     linalg: Any = torch.linalg if isinstance(matrix, Tensor) else np.linalg
@@ -149,7 +155,8 @@ def _inverse(matrix: Any, damping: float, spread: float, kind: str) -> Any:
         values, vectors = linalg.eigh(matrix)
         values = abs(values) if kind == "absolute" else values.clip(0)
         return (vectors / (values + damping)) @ vectors.T
-    matrix.reshape(-1)[:: len(matrix) + 1] += damping
+    diagonal = matrix.reshape(-1)[:: len(matrix) + 1]
+    diagonal += damping
     if kind == "definite" and damping < LEAST_DAMPING * spread:
         return None
     try:
@@ -162,7 +169,7 @@ def may_look(gradient: Tensor) -> bool:
     """Whether these are numbers on a CPU, which costs nothing to read. (Outside of compilers; ask those first.)"""
     return (
         type(gradient) is Tensor
-        and gradient.device.type == "cpu"
+        and gradient.is_cpu
         and gradient.numel() > 0
         and not torch._C._are_functorch_transforms_active()
     )
@@ -200,5 +207,5 @@ def taken_in(state: Tensor, mean: float, update: bool) -> float | None:
     weight = DECAY * weight + (1 - DECAY)
     square: float = min((DECAY * total + (1 - DECAY) * mean) / weight, most)
     if update:
-        numbers[:] = square * weight, weight
+        numbers[0], numbers[1] = square * weight, weight  # a slice would first make an array of them
     return square

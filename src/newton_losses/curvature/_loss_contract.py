@@ -74,9 +74,8 @@ def flatten_outputs(y: Tensor) -> Tensor:
 
 def full_precision(tensor: Tensor) -> AbstractContextManager[Any]:
     """A context in which autocast does not turn matrix products into 16 bits, forward or backward."""
-    kind = tensor.device.type
-    if torch.compiler.is_compiling() or torch.is_autocast_enabled(kind):
-        return torch.autocast(device_type=kind, enabled=False)
+    if torch.compiler.is_compiling() or torch._C._is_any_autocast_enabled():
+        return torch.autocast(device_type=tensor.device.type, enabled=False)
     return _NOTHING_TO_DO
 
 
