@@ -185,6 +185,9 @@ class SortingConfig(RunConfig):
         "stable",
         choices=("stable", "reference"),
     )
+    exchangeable: bool = setting(
+        "the experiment", "Average the curvature over the order of a set's items, as the library does.", False
+    )
     steps: int = setting("training", "Training steps.", 100_000, protocol=True)
     validation_sets: int = setting("data", "Fresh validation sets per evaluation.", 5_000, protocol=True)
     test_sets: int = setting("data", "Fresh test sets per evaluation.", 10_000, protocol=True)
@@ -204,6 +207,14 @@ class SortingConfig(RunConfig):
             self._refuse(("temperature",), "is a sorting network, which has a --steepness")
             config = replace(config, steepness=_first(self.steepness, paper["steepness"]))
         return replace(config, kernels=self.kernels and config.device.startswith("cuda") and self.precision == "bf16")
+
+    def _check_curvature(self) -> None:
+        super()._check_curvature()
+        if self.exchangeable and self.curvature not in ("fisher", "hessian"):
+            raise ArgumentError(
+                f"--exchangeable averages a matrix over the order of a set's items, and --curvature {self.curvature} "
+                "has none. Add --curvature fisher or --curvature hessian, or leave it out."
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

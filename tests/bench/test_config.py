@@ -12,7 +12,7 @@ from newton_losses.curvature import NormalizedDamping
 from newton_losses_bench.config import SORTING_ALGORITHMS, ConvexConfig, PathsConfig, SortingConfig, identity
 from newton_losses_bench.machine import resolve_device
 from newton_losses_bench.settings import option
-from newton_losses_bench.tasks import training_loss
+from newton_losses_bench.tasks import SortingTask, training_loss
 from newton_losses_bench.tasks.paths import path_loss
 
 
@@ -71,6 +71,12 @@ def test_noise_keeps_the_papers_baseline_unless_asked(given, baseline):
     for algorithm in ("smoothed-loss", "smoothed-algorithm", "fenchel-young"):
         config = PathsConfig(algorithm=algorithm, device="cpu", **given).resolved()
         assert f"variance_reduction='{baseline}'" in repr(path_loss(config, torch.Generator()))
+
+
+@pytest.mark.parametrize("exchangeable", [False, True])
+def test_the_curvature_of_a_set_is_the_papers_unless_asked(exchangeable):
+    config = sorting(curvature="fisher", data="glyphs", exchangeable=exchangeable)
+    assert SortingTask(config).loss_module.loss.exchangeable is exchangeable
 
 
 def test_what_was_given_stays():
@@ -136,6 +142,8 @@ def test_a_configuration_survives_json():
         (sorting, {"damping": "auto"}, "baseline without one"),
         (sorting, {"curvature": "fisher", "damping": 1.0, "relative_damping": 1.0}, "not both"),
         (sorting, {"curvature": "fisher", "spectrum": "clip"}, "sum of squares"),
+        (sorting, {"curvature": "sample", "exchangeable": True}, "--curvature sample has none"),
+        (sorting, {"exchangeable": True}, "--curvature none has none"),
         (sorting, {"steepness": 10.0}, "--steepness does not go with --algorithm softsort"),
         (sorting, {"algorithm": "logistic", "temperature": 1.0}, "has a --steepness"),
         (paths, {"loop": "for"}, "solves exactly"),

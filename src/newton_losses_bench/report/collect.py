@@ -37,6 +37,15 @@ CONTROLS: dict[str, dict[str, Any]] = {
     "sample-running": {"curvature": "sample", "damping": "running"},
     "fisher-running": {"curvature": "fisher", "damping": "running"},
     "hessian-running": {"curvature": "hessian", "damping": "running"},
+    "plain-library": {},
+    "fisher-library": {"curvature": "fisher", "damping": "running"},
+}
+# What the last two change, to show what a user of the library gets. All others take the curvature of a set's items as
+# they are stored, and for smoothing the paper's baseline.
+LIBRARY: dict[str, dict[str, Any]] = {
+    "sorting": {"exchangeable": True},
+    "smoothed-loss": {"leave_one_out": True},
+    "smoothed-algorithm": {"leave_one_out": True},
 }
 METHODS = {
     "baseline": "plain",
@@ -51,6 +60,8 @@ METHODS = {
     "sample-running": "sample, running",
     "fisher-running": "Fisher, running",
     "hessian-running": "Hessian, running",
+    "plain-library": "plain, leave-one-out",
+    "fisher-library": "the default",
 }
 TITLES = {
     "neuralsort": "NeuralSort",
@@ -100,6 +111,10 @@ def every_cell() -> dict[str, Cell]:
         for method, settings in CONTROLS.items():
             if method.startswith("hessian") and cell.algorithm == "smoothed-algorithm":
                 continue  # it has no Hessian
+            if method == "plain-library" and cell.algorithm not in LIBRARY:
+                continue  # it is the plain loss
+            if method.endswith("-library"):
+                settings = settings | LIBRARY.get(cell.task, {}) | LIBRARY.get(cell.algorithm, {})
             found[cell_key(cell.column, method, cell.numerics)] = cell.changed(settings)
     return {key: replace(cell, key=key) for key, cell in found.items()}
 

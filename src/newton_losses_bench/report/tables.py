@@ -40,6 +40,8 @@ class Cell:
     kind: str = ""
 
 
+# The default and its rule: younger than most runs, so that a table may have none.
+YOUNG = ("-running", "-library")
 NOT_RUN, NOTHING = Cell("not run", kind="absent"), Cell("–", kind="absent")
 
 
@@ -141,11 +143,10 @@ def sorting_table(full: Runs, short: Runs) -> Table:
 def control_table(runs: Runs, names: Sequence[str], numerics: str, *, averaged: bool = False) -> Table | None:
     """The plain loss beside controls and curvature, column by column: where does a gain come from?"""
     rows = []
-    # The default's own rule is younger than most runs.
     methods = [
         method
         for method in ("baseline", *CONTROLS)
-        if not method.endswith("-running") or any(runs.runs(column, method, numerics) for column in names)
+        if not method.endswith(YOUNG) or any(runs.runs(column, method, numerics) for column in names)
     ]
     for column in names:
         groups = {method: runs.runs(column, method, numerics) for method in methods}
@@ -191,10 +192,14 @@ def _verdict(groups: Mapping[str, Group | None], averaged: bool) -> Cell:
 
 
 def _with_rivals(cell: Cell, method: str, groups: Mapping[str, Group | None], averaged: bool) -> Cell:
-    """The default's figure with its lead over the plain loss, and over the same curvature batch by batch."""
-    if not method.endswith("-running"):
+    """A figure in the run's unit with its leads over the plain loss, and over the same curvature batch by batch."""
+    if not method.endswith(YOUNG) or method == "plain-library":
         return cell
-    rivals = {"plain": groups["baseline"], "auto": groups[method.replace("running", "auto")]}
+    rivals = {"plain": groups["baseline"]}
+    if method.endswith("-running"):
+        rivals["auto"] = groups[method.replace("running", "auto")]
+    elif groups.get("plain-library"):
+        rivals["plain, leave-one-out"] = groups["plain-library"]
     leads = {name: Lead.of(groups[method], rival, averaged=averaged) for name, rival in rivals.items()}
     shown = [
         f"{signed(lead.mean)} to {name}" + ("" if math.isnan(lead.p) else f", p {lead.p:.3f}")

@@ -45,7 +45,7 @@ class SortingTask:
             temperature=config.temperature,
             steepness=config.steepness,
             numerics=config.numerics,  # type: ignore[arg-type]
-            exchangeable=False,  # as in the paper, whose curvature is that of the outputs as they are stored
+            exchangeable=config.exchangeable,  # in the paper the curvature is that of the outputs as they are stored
         )
         self.loss_module = training_loss(loss, config).to(config.device)
         # Network and loss apart from the drawing: pictures are put together once, instead of for every window of a

@@ -186,6 +186,26 @@ def test_the_default_is_compared_with_plain_and_with_the_batch_rule(tmp_path):
     assert cell.detail == "± 1.0 (3); +10.0 to plain, p 0.000; −1.0 to auto, p 0.126"
 
 
+def test_the_default_is_what_a_user_of_the_library_gets(tmp_path):
+    makes = {key: every_cell()[key].make(device="cpu") for key in every_cell() if key.endswith("-fisher-library")}
+    assert makes["bellman-ford-for-l1-fisher-library"] == every_cell()["bellman-ford-for-l1-fisher-running"].make(
+        device="cpu"
+    )
+    assert makes["smoothed-loss-10-fisher-library"].leave_one_out
+    assert not makes["fenchel-young-10-fisher-library"].leave_one_out  # it takes part in the Hessian alone
+    runs = {"baseline": 50.0, "fisher-running": 55.0, "plain-library": 58.0, "fisher-library": 61.0}
+    for name, value in runs.items():
+        write_seeds(tmp_path, every_cell()[f"smoothed-loss-10-{name}"], {0: value}, **MAPS)
+    for name, value in {"baseline-stable": 70.0, "fisher-running-stable": 60.0, "fisher-library-stable": 71.0}.items():
+        write_seeds(tmp_path, every_cell()[f"softsort-n5-{name}"], {0: value}, **SHORT)
+    tables = {name: tables_of(tmp_path)[name] for name in ("controls-terrain-50", "controls-mnist-10000")}
+    maps, sets = (dict(zip(table.heads, table.rows[0], strict=True)) for table in tables.values())
+    assert [maps[name].text for name in ("Fisher, running", "plain, leave-one-out")] == ["55.0", "58.0"]
+    assert maps["the default"].detail == "(1); +11.0 to plain; +3.0 to plain, leave-one-out"
+    assert (sets["the default"].text, sets["the default"].detail) == ("71.0", "(1); +1.0 to plain")
+    assert "plain, leave-one-out" not in sets
+
+
 def test_which_method_is_clearly_behind_the_best_of_the_others(tmp_path):
     runs = {"baseline": [50, 51, 52], "fisher-auto": [61, 61.2, 62.9], "fisher-running": [60, 61.1, 63]}
     for name, values in runs.items():
