@@ -102,8 +102,9 @@ def _controls(found: Evidence) -> Section:
         "its own part of the Fisher), and curvature (the Fisher, or the Hessian where it has more seeds). The verdict "
         "says whether the last is ahead of plain, and which steps are clear. p is of a paired t-test, one-sided for "
         "whichever is ahead: first the whole, then each step against the one before it that was run. Clear is below "
-        ".05; of twenty tests one is by chance. “The default” is what a user of the library gets: the Fisher in the unit "
-        "of the run (“running”), taken over all orders of a set’s items, and with leave-one-out smoothing. “Clipped” is the plain loss with the gradient’s norm at most 1. "
+        ".05; of twenty tests one is by chance. “The default” is what a user of the library gets: the Fisher in the "
+        "unit of the run (“running”), taken over all orders of a set’s items, and with leave-one-out smoothing. "
+        "“Clipped” is the plain loss with the gradient’s norm at most 1. "
         "Averaged weights are a mean over a run’s steps, on average a tenth of the run old; any run can be averaged."
     )
     answer = f"The Newton loss is, beside the plain one: {'; '.join(answers)}." if answers else "Not run."
