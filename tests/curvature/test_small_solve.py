@@ -97,6 +97,17 @@ def test_not_definite_is_nan_where_it_has_to_be():
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("size", [5, 17])
+def test_a_damping_that_is_lost_in_rounding_has_no_solution(size):
+    """Two gradients in more directions than two: what is left of a later pivot is rounding, of either sign."""
+    for seed in range(20):
+        gradient = torch.randn(2, size, generator=torch.Generator().manual_seed(seed)).double()
+        singular = gradient.mT @ gradient
+        assert solve(singular, gradient, 1e-18, "definite").isnan().all()
+        assert solve(singular, gradient, 1e-6, "definite").isfinite().all()
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("kind", ["definite", "raw", "absolute", "clip"])
 @pytest.mark.parametrize("place", [0, 1, 4])
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])

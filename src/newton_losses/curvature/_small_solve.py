@@ -41,8 +41,8 @@ def _is_differentiated_otherwise() -> bool:
 def solve_small(matrix: Tensor, rows: Tensor, damping: Tensor | float, kind: Kind) -> Tensor:
     """(C + λI)⁻¹ applied to each row, `(K, m)` to `(K, m)` in the dtype of `rows`, computed in float64.
 
-    "definite" is for a C without negative eigenvalues: a pivot of C + λI that is not positive makes everything
-    NaN. The other kinds are the spectra of `damped_solve`.
+    "definite" is for a C without negative eigenvalues: a pivot of C + λI that is not above its rounding makes
+    everything NaN. The other kinds are the spectra of `damped_solve`.
     """
     tensor, number = (None, float(damping)) if not isinstance(damping, Tensor) else (damping.reshape(()), 0.0)
     if tensor is not None and tensor.device != rows.device:

@@ -24,6 +24,7 @@ _kernel: _Decorator = triton.jit(do_not_specialize=["number", "count"])
 
 # Up to this many unknowns the pivots are unrolled, so that it is known where a row is; more take too long to compile.
 UNROLLED = tl.constexpr(16)
+ROUNDING = tl.constexpr(2.0**-52)
 
 
 def solve_rows(matrix: Tensor, rows: Tensor, damping: Tensor | None, number: float, kind: str) -> Tensor:
@@ -106,22 +107,24 @@ def _solve_sides(  # type: ignore[no-untyped-def]
     tile = tl.broadcast_to(square[:, None, :], [SIZE, WIDTH // SIZE, SIZE]).reshape(SIZE, WIDTH)
     tile = tl.where(i[:, None] == j[None, :], tile + damping, tile)
     tile = tl.where((j < M)[None, :], tile, side)
+    # A pivot that is only the rounding of its diagonal entry is none: as in `has_inverse`.
+    rounding = tl.sum(tl.where(i[:, None] == j[None, :], tile, 0.0), 1) * (M * ROUNDING)
     good = tl.full([WIDTH], 1.0, tl.float64)
     # Which unknown a row has been solved for; none yet.
     solved = tl.full([SIZE, WIDTH], SIZE, tl.int32)
     if DEFINITE and M <= UNROLLED:
         for p in tl.static_range(M):
-            tile, solved, good = _eliminate(tile, solved, good, p, DEFINITE, M, SIZE, WIDTH)
+            tile, solved, good = _eliminate(tile, solved, good, rounding, p, DEFINITE, M, SIZE, WIDTH)
     else:
         for p in range(M):
-            tile, solved, good = _eliminate(tile, solved, good, p, DEFINITE, M, SIZE, WIDTH)
+            tile, solved, good = _eliminate(tile, solved, good, rounding, p, DEFINITE, M, SIZE, WIDTH)
     unknown = i[:, None] if DEFINITE else solved
     tl.store(out + k[None, :] * M + unknown, (tile * good[None, :]).to(out.dtype.element_ty), mask=live)
 
 
 @_jit
 def _eliminate(  # type: ignore[no-untyped-def]
-    tile, solved, good, p, DEFINITE: tl.constexpr, M: tl.constexpr, SIZE: tl.constexpr, WIDTH: tl.constexpr
+    tile, solved, good, rounding, p, DEFINITE: tl.constexpr, M: tl.constexpr, SIZE: tl.constexpr, WIDTH: tl.constexpr
 ):  # fmt: skip
     """One pivot. Rows stay where they are: the one with the largest entry is solved for unknown p."""
     i = tl.arange(0, SIZE)[:, None]
@@ -138,6 +141,8 @@ def _eliminate(  # type: ignore[no-untyped-def]
     pivot = tl.sum(tl.where(at, column, 0.0), 0)
     # What is infinite would end as a step of zero.
     usable = tl.abs(pivot) < float("inf")
-    good = tl.where((usable & (pivot > 0)) if DEFINITE else usable, good, float("nan"))
+    if DEFINITE:
+        usable = usable & (pivot > tl.sum(tl.where(at, rounding[:, None], 0.0), 0))
+    good = tl.where(usable, good, float("nan"))
     row = row * (1.0 / pivot)
     return tl.where(at, row[None, :], tile - column * row[None, :]), solved, good
