@@ -7,6 +7,7 @@ The kernels live with what they compute.
 import importlib.util
 import os
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from typing import Any, Literal, TypeVar, cast
 
@@ -80,6 +81,13 @@ def launch(kernel: Any, programs: int, given: tuple[Any, ...], constants: dict[s
     if compiled_kernel is not None:  # Triton's interpreter compiles nothing
         names = kernel.arg_names[len(given) :]
         _launched[key] = compiled_kernel, tuple(constants[name] for name in names)
+
+
+def on_device(tensor: Tensor) -> AbstractContextManager[Any]:
+    """Kernels are launched on the current device; changing it costs more than the launch, and is seldom needed."""
+    if not tensor.is_cuda or tensor.get_device() == torch.cuda.current_device():
+        return nullcontext()
+    return torch.cuda.device(tensor.device)
 
 
 def parts_of(number: int, part: int) -> int:

@@ -7,7 +7,6 @@ squares of large gradients; at these sizes that costs nothing beside the launch.
 
 import struct
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -15,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .._backends import launch, parts_of, power_of_two
+from .._backends import launch, on_device, parts_of, power_of_two
 from ._fisher import LARGEST_KERNEL
 from ._small_solve_triton import absolute_of
 from ._solve import LOWEST, ROUNDS, STEEPEST
@@ -58,7 +57,7 @@ def launch_fisher(
     if unknowns > LARGEST_KERNEL:
         from ._fisher_conjugate_triton import launch_conjugate
 
-        with _on_device(gradient):
+        with on_device(gradient):
             value = None if value is None else value.contiguous()
             return launch_conjugate(gradient, value, factor, mean, counter, unit)
     # The units that multiply matrices know none below 16.
@@ -68,7 +67,7 @@ def launch_fisher(
     rows = torch.empty_like(gradient)
     used = torch.empty(samples, dtype=torch.bool, device=gradient.device)
     numbers = torch.empty(2, dtype=gradient.dtype, device=gradient.device)
-    with _on_device(gradient):
+    with on_device(gradient):
         given = (
             gradient, None if value is None else value.contiguous(), None if matrix is None else matrix.contiguous(),
             rows, used, numbers, counter, damping, unit, _bits(factor or number), samples, outputs,
@@ -81,13 +80,6 @@ def launch_fisher(
         }  # fmt: skip
         launch(solve_fisher, blocks, given, constants, WARPS[size])
     return rows, used, numbers
-
-
-def _on_device(tensor: Tensor) -> AbstractContextManager[Any]:
-    """Triton launches on the current device; changing it costs more than the launch, and is seldom needed."""
-    if not tensor.is_cuda or tensor.get_device() == torch.cuda.current_device():
-        return nullcontext()
-    return torch.cuda.device(tensor.device)
 
 
 def _bits(number: float) -> int:

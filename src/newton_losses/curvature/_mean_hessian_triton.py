@@ -12,8 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .._backends import launch, parts_of, power_of_two
-from ._fisher_triton import _on_device
+from .._backends import launch, on_device, parts_of, power_of_two
 
 _Decorator = Callable[[Callable[..., Any]], Any]
 _kernel: _Decorator = triton.jit(do_not_specialize=["samples", "outputs"])
@@ -32,7 +31,7 @@ def mean_of_finite_hessians(second: Tensor, value: Tensor, gradient: Tensor) -> 
     matrix = torch.empty(outputs, outputs, dtype=second.dtype, device=second.device)
     count = torch.empty((), dtype=torch.int64, device=second.device)
     tiles = parts_of(outputs, TILE)
-    with _on_device(second):
+    with on_device(second):
         width = min(128, max(16, power_of_two(outputs)))
         constants = {"ROWS": max(1, NUMBERS // width), "WIDTH": width}
         launch(find_finite, samples, (second, value, gradient, kept, samples, outputs), constants, warps=4)

@@ -11,8 +11,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .._backends import launch, parts_of, power_of_two
-from ._fisher_triton import _load, _on_device, _store, finite_values
+from .._backends import launch, on_device, parts_of, power_of_two
+from ._fisher_triton import _load, _store, finite_values
 
 _Decorator = Callable[[Callable[..., Any]], Any]
 _jit: _Decorator = triton.jit
@@ -32,7 +32,7 @@ def launch_settle(
     rows = AT_A_TIME // columns
     bounded = torch.empty_like(gradient)
     factor = torch.empty((), dtype=gradient.dtype, device=gradient.device)
-    with _on_device(gradient):
+    with on_device(gradient):
         value = None if value is None else value.contiguous()
         constants = {
             "UPDATE": update, "DECAY": decay, "LIMIT": limit, "GROWTH": growth, "ROWS": rows, "COLUMNS": columns,
