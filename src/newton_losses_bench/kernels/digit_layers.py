@@ -32,7 +32,7 @@ def has_digit_kernels(image_size: tuple[int, int], count: int, device: torch.dev
     fits = height <= 64 and width <= 112 and count * (height // 2) * (width // 2) * 64 < 2**31
     if not (device.type == "cuda" and in_fours and fits and has_triton()):
         return False
-    from newton_losses.nvrtc import is_hopper  # which imports torch's compiler
+    from .digit_layers_hopper import is_hopper  # which imports torch's compiler
 
     hopper: bool = is_hopper(device)
     return hopper

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from newton_losses.nvrtc import Kernels
+from newton_losses.nvrtc import Kernels, compiler
 
 FILES = ("hopper.cu", "pooling.cu", "first_layer.cu", "second_layer.cu", "second_layer_backward.cu")
 FIRST, SECOND, TAPS = 32, 64, 25
@@ -21,6 +21,13 @@ FORWARD = WEIGHTS + 2 * 4 * (12 * 64 + 9)
 # The windows of the last row end 8 places beyond the last slab.
 BY_PIXELS = WEIGHTS + 2 * 8 * (8 * 60 + 1) + 8
 BY_WEIGHT = 2 * (10 * 4 * (64 + 5) + 6 * 8 * (64 + 1))
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def is_hopper(device: torch.device) -> bool:
+    """Whether a device is a Hopper GPU for which there is a compiler."""
+    is_nvidia = torch.version.hip is None
+    return is_nvidia and torch.cuda.get_device_capability(device) == (9, 0) and compiler() is not None
 
 
 @cache
