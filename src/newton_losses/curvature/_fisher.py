@@ -6,8 +6,9 @@ Where N < m, F itself is never formed: (GᵀG + λI)⁻¹Gᵀ = Gᵀ(GGᵀ + λI
 right where F is many orders of magnitude above λ. The system is divided by its own scale before it is solved, so
 that no square leaves the range of numbers.
 
-Two ways compute the same thing: one Triton kernel on CUDA for small systems; and plain operators for everything else,
-compilers and transforms included. On a CPU most batches have no bad sample, and go the short way of `_host.py`.
+Three ways compute the same thing: one Triton kernel on CUDA for small systems, one in CUDA C for those of up to 147
+unknowns (`_block_step.py`), and plain operators for everything else, transforms included. On a CPU most batches have no
+bad sample, and go the short way of `_host.py`.
 """
 
 import math
@@ -19,7 +20,7 @@ from torch import Tensor
 from .._backends import obstacle
 from ._damping import DampingRule, NormalizedDamping, RelativeDamping, RunningDamping
 from ._expansion import FisherFactor, FisherMatrix, empirical_fisher
-from ._solve import has_inverse
+from ._solve import definite_of, has_inverse
 
 # How far a relative λ may lie below the scale of F until float32 is not enough for float32 gradients. With λ = factor·r
 # the condition number of F + λI is at most 1 + √m/factor.
@@ -31,6 +32,8 @@ LARGEST_ITERATION = 128
 # The same for a stored matrix, of which an iteration of products takes the absolute value.
 LARGEST_MATRIX = 32
 MOST_NUMBERS = 2**17
+# Below this λ a step may leave the range of float32, sample by sample; the kernel in blocks leaves all out together.
+LEAST_NUMBER = 1e-70
 # Asked once: a compiler does not look into a cached function.
 HAS_TRITON = obstacle("triton") is None
 
@@ -101,8 +104,12 @@ def fisher_step(
     plan = _plan(damping)
     assert plan is not None
     is_plain = type(gradient) is Tensor and not torch._C._are_functorch_transforms_active()
-    if (torch.compiler.is_compiling() or is_plain) and _fits_kernel(gradient, plan):
-        return _by_kernel(gradient, value, plan, kept, mean, counter, unit=unit)
+    if (torch.compiler.is_compiling() or is_plain) and gradient.device.type == "cuda":
+        if _fits_kernel(gradient, plan):
+            return _by_kernel(gradient, value, plan, kept, mean, counter, unit=unit)
+        found = _by_block(gradient, value, plan, kept, mean, counter, unit=unit)
+        if found is not None:
+            return found
     return _by_operators(gradient, value, plan, kept, mean).times(unit)
 
 
@@ -180,14 +187,67 @@ def matrix_step(
     counter: Tensor | None = None,
     unit: Tensor | float = 1.0,
 ) -> Solved | None:
-    """The step with a stored curvature as one kernel, where that can be; `kind` is "definite", "absolute" or "clip"."""
+    """The step with a stored curvature as one kernel, where that can be; `kind` is "definite" or a spectrum."""
     plan = _plan(damping)
-    if plan is None or not HAS_TRITON or gradient.device.type != "cuda" or matrix.device != gradient.device:
+    if plan is None or gradient.device.type != "cuda" or matrix.device != gradient.device:
         return None
-    is_small = 0 < gradient.shape[1] <= LARGEST_MATRIX and 0 < gradient.numel() <= MOST_NUMBERS
-    if not is_small or torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+    is_empty, outputs = gradient.numel() == 0, gradient.shape[1]
+    if is_empty or torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
         return None
-    return _by_kernel(gradient, value, plan, None, mean, counter, matrix.detach(), kind, unit)
+    matrix = matrix.detach()
+    if outputs > LARGEST_MATRIX:
+        return _by_block(gradient, value, plan, None, mean, counter, matrix, kind, unit)
+    if kind == "raw" or not HAS_TRITON or gradient.numel() > MOST_NUMBERS:
+        return None
+    return _by_kernel(gradient, value, plan, None, mean, counter, matrix, kind, unit)
+
+
+def _by_block(
+    gradient: Tensor,
+    value: Tensor | None,
+    plan: _Plan,
+    kept: Tensor | None,
+    mean: bool,
+    counter: Tensor | None,
+    matrix: Tensor | None = None,
+    kind: str = "definite",
+    unit: Tensor | float = 1.0,
+) -> Solved | None:
+    """By the kernel for systems of middle size, or `None` where it does not serve."""
+    from ._block_step import block_kernels, fits_block, launch_block
+
+    unknowns = min(gradient.shape) if matrix is None else gradient.shape[1]
+    if not fits_block(gradient, value, unknowns):
+        return None
+    if matrix is None and plan.tensor is None and not plan.factor and plan.number < LEAST_NUMBER:
+        return None
+    if kind == "clip" and plan.factor:  # relative to eigenvalues that are gone then
+        return None
+    if torch.compiler.is_compiling():
+        return _by_kernel(gradient, value, plan, kept, mean, counter, unit=unit)
+    kernels = block_kernels(gradient, unknowns)
+    if kernels is None:
+        return None
+    if matrix is not None and kind in ("absolute", "clip"):
+        matrix = definite_of(matrix.double(), kind)
+    tensor, value = _on_device_of(gradient, plan.tensor), None if value is None else value.detach()
+    given = (gradient.detach(), value, kept, tensor, plan.number, plan.factor, plan.normalized, mean, counter)
+    in_kernel, unit = (unit, 1.0) if isinstance(unit, Tensor) else (None, unit)
+    launched = launch_block(kernels, *given, matrix, kind == "raw", in_kernel)
+    return _as_solved(launched, value is not None, counter).times(unit)
+
+
+def _on_device_of(gradient: Tensor, damping: Tensor | None) -> Tensor | None:
+    if damping is None or damping.device == gradient.device:
+        return damping
+    # One number from the host, which becomes an argument of a kernel; a copy could not be captured.
+    return damping + gradient.new_zeros((), dtype=torch.float64)
+
+
+def _as_solved(launched: tuple[Tensor, Tensor, Tensor], has_value: bool, counter: Tensor | None) -> Solved:
+    rows, used, numbers = launched
+    count, mean_value = numbers.unbind()
+    return Solved(rows, used, count, mean_value if has_value else None, counted=counter is not None)
 
 
 def _by_kernel(
@@ -201,26 +261,21 @@ def _by_kernel(
     kind: str = "definite",
     unit: Tensor | float = 1.0,
 ) -> Solved:
-    tensor = plan.tensor
-    if tensor is not None and tensor.device != gradient.device:
-        # One number from the host, which becomes an argument of a kernel; a copy could not be captured.
-        tensor = tensor + gradient.new_zeros((), dtype=torch.float64)
+    tensor = _on_device_of(gradient, plan.tensor)
     value = None if value is None else value.detach()
     gradient = gradient.detach()
     if kept is not None:  # not in the kernel: triton's products of float64 do not bear a mask of bytes beside them
         gradient = torch.where(kept[:, None], gradient, math.nan)
     given = (gradient, value, tensor, plan.number, plan.factor, plan.normalized, mean)
     if torch.compiler.is_compiling():  # it needs the operator, which without one would only be a detour
-        rows, used, numbers = fisher_kernel(*given)
+        launched = fisher_kernel(*given)
         counter = None
     else:
         from ._fisher_triton import launch_fisher
 
         in_kernel, unit = (unit, 1.0) if isinstance(unit, Tensor) else (None, unit)
-        rows, used, numbers = launch_fisher(*given, counter, matrix, kind, in_kernel)
-    count, mean_value = numbers.unbind()
-    found = Solved(rows, used, count, None if value is None else mean_value, counted=counter is not None)
-    return found.times(unit)
+        launched = launch_fisher(*given, counter, matrix, kind, in_kernel)
+    return _as_solved(launched, value is not None, counter).times(unit)
 
 
 @torch.library.custom_op("newton_losses::fisher_kernel", mutates_args=())
@@ -234,9 +289,21 @@ def fisher_kernel(
     mean: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """`fisher_step` as one kernel: rows, kept, and (count, mean value) in the dtype of the gradients."""
-    from ._fisher_triton import launch_fisher
+    plan = _Plan(number, damping, factor, normalized)
+    if _fits_kernel(gradient, plan):
+        from ._fisher_triton import launch_fisher
 
-    return launch_fisher(gradient, value, damping, number, factor, normalized, mean, None)
+        return launch_fisher(gradient, value, damping, number, factor, normalized, mean, None)
+    from ._block_step import block_kernels, launch_block
+
+    kernels = block_kernels(gradient, min(gradient.shape))
+    if kernels is not None:
+        return launch_block(kernels, gradient, value, None, damping, number, factor, normalized, mean, None)
+    found = _by_operators(gradient, value, plan, None, mean)
+    assert found.kept is not None
+    value = gradient.new_zeros(1) if value is None else torch.where(torch.isfinite(value), value, math.nan)
+    numbers = torch.stack([torch.as_tensor(found.count).to(gradient.dtype), value.nanmean().to(gradient.dtype)])
+    return found.rows, found.kept, numbers
 
 
 @fisher_kernel.register_fake

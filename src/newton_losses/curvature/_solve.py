@@ -175,9 +175,13 @@ def _definite_part(matrix: Tensor, spectrum: Spectrum, damping: Tensor | float, 
         solved = ((rows @ vectors) / (values[..., None, :] + damping)) @ vectors.mT
         return torch.where(torch.isfinite(matrix).all(-1).all(-1)[..., None, None], solved, torch.nan)
     # On a device, torch's eigh waits to check for errors, so it could not be captured in a graph.
+    return _cholesky(definite_of(matrix, spectrum), rows, damping)
+
+
+def definite_of(matrix: Tensor, spectrum: str) -> Tensor:
+    """|C|, or for "clip" (|C| + C)/2, without eigenvalues."""
     absolute = _symmetric(matrix @ matrix_sign(matrix))
-    definite = absolute if spectrum == "absolute" else (absolute + matrix) / 2
-    return _cholesky(definite, rows, damping)
+    return absolute if spectrum == "absolute" else (absolute + matrix) / 2
 
 
 def _symmetric(matrix: Tensor) -> Tensor:

@@ -82,11 +82,10 @@ def solve_step(
             return sample_step(curvature, damping, mean=mean).times(unit)
         if isinstance(curvature, Dense) and gradient.device.type == "cuda":
             kind = "definite" if curvature.semidefinite else spectrum
-            if kind != "raw":
-                given = curvature.matrix, kind, gradient, value, damping
-                found = matrix_step(*given, mean=mean, counter=counter, unit=unit)
-                if found is not None:
-                    return found
+            given = curvature.matrix, kind, gradient, value, damping
+            found = matrix_step(*given, mean=mean, counter=counter, unit=unit)
+            if found is not None:
+                return found
         return _by_operators(expansion, damping, spectrum, mean).times(unit)
 
 

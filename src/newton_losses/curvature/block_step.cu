@@ -1,0 +1,429 @@
+// The damped Newton step of a batch in one launch, for systems that are too large for the registers of Triton's programs.
+//
+//     (C + λI)⁻¹gᵢ,   C = (1/N) Σ gᵢgᵢᵀ, or stored
+//
+// Every block of threads makes the whole system again and eliminates it together with right sides of its own: nothing to
+// wait for between blocks. The matrix lives in registers, in float64. A warp owns every seventh column, its lanes
+// the rows, so that a pivot's row never leaves the warp, and only its column goes through shared memory. One warp
+// owns nothing: it runs one column ahead of the others, searches the pivot and divides, while they multiply.
+//
+// Macros: SIZE, a multiple of 7, is the largest number of unknowns; NUMBER is the type of the gradients.
+
+#ifndef SHARED
+#define SHARED(name) extern __shared__ double name[]
+
+// 1/x to the last bit or two, NaN for 0 and what is not finite.
+__device__ __forceinline__ double reciprocal(double x) {
+    double y;
+    asm("rcp.approx.ftz.f64 %0, %1;" : "=d"(y) : "d"(x));
+    y = fma(y, fma(-x, y, 1.0), y);
+    return fma(y, fma(-x, y, 1.0), y);
+}
+#endif
+
+typedef unsigned char u8;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+
+constexpr int OWNERS = 7;  // warps that own columns, and one right side each
+constexpr int WARPS = OWNERS + 1;
+constexpr int THREADS = 32 * WARPS;
+constexpr int ROWS = (SIZE + 31) / 32;
+constexpr int OWN = SIZE / OWNERS;
+constexpr int COLUMNS = OWN + 1;
+// In shared memory: the matrix, with rows of an odd length, so that a column lies in different banks; and a part of the
+// gradients along their longer side, of which a thread multiplies tiles of 4×4, those above the diagonal left out.
+constexpr int WIDTH = SIZE | 1;
+constexpr int PART = 32;
+constexpr int PITCH = (SIZE + 3) / 4 * 4 + 2;
+constexpr int TILES = (SIZE + 3) / 4 * ((SIZE + 3) / 4 + 1) / 2;
+constexpr int TILES_OWN = (TILES + THREADS - 1) / THREADS;
+constexpr int HELD = PART / WARPS * ROWS;
+constexpr int MOST_SAMPLES = 1024;
+constexpr u32 ALL = 0xFFFFFFFF;
+constexpr double NOT_A_NUMBER = __builtin_nan("");
+
+enum { RELATIVE = 1, NORMALIZED = 2, MEAN = 4, INDEFINITE = 8, WIDE_MATRIX = 16, WIDE_DAMPING = 32 };
+
+struct Given {
+    const NUMBER *gradient, *value;
+    const u8* kept;
+    const void *matrix, *damping;
+    const NUMBER* unit;
+    NUMBER* rows;
+    u8* used;
+    NUMBER* numbers;
+    u64* counter;
+    double number, largest;
+    int samples, outputs, flags;
+};
+
+__device__ __forceinline__ bool is_finite(double x) { return x - x == 0; }
+
+// The least e with x < 2^e, for a positive x; as far as 2^e and its inverse are numbers.
+__device__ __forceinline__ int exponent(double x) {
+    const int e = (__double2hiint(x) >> 20 & 0x7FF) - 1022;
+    return e < -1000 ? -1000 : e > 1000 ? 1000 : e;
+}
+
+__device__ __forceinline__ double power_of_two(int e) { return __hiloint2double((e + 1023) << 20, 0); }
+
+__device__ __forceinline__ double larger(double x, double y) { return y > x ? y : x; }
+
+// The sum or the largest over all threads, in each of them the same.
+template <bool IS_SUM>
+__device__ double over_block(double x) {
+    __shared__ double partial[WARPS];
+    for (int apart = 16; apart > 0; apart /= 2) {
+        const double other = __shfl_xor_sync(ALL, x, apart);
+        x = IS_SUM ? x + other : larger(x, other);
+    }
+    __syncthreads();
+    if (threadIdx.x % 32 == 0) partial[threadIdx.x / 32] = x;
+    __syncthreads();
+    x = partial[0];
+    for (int w = 1; w < WARPS; ++w) x = IS_SUM ? x + partial[w] : larger(x, partial[w]);
+    return x;
+}
+
+// The products of the good samples' scaled gradients, summed along the longer side.
+__device__ void multiply(const Given& given, const u8* good, double scale, bool few, double* matrix, double* part) {
+    const int unknowns = few ? given.samples : given.outputs, length = few ? given.outputs : given.samples;
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    double sums[TILES_OWN][4][4];
+    int high[TILES_OWN], low[TILES_OWN];
+#pragma unroll
+    for (int t = 0; t < TILES_OWN; ++t) {
+        const int tile = threadIdx.x + THREADS * t;
+        high[t] = 0;
+        while ((high[t] + 1) * (high[t] + 2) / 2 <= tile) ++high[t];
+        low[t] = tile - high[t] * (high[t] + 1) / 2;
+#pragma unroll
+        for (int e = 0; e < 16; ++e) sums[t][e / 4][e % 4] = 0;
+    }
+    NUMBER held[HELD];
+    for (int begin = -PART; begin < length; begin += PART) {
+        if (begin >= 0) {
+            __syncthreads();
+#pragma unroll
+            for (int h = 0; h < HELD; ++h) {
+                const int k = few ? lane : warp + WARPS * (h / ROWS), i = few ? warp + WARPS * h : lane + 32 * (h % ROWS);
+                if (i < SIZE) part[k * PITCH + i] = scale * held[h];
+            }
+            __syncthreads();
+        }
+        // The next part is on its way while this one is multiplied. Lanes read along a sample's outputs.
+#pragma unroll
+        for (int h = 0; h < HELD; ++h) {
+            const int k = few ? lane : warp + WARPS * (h / ROWS), i = few ? warp + WARPS * h : lane + 32 * (h % ROWS);
+            const int along = begin + PART + k, n = few ? i : along, j = few ? along : i;
+            const bool exists = n < given.samples && j < given.outputs && good[n];
+            held[h] = exists ? given.gradient[n * given.outputs + j] : 0;
+        }
+        if (begin < 0) continue;
+        const int steps = length - begin < PART ? length - begin : PART;
+#pragma unroll
+        for (int t = 0; t < TILES_OWN; ++t) {
+            if (4 * high[t] >= unknowns) continue;
+#pragma unroll 2
+            for (int k = 0; k < steps; ++k) {
+                const double2* down = reinterpret_cast<const double2*>(part + k * PITCH + 4 * high[t]);
+                const double2* across = reinterpret_cast<const double2*>(part + k * PITCH + 4 * low[t]);
+                const double2 d0 = down[0], d1 = down[1], a0 = across[0], a1 = across[1];
+                const double d[4] = {d0.x, d0.y, d1.x, d1.y}, a[4] = {a0.x, a0.y, a1.x, a1.y};
+#pragma unroll
+                for (int e = 0; e < 16; ++e) sums[t][e / 4][e % 4] += d[e / 4] * a[e % 4];
+            }
+        }
+    }
+#pragma unroll
+    for (int t = 0; t < TILES_OWN; ++t)
+#pragma unroll
+        for (int e = 0; e < 16; ++e) {
+            const int i = 4 * high[t] + e / 4, j = 4 * low[t] + e % 4;
+            if (i < SIZE && j <= i) matrix[i * WIDTH + j] = matrix[j * WIDTH + i] = sums[t][e / 4][e % 4];
+        }
+}
+
+struct Exchange {
+    double column[2][32 * ROWS];  // what each row takes of the pivot's, of this step and the next
+    double ahead[2][32 * ROWS];   // columns that the last step has not changed yet
+    double row[OWNERS][COLUMNS + COLUMNS % 2];  // the pivot's row, each warp its own columns
+    double diagonal[SIZE];        // as it was before the elimination
+    double inverse[32 * ROWS];    // by row: one over its pivot,
+    int unknown[32 * ROWS];       // and which unknown it solves for
+    int pivot[2];
+    int failed;
+};
+
+// The pivot of column k, whose entries are `x`, and what the other rows take of its row. By one warp.
+__device__ __forceinline__ int find_pivot(Exchange& to, double (&x)[ROWS], int k, int unknowns, bool definite, u32 left) {
+    const int lane = threadIdx.x % 32;
+    int p = k;
+    if (!definite) {
+        // The upper bits of a number's size and its row in one word: the largest is a pivot to one part in 4,096.
+        u32 best = 0;
+#pragma unroll
+        for (int r = 0; r < ROWS; ++r) {
+            const u32 key = (static_cast<u32>(__double2hiint(x[r])) & 0x7FFFFF00) | (lane + 32 * r);
+            if (left >> r & 1) best = key > best ? key : best;
+        }
+        p = __reduce_max_sync(ALL, best) & 0xFF;
+    }
+    double pivot = x[0];
+#pragma unroll
+    for (int r = 1; r < ROWS; ++r) pivot = 1u << p / 32 >> r & 1 ? x[r] : pivot;
+    pivot = __shfl_sync(ALL, pivot, p % 32);
+    const double inverse = reciprocal(pivot);
+#pragma unroll
+    for (int r = 0; r < ROWS; ++r) {
+        x[r] = lane + 32 * r == p ? 0 : x[r] * inverse;
+        to.column[k % 2][lane + 32 * r] = x[r];
+    }
+    if (lane == 0) {
+        to.pivot[k % 2] = p, to.inverse[p] = inverse, to.unknown[p] = k;
+        // A pivot that is only the rounding of its diagonal entry is none: as in `has_inverse`.
+        if (definite && !(pivot > unknowns * 0x1p-52 * to.diagonal[k] && is_finite(pivot))) to.failed = 1;
+    }
+    return p;
+}
+
+// Gauss-Jordan: afterwards each row is an unknown times its pivot. Columns that are done are not touched again.
+__device__ __forceinline__ void eliminate(Exchange& to, double (&a)[ROWS][COLUMNS], int unknowns, bool definite) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    if (warp == OWNERS) {
+        double x[ROWS];
+        u32 left = 0;
+#pragma unroll
+        for (int r = 0; r < ROWS; ++r) {
+            left |= (lane + 32 * r < unknowns ? 1 : 0) << r;
+            x[r] = to.ahead[0][lane + 32 * r];
+        }
+        int p = find_pivot(to, x, 0, unknowns, definite, left);
+        for (int k = 0; k < unknowns; ++k) {
+            __syncthreads();
+            if (k + 1 == unknowns) break;
+            if (lane == p % 32) left &= ~(1u << p / 32);
+            double next[ROWS];
+#pragma unroll
+            for (int r = 0; r < ROWS; ++r) next[r] = to.ahead[(k + 1) % 2][lane + 32 * r];
+            double at_pivot = to.ahead[(k + 1) % 2][p];
+#pragma unroll
+            for (int r = 0; r < ROWS; ++r) x[r] = next[r] - x[r] * at_pivot;
+            p = find_pivot(to, x, k + 1, unknowns, definite, left);
+        }
+        return;
+    }
+    int owner = 2, place = 0;  // of column k + 2: the warp that is ahead takes care of the one before it
+    for (int k = 0; k < unknowns; ++k) {
+        __syncthreads();
+        const int p = to.pivot[k % 2];
+        const int first = place + (warp < owner ? 1 : 0);
+        double share[ROWS];
+#pragma unroll
+        for (int r = 0; r < ROWS; ++r) share[r] = to.column[k % 2][lane + 32 * r];
+        double2* row = reinterpret_cast<double2*>(to.row[warp]);
+        if (lane == p % 32) {
+            // As bits: a compiler that sees two numbers to be equal takes one for the other, here as an index of registers.
+            const u32 chosen = 1u << p / 32;
+#pragma unroll
+            for (int r = 0; r < ROWS; ++r)
+                if (chosen >> r & 1) {
+#pragma unroll
+                    for (int c = 0; c < COLUMNS; c += 2)
+                        if (c + 1 >= OWN || c + 1 >= first) row[c / 2] = double2{a[r][c], c + 1 < COLUMNS ? a[r][c + 1] : 0};
+                }
+        }
+        __syncwarp();
+#pragma unroll
+        for (int c = 0; c < COLUMNS; c += 2)
+            if (c + 1 >= OWN || c + 1 >= first) {
+                const double2 at_pivot = row[c / 2];
+#pragma unroll
+                for (int r = 0; r < ROWS; ++r) {
+                    a[r][c] -= share[r] * at_pivot.x;
+                    if (c + 1 < COLUMNS) a[r][c + 1] -= share[r] * at_pivot.y;
+                }
+            }
+        if (warp == owner && k + 2 < unknowns) {
+            const u32 chosen = 1u << place;
+#pragma unroll
+            for (int c = 0; c < OWN; ++c)
+                if (chosen >> c & 1) {
+#pragma unroll
+                    for (int r = 0; r < ROWS; ++r) to.ahead[k % 2][lane + 32 * r] = a[r][c];
+                }
+        }
+        if (++owner == OWNERS) owner = 0, ++place;
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1) block_step(const Given given) {
+    SHARED(memory);
+    __shared__ u8 good[MOST_SAMPLES];
+    __shared__ Exchange exchange;
+    const int thread = threadIdx.x, lane = thread % 32, warp = thread / 32, block = blockIdx.x;
+    const int samples = given.samples, outputs = given.outputs;
+    const bool stored = given.matrix != nullptr, few = !stored && samples < outputs;
+    const bool relative = given.flags & RELATIVE, normalized = given.flags & NORMALIZED;
+    const bool definite = !(given.flags & INDEFINITE);
+    const int unknowns = few ? samples : outputs;
+
+    // Which samples take part, and how large their numbers are.
+    double top = 0, squares = 0, seen = 0;
+    for (int n = warp; n < samples; n += WARPS) {
+        double largest = 0, sum = 0;
+        bool fine = (given.kept == nullptr || given.kept[n]) && (given.value == nullptr || is_finite(given.value[n]));
+#pragma unroll 4
+        for (int j = lane; j < outputs; j += 32) {
+            const double x = given.gradient[n * outputs + j];
+            fine = fine && is_finite(x);
+            largest = larger(largest, x < 0 ? -x : x);
+            sum += x * x;
+        }
+        fine = __all_sync(ALL, fine);
+        if (lane == 0) good[n] = fine;
+        if (fine) top = larger(top, largest), squares += sum, seen += lane == 0;
+    }
+    top = over_block<false>(top);
+    const double count = larger(1, over_block<true>(seen));
+
+    double number = given.number;
+    if (given.damping != nullptr)
+        number = given.flags & WIDE_DAMPING ? *static_cast<const double*>(given.damping)
+                                            : *static_cast<const float*>(given.damping);
+    const bool has_number = number > 0 && is_finite(number);
+
+    // The system in units in which nothing leaves the range of numbers: those of the gradients are 2^e, those of a
+    // stored matrix 2^matrix_e. A power of two rounds nothing.
+    int e = top > 0 ? exponent(top) : -1001, matrix_e = 0;
+    if (!stored && !relative && has_number) e = larger(e, (exponent(number) + 1) >> 1);
+    e = e < -1000 ? 0 : e;
+    const double scale = power_of_two(-e);
+
+    double* matrix = memory;
+    double factor = 1 / count, spread = 0, trace = 0;
+    if (stored) {
+        top = 0;
+        for (int i = warp; i < outputs; i += WARPS)
+#pragma unroll 4
+            for (int j = lane; j < outputs; j += 32) {
+                const int at = i * outputs + j;
+                const double x = given.flags & WIDE_MATRIX ? static_cast<const double*>(given.matrix)[at]
+                                                           : static_cast<const float*>(given.matrix)[at];
+                matrix[i * WIDTH + j] = x;
+                top = larger(top, x < 0 ? -x : x);
+            }
+        top = over_block<false>(top);
+        matrix_e = top > 0 ? exponent(top) : -1001;
+        if (!relative && has_number) matrix_e = larger(matrix_e, exponent(number));
+        matrix_e = matrix_e < -1000 ? 0 : matrix_e;
+        factor = power_of_two(-matrix_e);
+    } else {
+        multiply(given, good, scale, few, matrix, memory + (SIZE * WIDTH + 1) / 2 * 2);
+        __syncthreads();
+    }
+    for (int i = warp; i < unknowns; i += WARPS)
+        for (int j = lane; j < unknowns; j += 32) {
+            const double x = matrix[i * WIDTH + j] *= factor;
+            spread += x * x;
+            if (i == j) trace += x;
+        }
+
+    // λ in these units, and what a solution is multiplied with. Without one, that is NaN, and no sample is kept.
+    double lambda, length;
+    if (relative) {
+        spread = sqrt(over_block<true>(spread) / outputs);
+        lambda = number * spread;
+        length = stored ? power_of_two(e) * power_of_two(-matrix_e) : scale;
+        if (normalized) {
+            if (spread == 0) lambda = 1;
+            const double mean = stored ? over_block<true>(squares) * scale * scale / count : over_block<true>(trace);
+            length = mean > 0 ? lambda / sqrt(mean / outputs) : 1;
+        }
+    } else {
+        lambda = stored ? number * factor : number * scale * scale;
+        length = stored ? power_of_two(e) * factor : scale;
+    }
+    if (!(lambda > 0 && is_finite(lambda))) length = NOT_A_NUMBER;
+    if (given.flags & MEAN) length /= count;
+    if (given.unit != nullptr) length *= *given.unit;
+
+    __syncthreads();
+    if (thread < unknowns) exchange.diagonal[thread] = matrix[thread * WIDTH + thread] += lambda;
+    if (thread == 0) exchange.failed = 0;
+    __syncthreads();
+
+    // To registers, with this block's right sides.
+    double a[ROWS][COLUMNS];
+    const int side = OWNERS * block + warp;
+    const bool is_owner = warp < OWNERS, has_side = is_owner && side < (few ? outputs : samples) && (few || good[side]);
+#pragma unroll
+    for (int r = 0; r < ROWS; ++r) {
+        const int i = lane + 32 * r;
+#pragma unroll
+        for (int c = 0; c < OWN; ++c) {
+            const int j = warp + OWNERS * c;
+            a[r][c] = is_owner && i < unknowns && j < unknowns ? matrix[i * WIDTH + j] : 0;
+        }
+        const bool takes_part = has_side && i < unknowns && (!few || good[i]);
+        a[r][OWN] = takes_part ? scale * given.gradient[few ? i * outputs + side : side * outputs + i] : 0;
+        if (warp < 2) exchange.ahead[warp][i] = a[r][0];
+    }
+    __syncthreads();
+    eliminate(exchange, a, unknowns, definite);
+    __syncthreads();
+
+    if (exchange.failed) length = NOT_A_NUMBER;
+    int left_out = 0;
+    if (few) {
+        // A sample's row lies in several blocks, which have to agree: a bound for all of them decides. No singular value of
+        // (A + λI)⁻¹G, A = GGᵀ/N, is above √N/(2√λ).
+        const bool fits = sqrt(count) / (2 * sqrt(lambda)) * length <= given.largest;
+#pragma unroll
+        for (int r = 0; r < ROWS; ++r) {
+            const int i = lane + 32 * r;
+            if (!is_owner || side >= outputs || i >= unknowns) continue;
+            const int n = exchange.unknown[i];
+            const bool keep = fits && good[n];
+            given.rows[n * outputs + side] = keep ? a[r][OWN] * exchange.inverse[i] * length : 0;
+        }
+        if (block == 0)
+            for (int n = thread; n < samples; n += THREADS) {
+                const bool keep = fits && good[n];
+                given.used[n] = keep;
+                left_out += !keep;
+            }
+    } else if (is_owner && side < samples) {
+        bool keep = good[side];
+#pragma unroll
+        for (int r = 0; r < ROWS; ++r) {
+            const int i = lane + 32 * r;
+            if (i < unknowns) {
+                a[r][OWN] *= exchange.inverse[i] * length;
+                keep = keep && is_finite(static_cast<NUMBER>(a[r][OWN]));
+            }
+        }
+        keep = __all_sync(ALL, keep);
+#pragma unroll
+        for (int r = 0; r < ROWS; ++r) {
+            const int i = lane + 32 * r;
+            if (i < unknowns) given.rows[side * outputs + exchange.unknown[i]] = keep ? a[r][OWN] : 0;
+        }
+        if (lane == 0) given.used[side] = keep, left_out = !keep;
+    }
+    if (given.counter != nullptr && left_out > 0) atomicAdd(given.counter, static_cast<u64>(left_out));
+
+    if (block == 0) {
+        double sum = 0, number_of = 0;
+        for (int n = thread; given.value != nullptr && n < samples; n += THREADS) {
+            const double v = given.value[n];
+            if (is_finite(v)) sum += v, number_of += 1;
+        }
+        sum = over_block<true>(sum), number_of = over_block<true>(number_of);
+        if (thread == 0) {
+            given.numbers[0] = count;
+            given.numbers[1] = given.value == nullptr ? 0 : sum / number_of;
+        }
+    }
+}
