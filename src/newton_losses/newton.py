@@ -360,31 +360,30 @@ class _Surrogate(torch.autograd.Function):
     """The same where a tape is recorded: one multiplication on the way back, instead of eight operations in all."""
 
     @classmethod
-    def record(cls, *given: Any) -> Tensor:
+    def record(cls, y: Tensor, front: Tensor, *parts: Any) -> Tensor:
         """`apply` without its questions about transforms, which take as long as ten operations."""
-        loss: Tensor = super(torch.autograd.Function, cls).apply(*given)  # type: ignore[misc]
+        loss: Tensor = super(torch.autograd.Function, cls).apply(y, front, parts)  # type: ignore[misc]
         return loss
 
     @staticmethod
-    def forward(
-        ctx: Any, y: Tensor, front: Tensor, rows: Tensor, kept: Tensor | None, divisor: Tensor | float
-    ) -> Tensor:
-        ctx.save_for_backward(y, rows, kept)
-        ctx.divisor = divisor
+    def forward(ctx: Any, y: Tensor, front: Tensor, parts: tuple[Tensor, Tensor | None, Tensor | float]) -> Tensor:
+        ctx.save_for_backward(y)
+        ctx.rows, ctx.kept, ctx.divisor = parts
         return front.detach()  # not a view, which nobody could divide in place
 
     @staticmethod
     def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor | None, ...]:
         (slope,) = slopes
-        y, rows, kept = ctx.saved_tensors
+        (y,) = ctx.saved_tensors
+        rows = ctx.rows
         pulled = None
         if ctx.needs_input_grad[0]:
             if torch.is_grad_enabled():  # somebody wants to differentiate this: the Hessian is I / divisor
-                rows = rows + _moved(y, rows, kept) / ctx.divisor
+                rows = rows + _moved(y, rows, ctx.kept) / ctx.divisor
             pulled = rows * slope
             if pulled.shape != y.shape or pulled.dtype != y.dtype:
                 pulled = pulled.reshape(y.shape).to(y.dtype)
-        return pulled, slope if ctx.needs_input_grad[1] else None, None, None, None
+        return pulled, slope if ctx.needs_input_grad[1] else None, None
 
 
 def _is_transformed() -> bool:
