@@ -1,9 +1,10 @@
 """Per-sample gradients and Hessians of a total loss by automatic differentiation.
 
-Every function takes `total`, which maps flat outputs `(N, m)` to (Σ ℓᵢ, values), and returns plain tensors without a
-graph. Derivatives come from the classic tape, which uses what a loss has in hand-written backward passes, and in which
-a loss that draws random numbers draws them once. Where there is no tape (compilers, transforms, inference mode), and
-for operators that have no second derivative there, `torch.func` takes its place: forward over reverse.
+Every function takes `total`, which maps flat outputs `(N, m)` to what sums to Σ ℓᵢ and the values, and returns plain
+tensors without a graph. Derivatives come from the classic tape, which uses what a loss has in hand-written backward
+passes, and in which a loss that draws random numbers draws them once. Where there is no tape (compilers, transforms,
+inference mode), and for operators that have no second derivative there, `torch.func` takes its place: forward over
+reverse.
 """
 
 import contextlib
@@ -186,7 +187,7 @@ def forward_products(total: Total, flat: Tensor, directions: Tensor) -> tuple[Te
         # Not expanded: torch makes a copy of a tangent that is laid out unlike `flat`, and its compiler cannot do that
         # for a batch size that has changed, and so is a symbol.
         gradient, product, value = torch.func.jvp(  # type: ignore[misc]
-            torch.func.grad(total, has_aux=True), (flat,), (torch.zeros_like(flat) + direction,), has_aux=True
+            torch.func.grad(_summed(total), has_aux=True), (flat,), (torch.zeros_like(flat) + direction,), has_aux=True
         )
         return value, gradient, product
 
@@ -206,8 +207,18 @@ def has_tape(flat: Tensor) -> bool:
 
 
 def _functional_gradient(total: Total, flat: Tensor) -> Derivatives:
-    gradient, value = torch.func.grad(total, has_aux=True)(flat)
+    gradient, value = torch.func.grad(_summed(total), has_aux=True)(flat)
     return Derivatives(value, gradient)
+
+
+def _summed(total: Total) -> Total:
+    """With Σ ℓᵢ as one number, as `torch.func` wants it."""
+
+    def summed(flat: Tensor) -> "tuple[Tensor, Tensor]":  # in quotes for the compiler
+        found, value = total(flat)
+        return found.sum(), value
+
+    return summed
 
 
 def _tape_gradient(total: Total, flat: Tensor) -> Derivatives:
@@ -235,7 +246,7 @@ def _pulled_back(output: Tensor, along: Tensor, leaf: Tensor, *, keep: bool, cre
 
 
 def _tape(total: Total, flat: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The outputs as a leaf, the total and the values, on the classic tape."""
+    """The outputs as a leaf, what sums to the total and the values, on the classic tape."""
     leaf = flat.detach().requires_grad_()
     if torch.is_grad_enabled():  # entering a context takes as long as an operation
         return leaf, *total(leaf)

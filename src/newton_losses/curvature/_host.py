@@ -88,7 +88,9 @@ def host_step(
     if kind == "raw" or rule[0] < LEAST_FACTOR or not is_exact:
         rows = rows.double()
     if given is not None:
-        given = given.detach().to(rows.dtype, copy=kind in ("definite", "raw"))  # these change it
+        given = given.detach()
+        if given.dtype is not rows.dtype or kind == "definite" or kind == "raw":  # which change it
+            given = given.to(rows.dtype, copy=True)
         given = given.numpy() if in_numpy else given
     if in_numpy:
         found = _solved(rows.numpy(), given, rule, kind, mean, state, update)

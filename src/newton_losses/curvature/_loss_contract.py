@@ -22,7 +22,8 @@ Loss = Callable[..., Tensor]
 ONE_THREAD_ELEMENTS = 2**15
 # Entering autocast costs more than most operations of a step.
 _NOTHING_TO_DO: AbstractContextManager[Any] = nullcontext()
-# Maps flat outputs (N, m) to (Σ ℓᵢ, values (N,)): what automatic differentiation works on.
+# Maps flat outputs (N, m) to two tensors: one whose sum is Σ ℓᵢ, which automatic differentiation works on, and the
+# values (N,). The first is not summed here: the engine of autograd takes it as it is, and needs two operations less.
 Total = Callable[[Tensor], tuple[Tensor, Tensor]]
 
 
@@ -104,9 +105,9 @@ def widen(tensor: Tensor) -> Tensor:
 
 
 def make_total(loss: Loss, shape: torch.Size, targets: tuple[Any, ...], reduction: Reduction | None) -> Total:
-    """The function flat outputs ↦ (Σ ℓᵢ, values), whatever the reduction of `loss`.
+    """The function flat outputs ↦ (what sums to Σ ℓᵢ, values), whatever the reduction of `loss`.
 
-    A loss that returns one value per sample is summed. A mean over the batch is multiplied by N, so
+    A loss that returns one value per sample is both. A mean over the batch is multiplied by N, so
     that the gradient of the total is ∇ℓᵢ again. The values of a reduced loss are not known one by
     one: each is then the batch's mean.
     """
@@ -127,7 +128,7 @@ def make_total(loss: Loss, shape: torch.Size, targets: tuple[Any, ...], reductio
                 raise
         _check_values(out, shape, reduction, loss)
         if out.dim() == 1:
-            return out.sum(), out
+            return out, out
         if reduction == "sum":
             return out, (out / count).expand(count)
         return out * count, out.expand(count)

@@ -49,7 +49,8 @@ def footprint(total: Total, flat: Tensor, loss: object, *, has_tape: bool) -> Fo
 
     Where nothing is large, there is no tape to look at, or a graph is being recorded: the outputs themselves.
     """
-    if flat.numel() * flat.shape[1] <= SMALL or not has_tape or is_captured(flat.device):
+    is_recorded = not flat.is_cpu and is_captured(flat.device)
+    if flat.numel() * flat.shape[1] <= SMALL or not has_tape or is_recorded:
         return Footprint(flat.numel(), flat.numel())
     known = recalled(_footprints, loss) or {}
     if flat.shape not in known:

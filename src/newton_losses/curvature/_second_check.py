@@ -150,7 +150,8 @@ class _Asked(NamedTuple):
         """The outputs as a leaf, the total and the values."""
         with torch.enable_grad(), full_precision(flat), seeded(0, flat.device):
             leaf = flat.detach().clone().requires_grad_()
-            return leaf, *self.total(leaf)
+            found, value = self.total(leaf)
+            return leaf, found.sum(), value
 
     def gradient(self, flat: Tensor) -> Tensor:
         leaf, summed, _ = self.call(flat)

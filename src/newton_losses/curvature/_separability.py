@@ -118,8 +118,8 @@ def _values_and_gradients(total: Any, flat: Tensor, loss: object) -> tuple[Tenso
     # Seeded, so that a loss that draws noise draws the same each time.
     with torch.enable_grad(), full_precision(flat), seeded(0, flat.device):
         leaf = flat.clone().requires_grad_()
-        summed, value = total(leaf)
-        (gradient,) = torch.autograd.grad(summed, leaf, allow_unused=True) if summed.requires_grad else (None,)
+        found, value = total(leaf)
+        (gradient,) = torch.autograd.grad(found.sum(), leaf, allow_unused=True) if found.requires_grad else (None,)
     if gradient is None:
         raise no_dependence(loss)
     # A reduced loss gives no per-sample values, and its mean changes with any sample: gradients tell.
