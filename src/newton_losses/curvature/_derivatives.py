@@ -259,8 +259,7 @@ def _look(value: Tensor, leaf: Tensor) -> tuple[bool, set[Any]]:
     seen: set[Any] = {value.grad_fn}
     queue: list[Any] = [value.grad_fn]
     other_leaves = False
-    while queue:
-        node = queue.pop()
+    for node in queue:  # which grows on the way
         following = node.next_functions
         if not following:
             other_leaves = other_leaves or getattr(node, "variable", leaf) is not leaf
@@ -295,7 +294,7 @@ def _reverse_graph(total: Total, flat: Tensor, loss: object) -> tuple[Tensor, Te
     def product(vectors: Tensor) -> Tensor:
         if not gradient.requires_grad:  # a loss that is linear in y has no second derivative
             return vectors.new_zeros(len(vectors), *flat.shape)
-        along = vectors[:, None, :].expand(-1, *flat.shape)
+        along = vectors.unsqueeze(1).expand(-1, *flat.shape)
         if len(along) > 1:
             with _one_at_a_time:
                 _batch_type_as()
@@ -321,20 +320,16 @@ def _batch_type_as() -> "torch.library.Library | None":
     """Give torch's batched gradients a rule for `type_as`. Without one they fall back to one direction at a time.
 
     The second derivative of softplus calls it, and so does that of every logistic loss. The rule holds for the whole
-    process, and does what the operator does: it changes no number.
+    process, and is to do what the operator does anyway, which consists of operators that have rules.
     """
     try:
         if torch._C._dispatch_has_kernel_for_dispatch_key("aten::type_as", "Batched"):
             return None
         library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
-        library.impl("type_as", _type_as, "Batched")  # type: ignore[no-untyped-call]
+        library.impl("type_as", torch.library.fallthrough_kernel, "Batched")  # type: ignore[no-untyped-call]
     except RuntimeError:  # a version of torch without this key: the slow way works, too
         return None
     return library
-
-
-def _type_as(given: Tensor, like: Tensor) -> Tensor:
-    return given.to(like.device, like.dtype)
 
 
 def _grad_of_grad(gradient: Tensor, leaf: Tensor, along: Tensor, *, batched: bool) -> Tensor:

@@ -288,8 +288,10 @@ def expand_loss(
         total = make_total(loss, y.shape, targets, reduction)
         if curvature != "hessian":
             found = first_order(total, flat)
-            fisher = empirical_fisher(found.gradient, value=found.value.detach()) if curvature else None
-            return Expansion(found.value, found.gradient, fisher)
+            value = found.value.detach() if found.value.requires_grad else found.value
+            return Expansion(
+                found.value, found.gradient, empirical_fisher(found.gradient, value=value) if curvature else None
+            )
         if _too_large(flat) if matrix_free is None else matrix_free:
             found, product = second_products(total, flat, loss)
             return Expansion(found.value, found.gradient, _mean_products(product, _usable(found), flat))

@@ -79,7 +79,7 @@ def host_step(
             return None
         least, given = size, curvature.matrix
     mean_value = None if value is None else value.detach().mean()
-    if mean_value is not None and not math.isfinite(mean_value):
+    if mean_value is not None and not math.isfinite(mean_value.item()):
         return None
     kind = "definite" if curvature.semidefinite else spectrum or ("absolute" if rule[2] else "raw")
     in_numpy = least * least * max(count, size) <= LARGEST_IN_NUMPY
