@@ -31,8 +31,8 @@ LEAST_DAMPING = 1e-12
 # Multiplications in a product of matrices up to which NumPy's library keeps to one thread, whatever torch's number of
 # threads is. What is larger goes through the same lines in torch.
 LARGEST_IN_NUMPY = 2**18
-# How far a relative λ may lie below the scale of C until float32 is not enough for float32 gradients. With λ = factor·r
-# the condition number of C + λI is at most 1 + √m/factor, unless C keeps negative eigenvalues.
+# How far λ may lie below the scale r of C until float32 is not enough for float32 gradients. With λ = factor·r the
+# condition number of C + λI is at most 1 + √m/factor, unless C keeps negative eigenvalues.
 LEAST_FACTOR = 0.1
 # Unknowns up to which the rows are multiplied by the inverse of a stored matrix, instead of solving for each.
 LARGEST_INVERSE = 256
@@ -85,7 +85,7 @@ def host_step(
     in_numpy = least * least * max(count, size) <= LARGEST_IN_NUMPY
     rows = gradient.detach()
     is_exact = in_numpy or torch.get_float32_matmul_precision() == "highest"
-    if kind == "raw" or rule[0] < LEAST_FACTOR or not is_exact:
+    if kind == "raw" or 0 < rule[0] < LEAST_FACTOR or not is_exact:
         rows = rows.double()
     if given is not None:
         given = given.detach()
@@ -106,17 +106,17 @@ def host_step(
 
 def _solved(
     rows: Any,
-    matrix: Any,
+    given: Any,
     rule: tuple[float, float, bool],
     kind: str,
     mean: bool,
     state: Tensor | None,
     update: bool,
 ) -> Any:
-    """The steps with a `matrix`, or without one with the rows' Fisher. The same lines serve NumPy and torch."""
+    """The steps with a matrix that is `given`, or with the rows' Fisher. The same lines serve NumPy and torch."""
     factor, number, is_normalized = rule
     count, size = rows.shape
-    few, weight = False, 1
+    few, weight, matrix = False, 1, given
     energy = _energy(rows)
     low, high = SAFE if rows.dtype.itemsize == 8 else SAFE_SQUARES
     if not low < energy < high:  # NumPy warns of an overflow, so nothing that it multiplies may be large
@@ -128,6 +128,8 @@ def _solved(
     number = factor * spread if factor else weight * number
     if not (SAFE[0] < number < SAFE[1] and spread < high):
         return None
+    if number < LEAST_FACTOR * spread and rows.dtype.itemsize < 8:
+        return _solved(_doubled(rows), _doubled(given), rule, kind, mean, state, update)
     inverse = _inverse(matrix, number, spread, kind)
     # A matrix that is not definite can be close to a singular one.
     if inverse is None or (kind == "raw" and not float(abs(inverse).max()) * math.sqrt(energy) < SAFE[1]):
@@ -141,6 +143,13 @@ def _solved(
         length = number / math.sqrt(unit)
     inverse *= length / count if mean else length
     return inverse @ rows if few else rows @ inverse
+
+
+def _doubled(numbers: Any) -> Any:
+    """In float64, if there are any."""
+    if numbers is None:
+        return None
+    return numbers.double() if isinstance(numbers, Tensor) else numbers.astype(np.float64)
 
 
 def _energy(rows: Any) -> float:

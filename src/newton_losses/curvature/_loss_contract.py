@@ -82,7 +82,7 @@ def full_precision(tensor: Tensor) -> AbstractContextManager[Any]:
 
 def one_thread(tensor: Tensor, elements: int) -> AbstractContextManager[Any]:
     """A context with one thread on a CPU, for work on tensors of at most so many `elements`."""
-    if tensor.device.type != "cpu" or elements > ONE_THREAD_ELEMENTS or torch.compiler.is_compiling():
+    if not tensor.is_cpu or elements > ONE_THREAD_ELEMENTS or torch.compiler.is_compiling():
         return _NOTHING_TO_DO
     threads = torch.get_num_threads()
     return _NOTHING_TO_DO if threads == 1 else _one_of(threads)

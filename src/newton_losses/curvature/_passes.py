@@ -68,7 +68,7 @@ def footprint(total: Total, flat: Tensor, loss: object, *, has_tape: bool) -> Fo
             torch.enable_grad(),
         ):
             total(flat.detach().requires_grad_())
-        if flat.device.type == "cpu":
+        if flat.is_cpu:
             torch.empty(FREED_BYTES, dtype=torch.uint8)
         known[flat.shape] = Footprint(max(sizes), sum(sizes))
         remember(_footprints, loss, known)
@@ -77,7 +77,7 @@ def footprint(total: Total, flat: Tensor, loss: object, *, has_tape: bool) -> Fo
 
 def directions_at_once(flat: Tensor, size: Footprint) -> int:
     """How many directions make up a pass, at least 1."""
-    if flat.device.type == "cuda":
+    if flat.is_cuda:
         return max(1, _room(flat) // (HELD * size.together))
     cores = torch.get_num_threads() if size.largest > ONE_THREAD_ELEMENTS else 1
     return max(1, cores * CACHED_ELEMENTS // max(1, size.largest))
