@@ -116,11 +116,12 @@ class Kernels:
         self._start(name, blocks, threads, shared, (ctypes.c_char_p * 1)(given))
 
     def _start(self, name: str, blocks: int, threads: int, shared: int, places: Any) -> None:
-        function = self._function(name, shared)
+        function = self.grant(name, shared)
         stream = torch._C._cuda_getCurrentRawStream(self.device.index)
         self._check(self._launch(function, blocks, 1, 1, threads, 1, 1, shared, stream, places, None))
 
-    def _function(self, name: str, shared: int) -> ctypes.c_void_p:
+    def grant(self, name: str, shared: int) -> ctypes.c_void_p:
+        """Let a kernel have this much shared memory from its first launch on; returns its handle."""
         if name not in self._functions:
             function = ctypes.c_void_p()
             self._check(self._driver.cuModuleGetFunction(ctypes.byref(function), self._module, name.encode()))

@@ -14,32 +14,19 @@ from torch import Tensor
 
 from .._backends import on_device, parts_of
 from ..nvrtc import CudaError, Kernels, compiler
+from ._fisher import BLOCK_TYPES, LARGEST_BLOCK
 
-# Unknowns that a kernel is compiled for. Below are those of Triton's programs; above, registers do not suffice.
-SIZES = (70, 84, 98, 112, 126, 147)
-# The longer side of the gradients: every block multiplies all of them, and more blocks than multiprocessors wait.
-LONGEST = 896
+# Unknowns that a kernel is compiled for.
+SIZES = (70, 84, 98, 112, 126, LARGEST_BLOCK)
 # GPUs in which float64 is half as fast as float32, and not a 32nd or a 64th part.
 CAPABILITIES = ((8, 0), (9, 0), (10, 0))
 # As in the kernel: right sides and threads of a block, and how many gradients it reads at a time.
 SIDES, THREADS, PART = 7, 256, 32
 RELATIVE, NORMALIZED, MEAN, INDEFINITE, WIDE_MATRIX, WIDE_DAMPING = (1 << bit for bit in range(6))
 GIVEN = "10Q2d3i4x"  # the kernel's `struct Given`
-TYPES = {torch.float32: "float", torch.float64: "double"}
+TYPES = dict(zip(BLOCK_TYPES, ("float", "double"), strict=True))
 
 _kernels: dict[tuple[int, int, torch.dtype], Kernels | None] = {}
-
-
-def fits_block(gradient: Tensor, value: Tensor | None, unknowns: int) -> bool:
-    """Whether the kernel is for such tensors; not yet, whether the GPU can run it."""
-    return (
-        gradient.device.type == "cuda"
-        and torch.version.cuda is not None
-        and gradient.dtype in TYPES
-        and (value is None or value.dtype == gradient.dtype)
-        and unknowns <= SIZES[-1]
-        and max(gradient.shape) <= LONGEST
-    )
 
 
 def block_kernels(gradient: Tensor, unknowns: int) -> Kernels | None:
@@ -117,7 +104,9 @@ def _compiled_for(device: int, size: int, dtype: torch.dtype) -> Kernels | None:
     defined = (f"SIZE={size}", f"NUMBER={TYPES[dtype]}")
     file = Path(__file__).with_name("block_step.cu")
     try:
-        return Kernels(device, file, architecture=f"sm_{major}{minor}", defined=defined)
+        kernels = Kernels(device, file, architecture=f"sm_{major}{minor}", defined=defined)
+        kernels.grant("block_step", shared_bytes(size, False))
+        return kernels
     except CudaError as error:
         warnings.warn(
             f"newton_losses: the kernel for {size} unknowns could not be made, and torch's operators do its work, more "

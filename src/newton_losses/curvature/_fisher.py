@@ -32,7 +32,12 @@ LARGEST_ITERATION = 128
 # The same for a stored matrix, of which an iteration of products takes the absolute value.
 LARGEST_MATRIX = 32
 MOST_NUMBERS = 2**17
-# Below this λ a step may leave the range of float32, sample by sample; the kernel in blocks leaves all out together.
+# The kernel in blocks of threads: unknowns that it holds in their registers; the longer side of the gradients, all of
+# which each of them multiplies, and by which there are more of them than multiprocessors; and the dtypes it is for.
+LARGEST_BLOCK = 147
+LONGEST_BLOCK = 896
+BLOCK_TYPES = (torch.float32, torch.float64)
+# Below this λ a step may leave the range of float32, sample by sample; that kernel leaves all out together.
 LEAST_NUMBER = 1e-70
 # Asked once: a compiler does not look into a cached function.
 HAS_TRITON = obstacle("triton") is None
@@ -214,10 +219,8 @@ def _by_block(
     unit: Tensor | float = 1.0,
 ) -> Solved | None:
     """By the kernel for systems of middle size, or `None` where it does not serve."""
-    from ._block_step import block_kernels, fits_block, launch_block
-
     unknowns = min(gradient.shape) if matrix is None else gradient.shape[1]
-    if not fits_block(gradient, value, unknowns):
+    if not _fits_block(gradient, value, unknowns):
         return None
     if matrix is None and plan.tensor is None and not plan.factor and plan.number < LEAST_NUMBER:
         return None
@@ -225,6 +228,8 @@ def _by_block(
         return None
     if torch.compiler.is_compiling():
         return _by_kernel(gradient, value, plan, kept, mean, counter, unit=unit)
+    from ._block_step import block_kernels, launch_block
+
     kernels = block_kernels(gradient, unknowns)
     if kernels is None:
         return None
@@ -235,6 +240,13 @@ def _by_block(
     in_kernel, unit = (unit, 1.0) if isinstance(unit, Tensor) else (None, unit)
     launched = launch_block(kernels, *given, matrix, kind == "raw", in_kernel)
     return _as_solved(launched, value is not None, counter).times(unit)
+
+
+def _fits_block(gradient: Tensor, value: Tensor | None, unknowns: int) -> bool:
+    """Whether it is for such tensors; not yet, whether the GPU can run it."""
+    is_cuda = gradient.device.type == "cuda" and torch.version.cuda is not None
+    has_types = gradient.dtype in BLOCK_TYPES and (value is None or value.dtype == gradient.dtype)
+    return is_cuda and has_types and unknowns <= LARGEST_BLOCK and max(gradient.shape) <= LONGEST_BLOCK
 
 
 def _on_device_of(gradient: Tensor, damping: Tensor | None) -> Tensor | None:

@@ -32,16 +32,18 @@ constexpr int ROWS = (SIZE + 31) / 32;
 constexpr int OWN = SIZE / OWNERS;
 constexpr int COLUMNS = OWN + 1;
 // In shared memory: the matrix, with rows of an odd length, so that a column lies in different banks; and a part of the
-// gradients along their longer side, of which a thread multiplies tiles of 4×4, those above the diagonal left out.
+// gradients along their longer side, of which a thread multiplies tiles of 4×4, those above the diagonal left out. The
+// four are two pairs, half of the matrix apart: so neighbours read pairs that lie side by side.
 constexpr int WIDTH = SIZE | 1;
 constexpr int PART = 32;
 constexpr int PITCH = (SIZE + 3) / 4 * 4 + 2;
 constexpr int TILES = (SIZE + 3) / 4 * ((SIZE + 3) / 4 + 1) / 2;
 constexpr int TILES_OWN = (TILES + THREADS - 1) / THREADS;
 constexpr int HELD = PART / WARPS * ROWS;
+constexpr int AT_ONCE = 4;  // rows that a warp loads at a time
 constexpr int MOST_SAMPLES = 1024;
 constexpr u32 ALL = 0xFFFFFFFF;
-constexpr double NOT_A_NUMBER = __builtin_nan("");
+constexpr double ROUNDING = 2.220446049250313e-16;  // 2^-52
 
 enum { RELATIVE = 1, NORMALIZED = 2, MEAN = 4, INDEFINITE = 8, WIDE_MATRIX = 16, WIDE_DAMPING = 32 };
 
@@ -59,6 +61,8 @@ struct Given {
 };
 
 __device__ __forceinline__ bool is_finite(double x) { return x - x == 0; }
+__device__ __forceinline__ double not_a_number() { return __hiloint2double(0x7FF80000, 0); }
+__device__ __forceinline__ double size_of(double x) { return x < 0 ? -x : x; }
 
 // The least e with x < 2^e, for a positive x; as far as 2^e and its inverse are numbers.
 __device__ __forceinline__ int exponent(double x) {
@@ -86,10 +90,26 @@ __device__ double over_block(double x) {
     return x;
 }
 
+// A stored matrix to shared memory; returns the largest that this thread has seen.
+template <class T>
+__device__ double load(const T* from, int outputs, double* matrix) {
+    double top = 0;
+    for (int begin = AT_ONCE * (threadIdx.x / 32); begin < outputs; begin += AT_ONCE * WARPS)
+#pragma unroll 2
+        for (int j = threadIdx.x % 32; j < outputs; j += 32)
+#pragma unroll
+            for (int i = begin; i < begin + AT_ONCE; ++i)
+                if (i < outputs) {
+                    const double x = matrix[i * WIDTH + j] = from[i * outputs + j];
+                    top = larger(top, size_of(x));
+                }
+    return top;
+}
+
 // The products of the good samples' scaled gradients, summed along the longer side.
 __device__ void multiply(const Given& given, const u8* good, double scale, bool few, double* matrix, double* part) {
     const int unknowns = few ? given.samples : given.outputs, length = few ? given.outputs : given.samples;
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, half = (unknowns + 3) / 4 * 2;
     double sums[TILES_OWN][4][4];
     int high[TILES_OWN], low[TILES_OWN];
 #pragma unroll
@@ -124,12 +144,12 @@ __device__ void multiply(const Given& given, const u8* good, double scale, bool 
         const int steps = length - begin < PART ? length - begin : PART;
 #pragma unroll
         for (int t = 0; t < TILES_OWN; ++t) {
-            if (4 * high[t] >= unknowns) continue;
+            if (2 * high[t] >= half) continue;
 #pragma unroll 2
             for (int k = 0; k < steps; ++k) {
-                const double2* down = reinterpret_cast<const double2*>(part + k * PITCH + 4 * high[t]);
-                const double2* across = reinterpret_cast<const double2*>(part + k * PITCH + 4 * low[t]);
-                const double2 d0 = down[0], d1 = down[1], a0 = across[0], a1 = across[1];
+                const double2* pairs = reinterpret_cast<const double2*>(part + k * PITCH);
+                const double2 d0 = pairs[high[t]], d1 = pairs[half / 2 + high[t]];
+                const double2 a0 = pairs[low[t]], a1 = pairs[half / 2 + low[t]];
                 const double d[4] = {d0.x, d0.y, d1.x, d1.y}, a[4] = {a0.x, a0.y, a1.x, a1.y};
 #pragma unroll
                 for (int e = 0; e < 16; ++e) sums[t][e / 4][e % 4] += d[e / 4] * a[e % 4];
@@ -140,8 +160,10 @@ __device__ void multiply(const Given& given, const u8* good, double scale, bool 
     for (int t = 0; t < TILES_OWN; ++t)
 #pragma unroll
         for (int e = 0; e < 16; ++e) {
-            const int i = 4 * high[t] + e / 4, j = 4 * low[t] + e % 4;
-            if (i < SIZE && j <= i) matrix[i * WIDTH + j] = matrix[j * WIDTH + i] = sums[t][e / 4][e % 4];
+            const int i = e / 8 * half + 2 * high[t] + e / 4 % 2, j = e % 4 / 2 * half + 2 * low[t] + e % 2;
+            // Of a tile on the diagonal both (i, j) and (j, i) are here, with the same sum.
+            if (2 * high[t] < half && i < unknowns && j < unknowns)
+                matrix[i * WIDTH + j] = matrix[j * WIDTH + i] = sums[t][e / 4][e % 4];
         }
 }
 
@@ -156,8 +178,10 @@ struct Exchange {
     int failed;
 };
 
-// The pivot of column k, whose entries are `x`, and what the other rows take of its row. By one warp.
-__device__ __forceinline__ int find_pivot(Exchange& to, double (&x)[ROWS], int k, int unknowns, bool definite, u32 left) {
+// The pivot of column k, whose entries are `x`, and what the other rows take of its row. By one warp, all of whose lanes
+// write the same: a question which of them does would take longer.
+__device__ __forceinline__ int find_pivot(Exchange& to, double (&x)[ROWS], int k, bool definite, u32 left, double least,
+                                          bool& failed) {
     const int lane = threadIdx.x % 32;
     int p = k;
     if (!definite) {
@@ -180,11 +204,8 @@ __device__ __forceinline__ int find_pivot(Exchange& to, double (&x)[ROWS], int k
         x[r] = lane + 32 * r == p ? 0 : x[r] * inverse;
         to.column[k % 2][lane + 32 * r] = x[r];
     }
-    if (lane == 0) {
-        to.pivot[k % 2] = p, to.inverse[p] = inverse, to.unknown[p] = k;
-        // A pivot that is only the rounding of its diagonal entry is none: as in `has_inverse`.
-        if (definite && !(pivot > unknowns * 0x1p-52 * to.diagonal[k] && is_finite(pivot))) to.failed = 1;
-    }
+    to.pivot[k % 2] = p, to.inverse[p] = inverse, to.unknown[p] = k;
+    failed = failed || (definite && !(pivot > least && is_finite(pivot)));
     return p;
 }
 
@@ -194,24 +215,25 @@ __device__ __forceinline__ void eliminate(Exchange& to, double (&a)[ROWS][COLUMN
     if (warp == OWNERS) {
         double x[ROWS];
         u32 left = 0;
+        bool failed = false;
+        // A pivot that is only the rounding of its diagonal entry is none: as in `has_inverse`.
+        const double rounding = unknowns * ROUNDING;
 #pragma unroll
         for (int r = 0; r < ROWS; ++r) {
             left |= (lane + 32 * r < unknowns ? 1 : 0) << r;
             x[r] = to.ahead[0][lane + 32 * r];
         }
-        int p = find_pivot(to, x, 0, unknowns, definite, left);
+        int p = find_pivot(to, x, 0, definite, left, rounding * to.diagonal[0], failed);
         for (int k = 0; k < unknowns; ++k) {
             __syncthreads();
             if (k + 1 == unknowns) break;
             if (lane == p % 32) left &= ~(1u << p / 32);
-            double next[ROWS];
+            const double least = rounding * to.diagonal[k + 1], at_pivot = to.ahead[(k + 1) % 2][p];
 #pragma unroll
-            for (int r = 0; r < ROWS; ++r) next[r] = to.ahead[(k + 1) % 2][lane + 32 * r];
-            double at_pivot = to.ahead[(k + 1) % 2][p];
-#pragma unroll
-            for (int r = 0; r < ROWS; ++r) x[r] = next[r] - x[r] * at_pivot;
-            p = find_pivot(to, x, k + 1, unknowns, definite, left);
+            for (int r = 0; r < ROWS; ++r) x[r] = to.ahead[(k + 1) % 2][lane + 32 * r] - x[r] * at_pivot;
+            p = find_pivot(to, x, k + 1, definite, left, least, failed);
         }
+        to.failed = failed;
         return;
     }
     int owner = 2, place = 0;  // of column k + 2: the warp that is ahead takes care of the one before it
@@ -271,19 +293,29 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) block_step(const Given 
 
     // Which samples take part, and how large their numbers are.
     double top = 0, squares = 0, seen = 0;
-    for (int n = warp; n < samples; n += WARPS) {
-        double largest = 0, sum = 0;
-        bool fine = (given.kept == nullptr || given.kept[n]) && (given.value == nullptr || is_finite(given.value[n]));
-#pragma unroll 4
-        for (int j = lane; j < outputs; j += 32) {
-            const double x = given.gradient[n * outputs + j];
-            fine = fine && is_finite(x);
-            largest = larger(largest, x < 0 ? -x : x);
-            sum += x * x;
+    for (int begin = AT_ONCE * warp; begin < samples; begin += AT_ONCE * WARPS) {
+        double largest[AT_ONCE] = {}, sum[AT_ONCE] = {};
+        bool fine[AT_ONCE];
+#pragma unroll
+        for (int q = 0; q < AT_ONCE; ++q) {
+            const int n = begin + q < samples ? begin + q : begin;
+            fine[q] = (given.kept == nullptr || given.kept[n]) && (given.value == nullptr || is_finite(given.value[n]));
         }
-        fine = __all_sync(ALL, fine);
-        if (lane == 0) good[n] = fine;
-        if (fine) top = larger(top, largest), squares += sum, seen += lane == 0;
+#pragma unroll 2
+        for (int j = lane; j < outputs; j += 32)
+#pragma unroll
+            for (int q = 0; q < AT_ONCE; ++q) {
+                const double x = begin + q < samples ? given.gradient[(begin + q) * outputs + j] : 0;
+                fine[q] = fine[q] && is_finite(x);
+                largest[q] = larger(largest[q], size_of(x));
+                sum[q] += x * x;
+            }
+#pragma unroll
+        for (int q = 0; q < AT_ONCE; ++q) {
+            fine[q] = __all_sync(ALL, fine[q]) && begin + q < samples;
+            if (lane == 0 && begin + q < samples) good[begin + q] = fine[q];
+            if (fine[q]) top = larger(top, largest[q]), squares += sum[q], seen += lane == 0;
+        }
     }
     top = over_block<false>(top);
     const double count = larger(1, over_block<true>(seen));
@@ -304,16 +336,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) block_step(const Given 
     double* matrix = memory;
     double factor = 1 / count, spread = 0, trace = 0;
     if (stored) {
-        top = 0;
-        for (int i = warp; i < outputs; i += WARPS)
-#pragma unroll 4
-            for (int j = lane; j < outputs; j += 32) {
-                const int at = i * outputs + j;
-                const double x = given.flags & WIDE_MATRIX ? static_cast<const double*>(given.matrix)[at]
-                                                           : static_cast<const float*>(given.matrix)[at];
-                matrix[i * WIDTH + j] = x;
-                top = larger(top, x < 0 ? -x : x);
-            }
+        top = given.flags & WIDE_MATRIX ? load(static_cast<const double*>(given.matrix), outputs, matrix)
+                                        : load(static_cast<const float*>(given.matrix), outputs, matrix);
         top = over_block<false>(top);
         matrix_e = top > 0 ? exponent(top) : -1001;
         if (!relative && has_number) matrix_e = larger(matrix_e, exponent(number));
@@ -345,13 +369,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) block_step(const Given 
         lambda = stored ? number * factor : number * scale * scale;
         length = stored ? power_of_two(e) * factor : scale;
     }
-    if (!(lambda > 0 && is_finite(lambda))) length = NOT_A_NUMBER;
+    if (!(lambda > 0 && is_finite(lambda))) length = not_a_number();
     if (given.flags & MEAN) length /= count;
     if (given.unit != nullptr) length *= *given.unit;
 
     __syncthreads();
     if (thread < unknowns) exchange.diagonal[thread] = matrix[thread * WIDTH + thread] += lambda;
-    if (thread == 0) exchange.failed = 0;
     __syncthreads();
 
     // To registers, with this block's right sides.
@@ -374,7 +397,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) block_step(const Given 
     eliminate(exchange, a, unknowns, definite);
     __syncthreads();
 
-    if (exchange.failed) length = NOT_A_NUMBER;
+    if (exchange.failed) length = not_a_number();
     int left_out = 0;
     if (few) {
         // A sample's row lies in several blocks, which have to agree: a bound for all of them decides. No singular value of
