@@ -200,12 +200,12 @@ def test_where_there_is_nothing(step, shape):
         assert not found.rows.any()
 
 
-@pytest.mark.parametrize("shape", [(5, 20), (20, 5)])
+@pytest.mark.parametrize("shape", [(2, 20), (20, 2)])
 def test_a_damping_that_is_lost_beside_the_curvature_keeps_no_step(step, shape):
-    """Gradients along one direction, beside which λ is rounding: as in `has_inverse`."""
-    for seed in range(4):
+    """Gradients along one direction, beside which λ is rounding: whether the last pivot is positive is chance."""
+    for seed in range(8):
         gradient = 1e8 * normal(shape[0], 1, seed=seed) * normal(1, shape[1], seed=seed)
-        assert not step(gradient, None, 1e-4).kept.any()
+        assert not step(gradient, None, 10.0 ** -(seed + 1)).kept.any()
     units = 10.0 ** torch.arange(-8, 9, 4).double()  # ill-conditioned, and yet solved to the last digit
     found = step(torch.diag(units), None, 1e-20)
     assert_step(found, torch.diag(units / (units.square() / 5 + 1e-20)))
@@ -261,10 +261,7 @@ def test_a_stored_matrix_without_a_solution(step):
         broken = torch.eye(12, dtype=torch.float64)
         broken[3, 5] = broken[5, 3] = torch.nan
         assert not step(gradient, None, 0.5, matrix=broken, kind=kind).kept.any()
-    # Its pivots are positive, but no more than what rounding leaves of its diagonal.
-    rounding = torch.ones(12, 12, dtype=torch.float64) + 4 * 2.0**-52 * torch.eye(12, dtype=torch.float64)
-    assert not step(gradient, None, 1e-30, matrix=rounding, kind="definite").kept.any()
-    assert step(gradient, None, 1e-30, matrix=rounding, kind="raw").kept.all()
+    assert not step(gradient, None, 1e-3, matrix=1e16 * torch.ones(12, 12).double(), kind="definite").kept.any()
 
 
 def test_bad_samples_beside_a_stored_matrix(step):

@@ -15,6 +15,7 @@ from newton_losses.curvature import (
     NormalizedDamping,
     RunningDamping,
     empirical_fisher,
+    exchangeable_fisher,
     newton_step,
     settle,
 )
@@ -266,17 +267,21 @@ def test_one_kernel_does_the_same(shape: tuple[int, int], dtype: torch.dtype) ->
     from newton_losses.curvature._settle_triton import launch_settle
 
     generator = torch.Generator().manual_seed(0)
-    for spoil in (False, True):
+    for spoil, masked in ((False, False), (True, False), (False, True), (True, True)):
         gradient, value = torch.randn(shape, generator=generator, dtype=dtype), torch.zeros(shape[0], dtype=dtype)
+        mask = torch.rand(shape, generator=generator) < 0.7 if masked else None
+        gradient = gradient if mask is None else torch.where(mask, gradient, 0.0)
         if spoil and shape[0] > 5:
             gradient[1] *= 1e6
             gradient[3, 0], value[4] = math.nan, math.inf
         for state in ([0.0, 0.0], [0.2, 0.3], [1e-9, 0.3], [7.0, 0.3]):
             known, fresh = (torch.tensor(state, dtype=torch.float64) for _ in range(2))
-            wanted = settle(Expansion(value, gradient), "fisher", known, update=True)
+            form = None if mask is None else exchangeable_fisher(gradient, mask=mask, value=value)
+            wanted = settle(Expansion(value, gradient, form), "fisher", known, update=True)
             known_there = fresh.to(DEVICE)
             constants = running.DECAY, running.LIMIT, running.GROWTH
-            bounded, factor = launch_settle(gradient.to(DEVICE), value.to(DEVICE), known_there, True, *constants)
+            there = (None if one is None else one.to(DEVICE) for one in (gradient, value, mask))
+            bounded, factor = launch_settle(*there, known_there, True, *constants)
             torch.testing.assert_close(bounded.cpu(), wanted.expansion.gradient, equal_nan=True)
             torch.testing.assert_close(float(factor), float(wanted.factor), rtol=1e-5, atol=1e-6)
             if state[1] > 0 or not spoil:  # the first batch of all has its own rule, outside of the kernel

@@ -157,10 +157,8 @@ def _share_exchangeable(curvature: Exchangeable, samples: Tensor, group: "Proces
     own = [curvature.among * curvature.freedom, curvature.common * curvature.lists]
     summed = sum_over(group, torch.stack([_wide(x) for x in (*own, curvature.freedom, curvature.lists, samples)]))
     among, common, freedom, lists, total = summed.unbind()
-    shared = replace(
-        curvature, among=among / freedom.clamp(min=1), common=common / lists.clamp(min=1), freedom=freedom, lists=lists
-    )
-    return shared, total
+    means = among / freedom.clamp(min=1), common / lists.clamp(min=1)
+    return Exchangeable(*means, curvature.size, lists, freedom, curvature.mask), total
 
 
 def _share_masked(curvature: Masked, samples: Tensor, group: "ProcessGroup") -> tuple[Masked, Tensor]:

@@ -257,13 +257,12 @@ def _averaged(own: Expansion, kind: CurvatureKind, mask: Tensor | None) -> Expan
     """An expansion that a loss brought, with its curvature averaged over the orders of the outputs."""
     if isinstance(own.curvature, Exchangeable):
         return own
-    kept = finite(own)
     if kind == "fisher":
-        return Expansion(own.value, own.gradient, exchangeable_fisher(own.gradient, kept, mask))
+        return Expansion(own.value, own.gradient, exchangeable_fisher(own.gradient, mask=mask, value=own.value))
     if mask is not None:
         raise ArgumentError("exchangeable=True with a mask: a loss that brings its own expansion has to average it.")
     assert own.curvature is not None
-    matrix = as_curvature(own.curvature).dense()
+    matrix, kept = as_curvature(own.curvature).dense(), finite(own)
     trace, total = (number.expand(len(kept)) for number in (matrix.trace(), matrix.sum()))
     return Expansion(own.value, own.gradient, exchangeable_curvature(trace, total, kept, len(matrix), None))
 

@@ -20,6 +20,7 @@ from torch import Tensor
 from .._backends import obstacle
 from ._damping import DampingRule, NormalizedDamping, RelativeDamping, RunningDamping
 from ._expansion import FisherFactor, FisherMatrix, empirical_fisher
+from ._lists import ExchangeableFisher
 from ._solve import definite_of, has_inverse
 
 # How far a relative λ may lie below the scale of F until float32 is not enough for float32 gradients. With λ = factor·r
@@ -205,6 +206,31 @@ def matrix_step(
     if kind == "raw" or not HAS_TRITON or gradient.numel() > MOST_NUMBERS:
         return None
     return _by_kernel(gradient, value, plan, None, mean, counter, matrix, kind, unit)
+
+
+def lists_step(
+    curvature: ExchangeableFisher,
+    gradient: Tensor,
+    value: Tensor,
+    damping: Rule,
+    *,
+    mean: bool = False,
+    counter: Tensor | None = None,
+    unit: Tensor | float = 1.0,
+) -> Solved | None:
+    """The step with the Fisher of lists as one kernel, where that can be."""
+    plan = _plan(damping)
+    if plan is None or not HAS_TRITON or gradient.device.type != "cuda" or type(gradient) is not Tensor:
+        return None
+    is_own = curvature.gradient is gradient and curvature.kept is None
+    if not is_own or not 0 < gradient.numel() <= MOST_NUMBERS or torch._C._are_functorch_transforms_active():
+        return None
+    from ._lists_triton import launch_lists
+
+    tensor, in_kernel = _on_device_of(gradient, plan.tensor), unit if isinstance(unit, Tensor) else None
+    given = (gradient.detach(), value.detach(), curvature.mask, tensor, plan.number, plan.factor, plan.normalized)
+    found = _as_solved(launch_lists(*given, mean, counter, in_kernel), True, counter)
+    return found if in_kernel is not None else found.times(unit)
 
 
 def _by_block(

@@ -18,6 +18,7 @@ from ._damping import DampingRule, NormalizedDamping, RelativeDamping, RunningDa
 from ._expansion import FisherFactor, FisherMatrix
 from ._fisher import Solved
 from ._forms import Dense
+from ._lists import ExchangeableFisher
 from ._loss_contract import full_precision, one_thread
 from ._options import Spectrum
 
@@ -63,13 +64,14 @@ def host_step(
     for compilers.
     """
     form = type(curvature)
-    is_fisher = form is FisherMatrix or form is FisherFactor
+    is_fisher = form is FisherMatrix or form is FisherFactor or form is ExchangeableFisher
     if not (is_fisher or form is Dense) or not may_look(gradient):
         return None
     rule = _factor_or_number(damping, curvature, gradient)
     if rule is None:
         return None
     count, size = gradient.shape
+    given: Any
     if is_fisher:
         if curvature.gradient is not gradient or not (curvature.kept is None or bool(curvature.kept.all())):
             return None
@@ -81,6 +83,13 @@ def host_step(
     mean_value = None if value is None else value.detach().mean()
     if mean_value is not None and not math.isfinite(mean_value.item()):
         return None
+    if form is ExchangeableFisher:
+        mask = None if curvature.mask is None else curvature.mask.numpy()
+        own = gradient.detach().numpy()
+        by_list = _solved_lists(own.astype(np.float64), mask, rule, mean, state, update)
+        if by_list is None:
+            return None
+        return Solved(torch.from_numpy(by_list.astype(own.dtype)), None, count, mean_value, counted=True)
     kind = "definite" if curvature.semidefinite else spectrum or ("absolute" if rule[2] else "raw")
     in_numpy = least * least * max(count, size) <= LARGEST_IN_NUMPY
     rows = gradient.detach()
@@ -150,6 +159,38 @@ def _doubled(numbers: Any) -> Any:
     if numbers is None:
         return None
     return numbers.double() if isinstance(numbers, Tensor) else numbers.astype(np.float64)
+
+
+def _solved_lists(
+    rows: Any, mask: Any, rule: tuple[float, float, bool], mean: bool, state: Tensor | None, update: bool
+) -> Any:
+    """The steps with the Fisher of lists, which has two eigenvalues: one for a list's mean, one for what differs."""
+    factor, number, is_normalized = rule
+    energy, sums = _energy(rows), rows.sum(1)
+    count, size = rows.shape
+    lengths = np.full(count, size) if mask is None else mask.sum(1)
+    items, lists = int(lengths.sum()), int((lengths > 0).sum())
+    if not SAFE[0] < energy < SAFE[1] or items == 0:
+        return None
+    means = sums / np.maximum(lengths, 1)
+    shared = float(sums.dot(means))
+    among, common = max(0.0, energy - shared) / max(1, items - lists), shared / lists
+    spread = math.sqrt(((items - lists) * among**2 + lists * common**2) / items)
+    number = factor * spread if factor else number
+    if not SAFE[0] < number < SAFE[1]:
+        return None
+    length = 1.0
+    if is_normalized:
+        unit = energy / items if state is None else taken_in(state, energy / items, update)
+        if unit is None:
+            return None
+        length = number / math.sqrt(unit)
+    length = length / count if mean else length
+    steps = rows * (length / (among + number))
+    steps += (means * (length / (common + number) - length / (among + number)))[:, None]
+    if mask is not None:
+        steps *= mask
+    return steps
 
 
 def _energy(rows: Any) -> float:

@@ -45,8 +45,50 @@ def exchangeable_curvature(trace: Tensor, total: Tensor, kept: Tensor, size: int
     )
 
 
-def exchangeable_fisher(gradient: Tensor, kept: Tensor, mask: Tensor | None = None) -> Exchangeable:
-    """The empirical Fisher of gradients `(N, m)`, averaged over the orders of each list."""
+class ExchangeableFisher(Exchangeable):
+    """The empirical Fisher of lists. Nothing is made until somebody looks at it, which a step need not.
+
+    Of samples that are not `kept`, or whose `value` or gradient is not finite, nothing enters.
+    """
+
+    semidefinite = True
+
+    def __init__(self, gradient: Tensor, kept: Tensor | None, value: Tensor | None, mask: Tensor | None) -> None:
+        self.__dict__.update(gradient=gradient, kept=kept, value=value, mask=mask, size=gradient.shape[-1])
+
+    def __getattr__(self, name: str) -> Tensor:
+        """One of the four numbers, all of which are made when the first is asked for."""
+        if name not in ("among", "common", "lists", "freedom"):
+            raise AttributeError(name)
+        made = _fisher_of_lists(**{one: self.__dict__[one] for one in ("gradient", "kept", "value", "mask")})
+        self.__dict__.update({one: getattr(made, one) for one in ("among", "common", "lists", "freedom")})
+        found: Tensor = self.__dict__[name]
+        return found
+
+
+def exchangeable_fisher(
+    gradient: Tensor, kept: Tensor | None = None, mask: Tensor | None = None, *, value: Tensor | None = None
+) -> Exchangeable:
+    """The empirical Fisher of gradients `(N, m)`, averaged over the orders of each list.
+
+    Samples that are not `kept` `(N,)` are left out; with the values `(N,)` of the losses, so are those without a finite
+    value and gradient.
+
+    >>> exchangeable_fisher(torch.tensor([[1.0, -1.0], [2.0, -2.0]])).dense()
+    tensor([[ 2.5000, -2.5000],
+            [-2.5000,  2.5000]], dtype=torch.float64)
+    """
+    given = gradient, kept, value, mask
+    # A compiler would want all fields at once.
+    return _fisher_of_lists(*given) if torch.compiler.is_compiling() else ExchangeableFisher(*given)
+
+
+def _fisher_of_lists(gradient: Tensor, kept: Tensor | None, value: Tensor | None, mask: Tensor | None) -> Exchangeable:
+    if value is not None:
+        finite = is_finite(Derivatives(value, gradient))
+        kept = finite if kept is None else kept & finite
+    elif kept is None:
+        kept = torch.ones(gradient.shape[:-1], dtype=torch.bool, device=gradient.device)
     wide = widened(torch.where(kept.unsqueeze(-1), gradient, 0.0))
     return exchangeable_curvature(wide.square().sum(-1), wide.sum(-1).square(), kept, gradient.shape[-1], mask)
 
@@ -145,8 +187,7 @@ def list_derivatives(
 
 def list_fisher(found: Derivatives, mask: Tensor | None, exchangeable: bool) -> Exchangeable | Masked:
     """The empirical Fisher of lists from their gradients."""
-    kept = is_finite(found)
     if exchangeable:
-        return exchangeable_fisher(found.gradient, kept, mask)
+        return exchangeable_fisher(found.gradient, mask=mask, value=found.value.detach())
     assert mask is not None
-    return masked_fisher(found.gradient, mask, kept)
+    return masked_fisher(found.gradient, mask, is_finite(found))

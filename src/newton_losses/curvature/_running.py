@@ -125,7 +125,8 @@ def settle(
         from ._settle_triton import launch_settle
 
         value = expansion.value.detach()
-        bounded, factor = launch_settle(gradient, value, state, update, DECAY, LIMIT, GROWTH)
+        mask = getattr(expansion.curvature, "mask", None)
+        bounded, factor = launch_settle(gradient, value, mask, state, update, DECAY, LIMIT, GROWTH)
         return Settled(_with_gradient(expansion, bounded, kind), factor)
     usable = finite(expansion)
     squares = torch.where(usable, widened(gradient).square().sum(1), 0.0) / gradient.shape[1]
@@ -167,7 +168,6 @@ def _fits_settling(expansion: Expansion, state: Tensor) -> bool:
         and 0 < gradient.numel() <= MOST_NUMBERS
         and state.dtype == torch.float64
         and not torch.compiler.is_compiling()
-        and getattr(expansion.curvature, "mask", None) is None
         and not torch._C._are_functorch_transforms_active()
     )
 
@@ -192,7 +192,7 @@ def _with_gradient(expansion: Expansion, gradient: Tensor, kind: str) -> Expansi
     elif kind == "fisher" and isinstance(curvature, (FisherMatrix, FisherFactor)):
         curvature = empirical_fisher(gradient, curvature.kept, value=curvature.value)
     elif kind == "fisher" and isinstance(curvature, Exchangeable):
-        curvature = exchangeable_fisher(gradient, finite(expansion), curvature.mask)
+        curvature = exchangeable_fisher(gradient, mask=curvature.mask, value=expansion.value.detach())
     elif kind == "fisher" and isinstance(curvature, Masked):
         curvature = masked_fisher(gradient, curvature.mask, finite(expansion))
     return Expansion(expansion.value, gradient, curvature)

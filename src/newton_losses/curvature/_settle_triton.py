@@ -12,7 +12,8 @@ import triton.language as tl
 from torch import Tensor
 
 from .._backends import launch, on_device, parts_of, power_of_two
-from ._fisher_triton import _load, _store, finite_values
+from ._fisher_triton import _load, _store
+from ._lists_triton import row_sums
 
 _Decorator = Callable[[Callable[..., Any]], Any]
 _jit: _Decorator = triton.jit
@@ -23,7 +24,14 @@ AT_A_TIME = 2048
 
 
 def launch_settle(
-    gradient: Tensor, value: Tensor | None, state: Tensor, update: bool, decay: float, limit: float, growth: float
+    gradient: Tensor,
+    value: Tensor | None,
+    mask: Tensor | None,
+    state: Tensor,
+    update: bool,
+    decay: float,
+    limit: float,
+    growth: float,
 ) -> tuple[Tensor, Tensor]:
     """The bounded gradients, and the factor of the step in the dtype of the gradients; `state` changes in place."""
     samples, outputs = gradient.shape
@@ -34,31 +42,35 @@ def launch_settle(
     factor = torch.empty((), dtype=gradient.dtype, device=gradient.device)
     with on_device(gradient):
         value = None if value is None else value.contiguous()
+        mask = None if mask is None else mask.contiguous().view(torch.uint8)
         constants = {
             "UPDATE": update, "DECAY": decay, "LIMIT": limit, "GROWTH": growth, "ROWS": rows, "COLUMNS": columns,
             "ROW_BLOCKS": parts_of(samples, rows), "COLUMN_BLOCKS": parts_of(outputs, columns),
         }  # fmt: skip
-        launch(settle_batch, 1, (gradient, value, state, bounded, factor, samples, outputs), constants, warps=8)
+        given = (gradient, value, mask, state, bounded, factor, samples, outputs)
+        launch(settle_batch, 1, given, constants, warps=8)
     return bounded, factor
 
 
 @_kernel
 def settle_batch(  # type: ignore[no-untyped-def]
-    gradient, value, state, bounded, factor, samples, outputs,
+    gradient, value, mask, state, bounded, factor, samples, outputs,
     UPDATE: tl.constexpr, DECAY: tl.constexpr, LIMIT: tl.constexpr, GROWTH: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, ROW_BLOCKS: tl.constexpr, COLUMN_BLOCKS: tl.constexpr,
 ):  # fmt: skip
     i = tl.arange(0, ROWS)
     j = tl.arange(0, COLUMNS)
     total = tl.zeros([ROWS], tl.float64)
-    seen = tl.zeros([ROWS], tl.int32)
+    items = tl.zeros([ROWS], tl.float64)
     for block in range(ROW_BLOCKS):
         n = block * ROWS + i
-        squares, good = row_squares(gradient, value, n, j, samples, outputs, ROWS, COLUMNS, COLUMN_BLOCKS)
+        squares, _, exist, good = row_sums(gradient, value, mask, n, j, samples, outputs, ROWS, COLUMNS, COLUMN_BLOCKS)
         total += tl.where(good, squares, 0.0)
-        seen += good.to(tl.int32)
+        items += tl.where(good, exist, 0.0)
     size = outputs.to(tl.float64)
-    count = tl.maximum(tl.sum(seen, 0), 1).to(tl.float64)
+    # Of lists, a part of a sample counts as such.
+    count = tl.sum(items, 0) / size
+    count = tl.where(count > 0, count, 1.0)
     mean = tl.sum(total, 0) / (size * count)
     # Read before the next sum, which all threads wait for, and written after it.
     old_total = tl.load(state)
@@ -70,7 +82,7 @@ def settle_batch(  # type: ignore[no-untyped-def]
     total = tl.zeros([ROWS], tl.float64)
     for block in range(ROW_BLOCKS):
         n = block * ROWS + i
-        squares, good = row_squares(gradient, value, n, j, samples, outputs, ROWS, COLUMNS, COLUMN_BLOCKS)
+        squares, _, exist, good = row_sums(gradient, value, mask, n, j, samples, outputs, ROWS, COLUMNS, COLUMN_BLOCKS)
         total += tl.where(good, tl.minimum(squares, limit), 0.0)
     own = tl.sum(total, 0) / (size * count)
 
@@ -87,7 +99,7 @@ def settle_batch(  # type: ignore[no-untyped-def]
 
     for block in range(ROW_BLOCKS):
         n = block * ROWS + i
-        squares, good = row_squares(gradient, value, n, j, samples, outputs, ROWS, COLUMNS, COLUMN_BLOCKS)
+        squares, _, exist, good = row_sums(gradient, value, mask, n, j, samples, outputs, ROWS, COLUMNS, COLUMN_BLOCKS)
         is_large = good & (squares > limit)
         share = tl.where(is_large, tl.sqrt(limit / tl.where(is_large, squares, 1.0)), 1.0)
         for part in range(COLUMN_BLOCKS):
@@ -95,19 +107,3 @@ def settle_batch(  # type: ignore[no-untyped-def]
             g = _load(gradient, n[:, None], k[None, :], samples, outputs)
             g = tl.where(is_large[:, None], g * share[:, None], g)
             _store(bounded, n[:, None], k[None, :], g.to(bounded.dtype.element_ty), samples, outputs)
-
-
-@_jit
-def row_squares(  # type: ignore[no-untyped-def]
-    gradient, value, n, j, samples, outputs, ROWS: tl.constexpr, COLUMNS: tl.constexpr, COLUMN_BLOCKS: tl.constexpr
-):  # fmt: skip
-    """The sum of squares of each of these rows, and which of them exist and are finite."""
-    squares = tl.zeros([ROWS], tl.float64)
-    worst = tl.zeros([ROWS], tl.int32)
-    for part in range(COLUMN_BLOCKS):
-        g = _load(gradient, n[:, None], part * COLUMNS + j[None, :], samples, outputs)
-        is_finite = tl.abs(g) < float("inf")
-        worst = tl.maximum(worst, tl.max((is_finite == 0).to(tl.int32), 1))
-        g = tl.where(is_finite, g, 0.0)
-        squares += tl.sum(g * g, 1)
-    return squares, finite_values(value, n, samples) & (worst == 0)

@@ -12,9 +12,10 @@ from torch import Tensor
 from ..errors import ArgumentError
 from ._damping import DampingRule, NormalizedDamping, RunningDamping, apply_rule, whole_samples
 from ._expansion import Expansion, FisherFactor, FisherMatrix, finite
-from ._fisher import Solved, can_solve, fisher_step, matrix_step
+from ._fisher import Solved, can_solve, fisher_step, lists_step, matrix_step
 from ._forms import Dense, LowRank, OwnParts, as_curvature
 from ._host import host_step
+from ._lists import ExchangeableFisher
 from ._loss_contract import full_precision
 from ._options import Spectrum, check_spectrum
 from ._sample import sample_step
@@ -75,6 +76,10 @@ def solve_step(
                 return found.times(unit)
         if isinstance(curvature, (FisherMatrix, FisherFactor)) and can_solve(curvature, gradient, damping):
             return fisher_step(gradient, value, damping, kept=curvature.kept, mean=mean, counter=counter, unit=unit)
+        if isinstance(curvature, ExchangeableFisher):  # which no compiler has
+            found = lists_step(curvature, gradient, value, damping, mean=mean, counter=counter, unit=unit)
+            if found is not None:
+                return found
         # Of a Hessian that is stored, the default's λ is the one of the batch alone.
         if type(damping) is RunningDamping and not (isinstance(curvature, Dense) and not curvature.semidefinite):
             damping = damping.in_batch(curvature, gradient)

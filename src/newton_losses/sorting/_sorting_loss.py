@@ -245,8 +245,9 @@ def expand_stable(
     if mask is not None:
         gradient = torch.where(mask, gradient, 0.0)
     if curvature == "fisher":
-        form = exchangeable_fisher(gradient, usable, mask) if exchangeable else empirical_fisher(gradient, usable)
-        return Expansion(value, gradient, form)
+        if exchangeable:
+            return Expansion(value, gradient, exchangeable_fisher(gradient, mask=mask, value=value))
+        return Expansion(value, gradient, empirical_fisher(gradient, usable))
     if total is None:
         return Expansion(value, gradient)
     if exchangeable:
