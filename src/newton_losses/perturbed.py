@@ -151,7 +151,7 @@ class FenchelYoungLoss(_Optimizing, EstimatedLoss):
             """Of the smoothed optimum E⟨c, w(c)⟩."""
             if self.hessian == "jacobian":
                 jacobian = noise.mean_jacobian(self._weights(solutions, centred), keep)
-                return sign * (jacobian + jacobian.mT) / 2
+                return (jacobian + jacobian.mT) / (2 * sign)
             all_costs = torch.cat([flat.unsqueeze(0), costs]) if centred else costs
             optima = torch.einsum("snm,snm->sn", all_costs, solutions)
             return sign * noise.mean_hessian(self._weights(optima, centred), keep)

@@ -49,8 +49,9 @@ class Noise:
     def mean_jacobian(self, weights: Tensor, keep: Tensor) -> Tensor:
         """The mean Jacobian of the kept samples, `(k, m)`, from weights `(S, N, k)`: one matrix product."""
         weights = torch.where(keep.unsqueeze(-1), weights, 0.0)
-        product = weights.flatten(0, 1).mT @ self._score().flatten(0, 1)
-        return product / (len(weights) * _count(keep))
+        # Numbers first: the count is in a tensor, and every operation with it a kernel.
+        score = self.distribution.derivatives(self.standard)[0] / (self.scale * len(weights))
+        return weights.flatten(0, 1).mT @ score.flatten(0, 1) / _count(keep)
 
     def mean_hessian(self, weights: Tensor, keep: Tensor) -> Tensor:
         """The mean Hessian of the kept samples, `(m, m)`, from weights `(S, N)`: one matrix product.

@@ -58,12 +58,13 @@ class EstimatedLoss(Smoothed):
         self._check(y, targets)
         with full_precision(y):
             value, gradient, mean_hessian = self._estimate(widen(y.detach()), targets, curvature == "hessian")
-            keep = value.isfinite() & gradient.isfinite().all(-1)
             if curvature == "hessian":
+                # Of NaN, every comparison is false; `isfinite` would be twice as many kernels.
+                keep = (value.abs() < torch.inf) & (gradient.abs() < torch.inf).all(-1)
                 return Expansion(value, gradient, as_curvature(mean_hessian(keep)))
             if curvature == "sample":
                 return Expansion(value, gradient, OwnParts(gradient, value))
-            return Expansion(value, gradient, empirical_fisher(gradient, keep) if curvature else None)
+            return Expansion(value, gradient, empirical_fisher(gradient, value=value) if curvature else None)
 
     def _estimate(self, y: Tensor, targets: tuple[Any, ...], with_hessian: bool) -> tuple[Tensor, Tensor, MeanHessian]:
         """Value `(N,)`, gradient `(N, m)`, and a function from a mask `(N,)` to the mean Hessian of the samples in it.
