@@ -9,7 +9,7 @@
 #include <ucontext.h>
 #include <vector>
 
-struct double2 {
+struct alignas(16) double2 {
     double x, y;
 };
 struct dim {

@@ -10,7 +10,7 @@
 // Macros: SIZE, a multiple of 7, is the largest number of unknowns; NUMBER is the type of the gradients.
 
 #ifndef SHARED
-#define SHARED(name) extern __shared__ double name[]
+#define SHARED(name) extern __shared__ __align__(16) double name[]
 
 // 1/x to the last bit or two, NaN for 0 and what is not finite.
 __device__ __forceinline__ double reciprocal(double x) {
@@ -167,7 +167,7 @@ __device__ void multiply(const Given& given, const u8* good, double scale, bool 
         }
 }
 
-struct Exchange {
+struct alignas(16) Exchange {
     double column[2][32 * ROWS];  // what each row takes of the pivot's, of this step and the next
     double ahead[2][32 * ROWS];   // columns that the last step has not changed yet
     double row[OWNERS][COLUMNS + COLUMNS % 2];  // the pivot's row, each warp its own columns
