@@ -146,6 +146,7 @@ def test_lists_on_a_gpu_add_a_few_kernels(masked):
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
             loss(leaf, **named).mean().backward()
             torch.cuda.synchronize()
-        return sum(event.count for event in profile.key_averages() if not event.key.startswith(("cuda", "Mem")))
+        kernels = [event for event in profile.key_averages() if not event.key.startswith(("cu", "Activity"))]
+        return sum(event.count for event in kernels)
 
-    assert launched(newton) <= launched(spread) + 8
+    assert launched(newton) <= launched(spread) + 4

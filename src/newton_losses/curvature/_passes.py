@@ -49,8 +49,9 @@ def footprint(total: Total, flat: Tensor, loss: object, *, has_tape: bool) -> Fo
 
     Where nothing is large, there is no tape to look at, or a graph is being recorded: the outputs themselves.
     """
-    is_recorded = not flat.is_cpu and is_captured(flat.device)
-    if flat.numel() * flat.shape[1] <= SMALL or not has_tape or is_recorded:
+    # In this order: a compiler, in which there is no tape, cannot ask whether a graph is recorded.
+    is_small = flat.numel() * flat.shape[1] <= SMALL or not has_tape
+    if is_small or (not flat.is_cpu and is_captured(flat.device)):
         return Footprint(flat.numel(), flat.numel())
     known = recalled(_footprints, loss) or {}
     if flat.shape not in known:
