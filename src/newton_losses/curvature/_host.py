@@ -100,9 +100,9 @@ def host_step(
         given = given.detach()
         if given.dtype is not rows.dtype or kind == "definite" or kind == "raw":  # which change it
             given = given.to(rows.dtype, copy=True)
-        given = given.numpy() if in_numpy else given
     if in_numpy:
-        found = _solved(rows.numpy(), given, rule, kind, mean, state, update)
+        matrix = None if given is None else given.numpy()
+        found = _solved(rows.numpy(), matrix, rule, kind, mean, state, update)
         found = None if found is None else torch.from_numpy(found)
     else:
         with one_thread(gradient, max(gradient.numel(), least * least)), full_precision(gradient):
