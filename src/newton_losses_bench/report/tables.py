@@ -193,7 +193,7 @@ def _verdict(groups: Mapping[str, Group | None], averaged: bool) -> Cell:
 
 def _with_rivals(cell: Cell, method: str, groups: Mapping[str, Group | None], averaged: bool) -> Cell:
     """A figure in the run's unit with its leads over the plain loss, and over the same curvature batch by batch."""
-    if not method.endswith(YOUNG) or method == "plain-library":
+    if not (method.endswith("-running") or method == "fisher-library"):
         return cell
     rivals = {"plain": groups["baseline"]}
     if method.endswith("-running"):
