@@ -267,6 +267,9 @@ def test_a_stored_matrix_without_a_solution(step):
     rounding = torch.ones(12, 12, dtype=torch.float64) + 4 * 2.0**-52 * torch.eye(12, dtype=torch.float64)
     assert not step(gradient, None, 1e-30, matrix=rounding, kind="definite").kept.any()
     assert step(gradient, None, 1e-30, matrix=rounding, kind="raw").kept.all()
+    middle = torch.eye(12, dtype=torch.float64)
+    middle[3:5, 3:5] = rounding[3:5, 3:5]
+    assert not step(gradient, None, 1e-30, matrix=middle, kind="definite").kept.any()
 
 
 def test_bad_samples_beside_a_stored_matrix(step):
