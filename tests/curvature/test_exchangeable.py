@@ -73,6 +73,19 @@ def test_equal_to_the_matrix_averaged_over_all_orders(outputs):
     torch.testing.assert_close(newton_step(expansion, 0.1).rows, wanted, rtol=1e-11, atol=1e-13)
 
 
+@pytest.mark.parametrize("algorithm", ["softsort", "neuralsort", "logistic", "cauchy"])
+def test_a_sorting_loss_gets_its_gradient_times_one_number(algorithm):
+    """A shift of all scores changes nothing, so only one eigenvalue acts: to Adam the default is the plain loss."""
+    loss = nl.sorting.SortingLoss(algorithm)
+    scores, values = torch.randn(2, 20, 7, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    scores.requires_grad_()
+    (plain,) = torch.autograd.grad(loss(scores, values).mean(), scores)
+    newton = nl.NewtonLoss(loss)
+    for _ in range(2):
+        (step,) = torch.autograd.grad(newton(scores, values), scores)
+        torch.testing.assert_close(step, plain * (step.norm() / plain.norm()), rtol=1e-9, atol=1e-12)
+
+
 def test_lists_cost_no_more_operators_than_the_fisher():
     def counted(**options):
         newton, outputs = nl.NewtonLoss(spread, **options), torch.randn(8, 5).requires_grad_()
