@@ -24,6 +24,7 @@ from newton_losses.curvature import (
     newton_step,
 )
 from newton_losses.curvature import _block_step as block_step
+from newton_losses.curvature import _fisher as fisher
 from newton_losses.curvature._block_step import SIZES, block_kernels, launch_block
 from newton_losses.curvature._fisher import Solved, _as_solved, _plan
 from newton_losses.nvrtc import CudaError
@@ -282,6 +283,44 @@ def test_bad_samples_beside_a_stored_matrix(step):
     assert int(counter) == 2
     wanted = brute_force(gradient[good], NormalizedDamping(), matrix)
     torch.testing.assert_close(found.rows[good], wanted, rtol=1e-9, atol=1e-9)
+
+
+@pytest.fixture
+def chosen(emulated, monkeypatch):
+    """The choice of the kernel, as if the tensors here were on a GPU."""
+    monkeypatch.setattr(fisher, "_fits_block", lambda *given: True)
+    monkeypatch.setattr(block_step, "block_kernels", lambda gradient, unknowns: emulated(SIZES[0], gradient.dtype))
+    return fisher._by_block
+
+
+@pytest.mark.parametrize("unit", [3.0, torch.tensor(3.0)], ids=str)
+def test_what_is_chosen_gets_everything(chosen, unit):
+    gradient, value, kept, counter = normal(12, 30), normal(12), torch.arange(12) != 5, torch.tensor(1)
+    value[2] = torch.nan
+    for damping in (0.1, torch.tensor(0.1), NormalizedDamping()):
+        found = chosen(gradient, value, _plan(damping), kept, True, counter, unit=unit)
+        wanted = fisher_step(gradient, value, damping, kept=kept, mean=True)
+        torch.testing.assert_close(found.rows, 3 * wanted.rows, rtol=1e-9, atol=1e-12)
+        assert torch.equal(found.kept, wanted.kept)
+        torch.testing.assert_close(found.value, value.nanmean())
+    assert found.counted
+    assert int(counter) == 1 + 3 * 2
+    assert chosen(gradient, value, _plan(1e-80), kept, True, counter) is None
+
+
+@pytest.mark.parametrize("kind", ["raw", "absolute", "clip", "definite"])
+def test_what_is_chosen_knows_every_spectrum(chosen, kind):
+    gradient, value, matrix = normal(9, 12), normal(9), indefinite(12)
+    matrix = matrix @ matrix if kind == "definite" else matrix
+    for damping in (0.1, RelativeDamping(0.5), NormalizedDamping()):
+        found = chosen(gradient, value, _plan(damping), None, False, None, matrix, kind)
+        if kind == "clip" and not isinstance(damping, float):
+            assert found is None  # λ would be relative to what is clipped away
+            continue
+        expansion = Expansion(value, gradient, Dense(matrix, semidefinite=kind == "definite"))
+        wanted = newton_step(expansion, damping, "raw" if kind == "definite" else kind)
+        torch.testing.assert_close(found.rows, wanted.rows, rtol=1e-8, atol=1e-9)
+        assert not found.counted
 
 
 class Broken:
