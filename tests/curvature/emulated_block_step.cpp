@@ -1,6 +1,7 @@
 // The step's kernel as a function of a library of the host.
 
 #include "emulated_block.hpp"
+#include "elimination.cu"
 #include "block_step.cu"
 
 static Given given;

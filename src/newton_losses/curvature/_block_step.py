@@ -1,8 +1,8 @@
 """The step for 65 to 147 unknowns as one kernel: a block of threads holds the system in its registers, in float64.
 
 The libraries take some ninety launches for it, and their factorisations of matrices of this size wait for themselves.
-The kernel is CUDA C, in `block_step.cu`, and compiled by NVRTC at first use. Where that cannot be, while a graph is
-being captured for example, `block_kernels` returns `None`, and operators do the same.
+The kernel is CUDA C, in `elimination.cu` and `block_step.cu`, and compiled by NVRTC at first use. Where that cannot be,
+while a graph is being captured for example, `block_kernels` returns `None`, and operators do the same.
 """
 
 import struct
@@ -102,9 +102,9 @@ def _compiled_for(device: int, size: int, dtype: torch.dtype) -> Kernels | None:
         return None
     major, minor = capability
     defined = (f"SIZE={size}", f"NUMBER={TYPES[dtype]}")
-    file = Path(__file__).with_name("block_step.cu")
+    files = (Path(__file__).with_name(name) for name in ("elimination.cu", "block_step.cu"))
     try:
-        kernels = Kernels(device, file, architecture=f"sm_{major}{minor}", defined=defined)
+        kernels = Kernels(device, *files, architecture=f"sm_{major}{minor}", defined=defined)
         kernels.grant("block_step", shared_bytes(size, False))
         return kernels
     except CudaError as error:
