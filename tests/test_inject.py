@@ -165,3 +165,16 @@ def test_one_output_of_one_sample_is_a_batch() -> None:
     y = torch.full((1, 1), 2.0, requires_grad=True)
     (3 * inject_fisher(y, lambda _: 0.5)).sum().backward()
     torch.testing.assert_close(y.grad, torch.tensor([[3 / (3**2 + 0.5)]]))
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize("shape", [(8, 3), (3, 8)])
+def test_float32_gets_the_step_of_float64(shape: tuple[int, int], reduction: str) -> None:
+    """The default in float32 goes the shortest way on a CPU; float64 does not."""
+    y = torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    found = []
+    for dtype in (torch.float32, torch.float64):
+        leaf = y.to(dtype).requires_grad_()
+        getattr(inject_fisher(leaf, reduction=reduction).pow(4).sum(1), reduction)().backward()
+        found.append(leaf.grad.double())
+    assert_close(found[0], found[1], 1e-5)

@@ -33,6 +33,7 @@ from .curvature import (
     fisher_step,
     flatten_outputs,
     full_precision,
+    host_fisher,
     host_step,
     knows_damping,
     newton_step,
@@ -254,7 +255,23 @@ class _InjectFisherOnTape(torch.autograd.Function):
         ctx.settings, ctx.module = settings, module
         return y
 
-    backward = staticmethod(_InjectFisher.backward)
+    @staticmethod
+    def backward(ctx: Any, arrived: Tensor) -> tuple[Tensor | None, ...]:
+        if ctx.module is None and not torch.is_grad_enabled():
+            leaving = _ordinary_way(arrived, ctx.settings)
+            if leaving is not None:
+                return leaving, None, None
+        return _InjectFisher.backward(ctx, arrived)
+
+
+def _ordinary_way(arrived: Tensor, settings: _Settings) -> Tensor | None:
+    """With the default's damping and scale, on a CPU."""
+    damping, reduction, loss_scale, process_group, curvature = settings
+    is_ordinary = isinstance(damping, str) and type(loss_scale) is float and loss_scale == 1 and curvature == "fisher"
+    is_matrix = arrived.dtype is torch.float32 and arrived.dim() == 2
+    if not (is_ordinary and is_matrix) or torch.compiler.is_compiling() or resolve_group(process_group) is not None:
+        return None
+    return host_fisher(arrived, reduction == "mean")
 
 
 def _short_way(

@@ -33,6 +33,7 @@ from ._forms import Masked as Masked
 from ._forms import OwnParts as OwnParts
 from ._forms import Products as Products
 from ._forms import as_curvature as as_curvature
+from ._host import host_fisher as host_fisher
 from ._host import host_step as host_step
 from ._lists import exchangeable_fisher as exchangeable_fisher
 from ._loss_contract import Loss as Loss
