@@ -28,6 +28,9 @@ constexpr int THREADS = 32 * WARPS;
 constexpr int ROWS = (SIZE + 31) / 32;
 constexpr int OWN = SIZE / OWNERS;
 constexpr int COLUMNS = OWN + 1;
+#ifndef GUARD
+#define GUARD 2
+#endif
 constexpr u32 ALL = 0xFFFFFFFF;
 constexpr double ROUNDING = 2.220446049250313e-16;  // 2^-52
 
@@ -111,9 +114,12 @@ __device__ __forceinline__ void share_row(double* to, const double (&a)[ROWS][CO
     for (int r = 0; r < ROWS; ++r)
         if (chosen >> r & 1) {
 #pragma unroll
-            for (int c = 0; c < COLUMNS; c += 2)
-                if (c + 1 >= OWN || c + 1 >= first)
-                    reinterpret_cast<double2*>(to)[c / 2] = double2{a[r][c], c + 1 < COLUMNS ? a[r][c + 1] : 0};
+            for (int g = 0; g < COLUMNS; g += GUARD)
+                if (g + GUARD > OWN || g + GUARD > first) {
+#pragma unroll
+                    for (int c = g; c < g + GUARD && c < COLUMNS; c += 2)
+                        reinterpret_cast<double2*>(to)[c / 2] = double2{a[r][c], c + 1 < COLUMNS ? a[r][c + 1] : 0};
+                }
         }
 }
 
@@ -138,13 +144,16 @@ __device__ __forceinline__ void eliminate(Exchange& to, double (&a)[ROWS][COLUMN
             __syncwarp();
         }
 #pragma unroll
-        for (int c = 0; c < COLUMNS; c += 2)
-            if (c + 1 >= OWN || c + 1 >= first) {
-                const double2 at_pivot = row[c / 2];
+        for (int g = 0; g < COLUMNS; g += GUARD)
+            if (g + GUARD > OWN || g + GUARD > first) {
 #pragma unroll
-                for (int r = 0; r < ROWS; ++r) {
-                    a[r][c] -= share[r] * at_pivot.x;
-                    if (c + 1 < COLUMNS) a[r][c + 1] -= share[r] * at_pivot.y;
+                for (int c = g; c < g + GUARD && c < COLUMNS; c += 2) {
+                    const double2 at_pivot = row[c / 2];
+#pragma unroll
+                    for (int r = 0; r < ROWS; ++r) {
+                        a[r][c] -= share[r] * at_pivot.x;
+                        if (c + 1 < COLUMNS) a[r][c + 1] -= share[r] * at_pivot.y;
+                    }
                 }
             }
         if (warp == owner && k + 2 < unknowns) {
