@@ -114,9 +114,13 @@ def host_step(
 
 
 def host_fisher(gradient: Tensor, mean: bool) -> Tensor | None:
-    """The default's step in the batch's own unit from float32 gradients `(N, m)` and nothing else, or `None`.
+    """The default's step (F/λ + I)⁻¹gᵢ/ρ from float32 gradients `(N, m)` and nothing else, or `None` as in `host_step`.
 
-    In few lines: one that Python has not run for a while costs as much as an operation of NumPy's on a small batch.
+    ρ is the batch's own; `mean` divides by N. In few lines: one that Python has not run for a while costs as much as an
+    operation of NumPy's on a small batch.
+
+    >>> host_fisher(torch.tensor([[2.0]]), mean=False)  # F = λ = 4 and ρ = 2
+    tensor([[0.5000]])
     """
     if not may_look(gradient):
         return None
