@@ -244,29 +244,25 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) block_step(const Given 
     if (thread < unknowns) exchange.diagonal[thread] = matrix[thread * WIDTH + thread] += lambda;
     __syncthreads();
 
-    // To registers, with this block's right sides. Most matrices that may be indefinite are not, and pivots need no search.
+    // To registers, with this block's right sides.
     double a[ROWS][COLUMNS];
     const int side = OWNERS * block + warp;
     const bool is_owner = warp < OWNERS, has_side = is_owner && side < (few ? outputs : samples) && (few || good[side]);
-    for (int search = 0; search < 2; ++search) {
 #pragma unroll
-        for (int r = 0; r < ROWS; ++r) {
-            const int i = lane + 32 * r;
+    for (int r = 0; r < ROWS; ++r) {
+        const int i = lane + 32 * r;
 #pragma unroll
-            for (int c = 0; c < OWN; ++c) {
-                const int j = warp + OWNERS * c;
-                a[r][c] = is_owner && i < unknowns && j < unknowns ? matrix[i * WIDTH + j] : 0;
-            }
-            const bool takes_part = has_side && i < unknowns && (!few || good[i]);
-            a[r][OWN] = takes_part ? scale * given.gradient[few ? i * outputs + side : side * outputs + i] : 0;
-            if (warp < 2) exchange.ahead[warp][i] = a[r][0];
+        for (int c = 0; c < OWN; ++c) {
+            const int j = warp + OWNERS * c;
+            a[r][c] = is_owner && i < unknowns && j < unknowns ? matrix[i * WIDTH + j] : 0;
         }
-        __syncthreads();
-        eliminate(exchange, a, unknowns, search == 0);
-        __syncthreads();
-        if (!exchange.failed || definite) break;
-        __syncthreads();
+        const bool takes_part = has_side && i < unknowns && (!few || good[i]);
+        a[r][OWN] = takes_part ? scale * given.gradient[few ? i * outputs + side : side * outputs + i] : 0;
+        if (warp < 2) exchange.ahead[warp][i] = a[r][0];
     }
+    __syncthreads();
+    eliminate(exchange, a, unknowns, definite);
+    __syncthreads();
 
     if (exchange.failed) length = not_a_number();
     int left_out = 0;

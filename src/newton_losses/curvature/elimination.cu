@@ -28,9 +28,7 @@ constexpr int THREADS = 32 * WARPS;
 constexpr int ROWS = (SIZE + 31) / 32;
 constexpr int OWN = SIZE / OWNERS;
 constexpr int COLUMNS = OWN + 1;
-#ifndef GUARD
-#define GUARD 2
-#endif
+constexpr int GROUP = 8;  // columns that are left out together once all are done: a question for each takes longer
 constexpr u32 ALL = 0xFFFFFFFF;
 constexpr double ROUNDING = 2.220446049250313e-16;  // 2^-52
 
@@ -114,10 +112,10 @@ __device__ __forceinline__ void share_row(double* to, const double (&a)[ROWS][CO
     for (int r = 0; r < ROWS; ++r)
         if (chosen >> r & 1) {
 #pragma unroll
-            for (int g = 0; g < COLUMNS; g += GUARD)
-                if (g + GUARD > OWN || g + GUARD > first) {
+            for (int g = 0; g < COLUMNS; g += GROUP)
+                if (g + GROUP > OWN || g + GROUP > first) {
 #pragma unroll
-                    for (int c = g; c < g + GUARD && c < COLUMNS; c += 2)
+                    for (int c = g; c < g + GROUP && c < COLUMNS; c += 2)
                         reinterpret_cast<double2*>(to)[c / 2] = double2{a[r][c], c + 1 < COLUMNS ? a[r][c + 1] : 0};
                 }
         }
@@ -144,10 +142,10 @@ __device__ __forceinline__ void eliminate(Exchange& to, double (&a)[ROWS][COLUMN
             __syncwarp();
         }
 #pragma unroll
-        for (int g = 0; g < COLUMNS; g += GUARD)
-            if (g + GUARD > OWN || g + GUARD > first) {
+        for (int g = 0; g < COLUMNS; g += GROUP)
+            if (g + GROUP > OWN || g + GROUP > first) {
 #pragma unroll
-                for (int c = g; c < g + GUARD && c < COLUMNS; c += 2) {
+                for (int c = g; c < g + GROUP && c < COLUMNS; c += 2) {
                     const double2 at_pivot = row[c / 2];
 #pragma unroll
                     for (int r = 0; r < ROWS; ++r) {
