@@ -117,17 +117,20 @@ def rows(text: str) -> list[list[str]]:
 )
 def test_figures_of_the_readme_are_those_of_the_evidence(row: str, source: str) -> None:
     evidence = (ROOT / "docs/evidence.md").read_text().split("## Size or curvature?")[1]
-    heads = next(cells for cells in rows(evidence) if "normalised only" in cells)
-    columns = [heads.index(name) for name in ("plain", "normalised only", "Fisher, running")]
-    measured = next(cells for cells in rows(evidence) if cells[0] == source and len(cells) == len(heads))
+    heads: list[str] = []
+    for cells in rows(evidence):
+        heads = cells if "normalised only" in cells else heads
+        if cells[0] == source:
+            break
+    measured = [cells[heads.index(name)] for name in ("plain", "normalised only", "Fisher, running")]
     said = next(cells for cells in rows((ROOT / "README.md").read_text()) if cells[0] == row)
-    assert said[1:] == [measured[column] for column in columns]
+    assert said[1:] == measured
 
 
 def test_the_count_of_the_readme_is_that_of_the_evidence() -> None:
-    """How often the default is clearly ahead of the plain loss, of the settings on generated maps."""
+    """How often the default's rule is clearly ahead of the plain loss on generated maps, with the same smoothing."""
     evidence = (ROOT / "docs/evidence.md").read_text().split("## Size or curvature?")[1].split("## Tables 2 and 3")[0]
-    leads = re.findall(r"^\| (?:Bell|Smoo|Fenc).*; ([+−]?)[\d.]+ to plain, p ([\d.]+)", evidence, re.MULTILINE)
+    leads = re.findall(r"^\| (?:Bell|Smoo|Fenc).*?; ([+−]?)[\d.]+ to plain, p ([\d.]+)", evidence, re.MULTILINE)
     clear = [sign for sign, p in leads if float(p) < 0.05]
     said = f"ahead in {clear.count('+')} of {len(leads)} settings and behind in none"
     assert "−" not in clear
