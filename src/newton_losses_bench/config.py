@@ -379,7 +379,7 @@ def run_name(configuration: dict[str, Any]) -> str:
     """The name of a run's folder: readable, the same for the same run, another for any other.
 
     >>> run_name(SortingConfig(algorithm="softsort", curvature="fisher", device="cpu").resolved().to_dict())
-    'softsort-n5-stable-fisher-100000-s0-597a912c'
+    'softsort-n5-stable-fisher-100000-s0-09df049b'
     """
     found = experiment(configuration)
     details = [found.get(name) for name in ("numerics", "loop", "norm", "num_samples")]
