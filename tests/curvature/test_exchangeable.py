@@ -98,6 +98,38 @@ def test_lists_cost_no_more_operators_than_the_fisher():
     assert counted(exchangeable=True) <= counted() + 2
 
 
+@pytest.mark.parametrize("damping", [0.1, RelativeDamping(0.5)], ids=str)
+def test_samples_that_are_not_kept_have_no_say(damping):
+    gradient, _ = gradients(7, 4, masked=False)
+    kept, value = torch.arange(7) != 2, torch.zeros(7).double()
+    for fisher in (exchangeable_fisher(gradient, kept), exchangeable_fisher(gradient, kept, value=value)):
+        torch.testing.assert_close(fisher.dense(), exchangeable_fisher(gradient[kept]).dense())
+        wanted = Expansion(value[kept], gradient[kept], exchangeable_fisher(gradient[kept]))
+        found = newton_step(Expansion(value, gradient, fisher), damping).rows[kept]
+        torch.testing.assert_close(found, newton_step(wanted, damping).rows, rtol=1e-11, atol=1e-13)
+
+
+@pytest.mark.parametrize("damping", [*DAMPINGS, "auto"], ids=str)
+def test_a_gradient_of_what_does_not_exist_is_none(damping):
+    """A loss that brings its own expansion need not know about the mask."""
+
+    class Own:
+        def expand(self, y, *, curvature, mask):
+            gradient = 3 * (y - 0.3).abs() * (y - 0.3)
+            return Expansion(spread(y), gradient, gradient.mT @ gradient / len(y) if curvature else None)
+
+    y, mask = lists(7, 5, masked=True)
+    found = []
+    for loss in (Own(), spread):
+        newton = nl.NewtonLoss(loss, damping=damping, exchangeable=True, check=False)
+        for _ in range(2):
+            leaf = y.clone().requires_grad_()
+            newton(leaf, mask=mask).backward()
+        found.append(leaf.grad)
+    torch.testing.assert_close(*found, rtol=1e-11, atol=1e-13)
+    assert not found[0][~mask].any()
+
+
 def test_nothing_is_made_until_somebody_looks():
     gradient, _ = gradients(4, 3, masked=False)
     fisher = exchangeable_fisher(gradient)

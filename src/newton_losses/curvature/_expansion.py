@@ -258,7 +258,8 @@ def _averaged(own: Expansion, kind: CurvatureKind, mask: Tensor | None) -> Expan
     if isinstance(own.curvature, Exchangeable):
         return own
     if kind == "fisher":
-        return Expansion(own.value, own.gradient, exchangeable_fisher(own.gradient, mask=mask, value=own.value))
+        gradient = own.gradient if mask is None else torch.where(mask, own.gradient, 0.0)
+        return Expansion(own.value, gradient, exchangeable_fisher(gradient, mask=mask, value=own.value))
     if mask is not None:
         raise ArgumentError("exchangeable=True with a mask: a loss that brings its own expansion has to average it.")
     assert own.curvature is not None

@@ -48,7 +48,8 @@ def exchangeable_curvature(trace: Tensor, total: Tensor, kept: Tensor, size: int
 class ExchangeableFisher(Exchangeable):
     """The empirical Fisher of lists. Nothing is made until somebody looks at it, which a step need not.
 
-    Of samples that are not `kept`, or whose `value` or gradient is not finite, nothing enters.
+    Of samples that are not `kept`, or whose `value` or gradient is not finite, nothing enters. Like the Fisher's
+    other forms it is not made from its fields, so `dataclasses.replace` does not work on it.
     """
 
     semidefinite = True
@@ -59,7 +60,7 @@ class ExchangeableFisher(Exchangeable):
     def __getattr__(self, name: str) -> Tensor:
         """One of the four numbers, all of which are made when the first is asked for."""
         if name not in ("among", "common", "lists", "freedom"):
-            raise AttributeError(name)
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
         made = _fisher_of_lists(**{one: self.__dict__[one] for one in ("gradient", "kept", "value", "mask")})
         self.__dict__.update({one: getattr(made, one) for one in ("among", "common", "lists", "freedom")})
         found: Tensor = self.__dict__[name]
@@ -71,8 +72,8 @@ def exchangeable_fisher(
 ) -> Exchangeable:
     """The empirical Fisher of gradients `(N, m)`, averaged over the orders of each list.
 
-    Samples that are not `kept` `(N,)` are left out; with the values `(N,)` of the losses, so are those without a finite
-    value and gradient.
+    `mask` `(N, m)` says which outputs exist; the gradients of the others have to be zero. Samples that are not `kept`
+    `(N,)` are left out; with the values `(N,)` of the losses, so are those without a finite value and gradient.
 
     >>> exchangeable_fisher(torch.tensor([[1.0, -1.0], [2.0, -2.0]])).dense()
     tensor([[ 2.5000, -2.5000],
