@@ -85,17 +85,18 @@ def test_forward_is_the_identity_and_evaluation_costs_nothing() -> None:
     assert module.state_dict() == {}
 
 
-def test_a_second_derivative_is_refused() -> None:
+@pytest.mark.parametrize(("damping", "dtype"), [(0.7, torch.float64), ("auto", torch.float32)])
+def test_a_second_derivative_is_refused(damping: float | str, dtype: torch.dtype) -> None:
     """What leaves is cut from the graph: it would be silently wrong."""
-    y, target = Case(quartic, (5, 3)).draw()
+    y, target = Case(quartic, (5, 3), dtype).draw()
     y.requires_grad_()
-    (gradient,) = torch.autograd.grad(quartic(inject_fisher(y, 0.7), target).mean(), y, create_graph=True)
-    quartic(inject_fisher(y, 0.7), target).mean().backward()
-    assert torch.equal(gradient, y.grad)
+    (gradient,) = torch.autograd.grad(quartic(inject_fisher(y, damping), target).mean(), y, create_graph=True)
+    quartic(inject_fisher(y, damping), target).mean().backward()
+    assert_close(gradient, y.grad, 0 if dtype == torch.float64 else 1e-6)
     with pytest.raises(DerivativeError, match="inject_fisher"):
         gradient.square().sum().backward()
     # Behind a linear loss nothing that arrives depends on anything: the second derivative is zero, and right.
-    (gradient,) = torch.autograd.grad(inject_fisher(y, 0.7).sum(), y, create_graph=True)
+    (gradient,) = torch.autograd.grad(inject_fisher(y, damping).sum(), y, create_graph=True)
     assert not gradient.requires_grad
 
 
@@ -167,14 +168,15 @@ def test_one_output_of_one_sample_is_a_batch() -> None:
     torch.testing.assert_close(y.grad, torch.tensor([[3 / (3**2 + 0.5)]]))
 
 
+@pytest.mark.parametrize("options", [{}, {"loss_scale": 0.25}, {"curvature": "sample"}, {"damping": 0.7}], ids=str)
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 @pytest.mark.parametrize("shape", [(8, 3), (3, 8)])
-def test_float32_gets_the_step_of_float64(shape: tuple[int, int], reduction: str) -> None:
-    """The default in float32 goes the shortest way on a CPU; float64 does not."""
+def test_float32_gets_the_step_of_float64(shape: tuple[int, int], reduction: str, options: dict[str, object]) -> None:
+    """The default in float32 takes the shortest way on a CPU; float64 does not, nor does anything but the default."""
     y = torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     found = []
     for dtype in (torch.float32, torch.float64):
         leaf = y.to(dtype).requires_grad_()
-        getattr(inject_fisher(leaf, reduction=reduction).pow(4).sum(1), reduction)().backward()
+        getattr(inject_fisher(leaf, reduction=reduction, **options).pow(4).sum(1), reduction)().backward()
         found.append(leaf.grad.double())
     assert_close(found[0], found[1], 1e-5)

@@ -201,6 +201,7 @@ def _catalogue() -> list[Scenario]:
         Scenario("bad-second-derivative", steep, flat_sample=True, options=fixed),
         Scenario("float32", dtype=torch.float32, options={"damping": 2.0}, tolerance=1e-5),
         Scenario("float32-fisher", dtype=torch.float32, options={**fixed, **fisher}, tolerance=1e-5),
+        Scenario("float32-inject", fourth, dtype=torch.float32, inject={}, tolerance=1e-5),
         Scenario("no-outputs", size=0),
     ]  # fmt: skip
     return found
