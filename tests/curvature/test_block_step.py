@@ -285,6 +285,21 @@ def test_bad_samples_beside_a_stored_matrix(step):
     torch.testing.assert_close(found.rows[good], wanted, rtol=1e-9, atol=1e-9)
 
 
+def apart(tensor: Tensor) -> Tensor:
+    """The same numbers, not side by side in memory."""
+    return torch.stack([tensor, torch.zeros_like(tensor)], -1).unbind(-1)[0]
+
+
+def test_tensors_may_be_stored_in_any_way(step):
+    gradient, value, kept, matrix = normal(12, 9), normal(12), torch.arange(12) != 5, normal(9, 9)
+    for options in ({"matrix": matrix, "kind": "raw"}, {"matrix": (3 * matrix).half(), "kind": "raw"}, {}):
+        wanted = step(gradient, value, 0.5, kept=kept, **options)
+        there = {name: apart(one) if name == "matrix" else one for name, one in options.items()}
+        for damping in (0.5, torch.tensor(0.5, dtype=torch.float16), torch.tensor(0.5, dtype=torch.float64)):
+            found = step(apart(gradient), apart(value), damping, kept=apart(kept), **there)
+            assert all(map(torch.equal, found[:4], wanted[:4]))
+
+
 @pytest.fixture
 def chosen(emulated, monkeypatch):
     """The choice of the kernel, as if the tensors here were on a GPU."""

@@ -279,8 +279,12 @@ def test_a_missing_second_derivative_is_seen_beside_terms_that_have_one() -> Non
 
 
 def test_linear_loss_has_zero_hessian() -> None:
-    y = torch.ones(4, 3)
-    for loss in (lambda y: y.sum(1), lambda y: Cube.apply(y).sum(1) * 0 + y.sum(1)):
+    y, weights = torch.ones(4, 3), torch.ones(3, requires_grad=True)  # a gradient that has one, though not by y
+    for loss in (
+        lambda y: y.sum(1),
+        lambda y: Cube.apply(y).sum(1) * 0 + y.sum(1),
+        lambda y: (weights * y).sum(1),
+    ):
         found = expand(loss, y)
         assert found.curvature.dense().abs().sum() == 0
         assert_close(found.gradient, torch.ones(4, 3), 0)

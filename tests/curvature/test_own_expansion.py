@@ -6,7 +6,7 @@ from torch import Tensor
 
 from cases import assert_close
 from newton_losses import Expansion, expand
-from newton_losses.curvature import Dense
+from newton_losses.curvature import Dense, newton_step
 
 
 def test_a_loss_brings_its_own_expansion() -> None:
@@ -37,3 +37,15 @@ def test_no_sample_of_a_loss_with_its_own_expansion_and_one_output_each() -> Non
             raise AssertionError("there is nothing to expand")
 
     assert expand(Own(), torch.zeros(0)).gradient.shape == (0, 1)
+
+
+@pytest.mark.parametrize("semidefinite", [False, True])
+@pytest.mark.parametrize("spectrum", ["raw", "absolute", "clip"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_step_leaves_what_was_brought_as_it_was(dtype: torch.dtype, spectrum: str, semidefinite: bool) -> None:
+    """On a CPU a matrix is damped in place, so it has to be a copy."""
+    given = torch.ones(4), torch.arange(12.0).to(dtype).reshape(4, 3), torch.eye(3, dtype=dtype)
+    before = [one.clone() for one in given]
+    value, gradient, matrix = given
+    newton_step(Expansion(value.to(dtype), gradient, Dense(matrix, semidefinite=semidefinite)), 2.0, spectrum)
+    assert all(map(torch.equal, given, before))

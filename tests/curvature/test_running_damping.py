@@ -198,9 +198,10 @@ def test_a_scale_that_cannot_be_is_not_loaded(state) -> None:
     modules.load_state_dict(damaged)
 
 
-def test_only_training_changes_the_scale() -> None:
+@pytest.mark.parametrize("exchangeable", [False, True])
+def test_only_training_changes_the_scale(exchangeable: bool) -> None:
     y, target = Case(ripples, (7, 3)).draw()
-    newton = nl.NewtonLoss(ripples, "fisher", check=False)
+    newton = nl.NewtonLoss(ripples, "fisher", check=False, exchangeable=exchangeable)
     newton(y.clone().requires_grad_(), target)
     known = newton.running_square.clone()
     assert known[1] > 0
