@@ -265,7 +265,7 @@ class _InjectFisherOnTape(torch.autograd.Function):
 
 
 def _ordinary_way(arrived: Tensor, settings: _Settings) -> Tensor | None:
-    """With the default's damping and scale, on a CPU."""
+    """What leaves with the default's settings on a CPU, or `None` where anything else is asked for."""
     damping, reduction, loss_scale, process_group, curvature = settings
     is_ordinary = isinstance(damping, str) and type(loss_scale) is float and loss_scale == 1 and curvature == "fisher"
     is_matrix = arrived.dtype is torch.float32 and arrived.dim() == 2

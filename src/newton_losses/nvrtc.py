@@ -1,7 +1,7 @@
 """Kernels in CUDA C: compiled at first use, for the GPU that is there, by the compiler that comes with torch (NVRTC).
 
 For what triton does not express, shared memory above all. Nothing is compiled at install, and no toolkit is needed. A
-tool of this project's own kernels, here and in the laboratory; not a part of the library's interface.
+tool for this project's own kernels, here and in the laboratory; not a part of the library's interface.
 """
 
 import ctypes

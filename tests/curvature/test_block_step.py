@@ -353,7 +353,7 @@ def test_a_compiler_that_fails_is_reported_once(monkeypatch):
     monkeypatch.setattr(block_step, "Kernels", Broken)
     monkeypatch.setattr(block_step, "_kernels", {})
     gradient = normal(70, 144)
-    with pytest.warns(UserWarning, match="70 unknowns could not be made, .* NVRTC: nothing works today"):
+    with pytest.warns(UserWarning, match="70 unknowns could not be built; .* NVRTC: nothing works today"):
         assert block_kernels(gradient, 70) is None
     assert block_kernels(gradient, 70) is None
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 9))

@@ -1,8 +1,9 @@
 """The step for 65 to 147 unknowns as one kernel: a block of threads holds the system in its registers, in float64.
 
-The libraries take some ninety launches for it, and their factorisations of matrices of this size wait for themselves.
-The kernel is CUDA C, in `elimination.cu` and `block_step.cu`, and compiled by NVRTC at first use. Where that cannot be,
-while a graph is being captured for example, `block_kernels` returns `None`, and operators do the same.
+With a stored matrix it takes over earlier, from 33 unknowns on. The libraries take some ninety launches, and most of
+the time of factorising so small a matrix is latency. The kernel is CUDA C, in `elimination.cu` and `block_step.cu`, and
+compiled by NVRTC at first use. Where that is not possible, for example while a graph is being captured, `block_kernels`
+returns `None` and operators compute the same.
 """
 
 import struct
@@ -109,7 +110,7 @@ def _compiled_for(device: int, size: int, dtype: torch.dtype) -> Kernels | None:
         return kernels
     except CudaError as error:
         warnings.warn(
-            f"newton_losses: the kernel for {size} unknowns could not be made, and torch's operators do its work, more "
+            f"newton_losses: the kernel for {size} unknowns could not be built; torch's operators do its work, more "
             f"slowly. {error}",
             stacklevel=2,
         )

@@ -320,7 +320,7 @@ def _batch_type_as() -> "torch.library.Library | None":
     """Give torch's batched gradients a rule for `type_as`. Without one they fall back to one direction at a time.
 
     The second derivative of softplus calls it, and so does that of every logistic loss. The rule holds for the whole
-    process, and is to do what the operator does anyway, which consists of operators that have rules.
+    process and changes no result: it lets the operator fall apart into others, which have rules.
     """
     try:
         if torch._C._dispatch_has_kernel_for_dispatch_key("aten::type_as", "Batched"):

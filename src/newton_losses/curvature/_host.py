@@ -116,8 +116,8 @@ def host_step(
 def host_fisher(gradient: Tensor, mean: bool) -> Tensor | None:
     """The default's step (F/λ + I)⁻¹gᵢ/ρ from float32 gradients `(N, m)` and nothing else, or `None` as in `host_step`.
 
-    ρ is the batch's own; `mean` divides by N. In few lines: one that Python has not run for a while costs as much as an
-    operation of NumPy's on a small batch.
+    ρ is the batch's own; `mean` divides by N. Kept short: a line that Python has not run for a while costs as much as a
+    NumPy operation on a small batch.
 
     >>> host_fisher(torch.tensor([[2.0]]), mean=False)  # F = λ = 4 and ρ = 2
     tensor([[0.5000]])
@@ -213,7 +213,7 @@ def _solved_lists(
 
 
 def _energy(rows: Any) -> float:
-    """The sum of squares, infinite where it is too large: neither of these two says anything of that."""
+    """The sum of squares, infinite where it is too large: neither of these two functions warns of an overflow."""
     if isinstance(rows, Tensor):
         return float(rows.reshape(-1).dot(rows.reshape(-1)))
     return float(np.vdot(rows, rows))

@@ -1,8 +1,8 @@
 // A linear system of up to 147 unknowns, eliminated in the registers of one block of threads, in float64.
 //
 // A warp owns every seventh column and one right side, its lanes the rows, so that a pivot's row never leaves the warp, and
-// only its column goes through shared memory. One warp owns nothing: it runs one column ahead of the others, searches the
-// pivot and divides, while they multiply.
+// only its column goes through shared memory. One warp owns nothing: it runs one column ahead of the others, searches for
+// the pivot and divides, while they multiply.
 //
 // Macro: SIZE, a multiple of 7, is the largest number of unknowns.
 
@@ -28,7 +28,7 @@ constexpr int THREADS = 32 * WARPS;
 constexpr int ROWS = (SIZE + 31) / 32;
 constexpr int OWN = SIZE / OWNERS;
 constexpr int COLUMNS = OWN + 1;
-constexpr int GROUP = 8;  // columns that are left out together once all are done: a question for each takes longer
+constexpr int GROUP = 8;  // columns that are left out together once all are done: testing each takes longer
 constexpr u32 ALL = 0xFFFFFFFF;
 constexpr double ROUNDING = 2.220446049250313e-16;  // 2^-52
 
@@ -46,7 +46,7 @@ struct alignas(16) Exchange {
 };
 
 // The pivot of column k, whose entries are `x`, and what the other rows take of its row. By one warp, all of whose lanes
-// write the same: a question which of them does would take longer. In a definite matrix the pivot is known.
+// write the same: choosing one of them would take longer. In a definite matrix the pivot is known.
 __device__ __forceinline__ int find_pivot(Exchange& to, double (&x)[ROWS], int k, bool definite, u32 left, double pivot) {
     const int lane = threadIdx.x % 32;
     int p = k;
