@@ -173,6 +173,22 @@ def test_the_kernel_equals_the_operators(shape, masked, damping, dtype):
 
 
 @pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("factor", [0.0, 1e-90, 1e90])
+def test_the_kernel_takes_gradients_of_any_size_however_they_are_stored(factor):
+    from newton_losses.curvature._lists_triton import launch_lists
+
+    gradient, mask = gradients(5, 3, masked=True)
+    value, rule = torch.zeros(5).double(), nl.NormalizedDamping(2.0)
+    usual = newton_step(Expansion(value, gradient, exchangeable_fisher(gradient, mask=mask)), rule)
+    there = ((factor * gradient).mT.contiguous().mT.to(DEVICE), value.to(DEVICE), mask.mT.contiguous().mT.to(DEVICE))
+    rows, kept, _ = launch_lists(*there, None, 0.0, rule.factor, True, False, None, None)
+    wanted = usual.rows if factor else torch.zeros_like(gradient)  # in their own unit, gradients have no size
+    torch.testing.assert_close(rows.cpu(), wanted, rtol=1e-10, atol=1e-13)
+    assert kept.all()
+
+
+@pytest.mark.gpu
 @on_cuda_alone
 @pytest.mark.parametrize("masked", [False, True])
 def test_lists_on_a_gpu_add_a_few_kernels(masked):

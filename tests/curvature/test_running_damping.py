@@ -261,7 +261,7 @@ def test_gradients_that_are_only_rounding_do_not_set_the_unit():
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("shape", [(1, 1), (7, 3), (33, 200), (200, 5)])
+@pytest.mark.parametrize("shape", [(1, 1), (1, 6), (7, 3), (33, 200), (200, 5)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_one_kernel_does_the_same(shape: tuple[int, int], dtype: torch.dtype) -> None:
     """With a sample that explodes, one that is not finite, one without a finite value, and none of these."""
