@@ -140,3 +140,25 @@ def test_newton_steps_of_a_masked_batch_from_its_lists_one_by_one(relaxation, na
             moved, *(t.gather(-1, order) for t in given), mask=mask.gather(-1, order)
         ).backward()
         torch.testing.assert_close(moved.grad, leaf.grad.gather(-1, order), **CLOSE)
+
+
+@pytest.mark.parametrize("name", [name for name in LOSSES if name not in ("ties", "survival", "top 1 and 2")])
+@pytest.mark.parametrize("curvature", ["fisher", "hessian"])
+def test_a_list_with_an_unknown_target_is_left_out(name, curvature):
+    """NaN has no place in an order; as the target of an item that does not exist it does no harm."""
+    loss = LOSSES[name][0](relaxed(QUICK), 4)
+    scores = torch.randn(5, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    values = torch.tensor([[3.0, 1, 2, 0]]).repeat(5, 1)
+    mask = torch.ones(5, 4, dtype=torch.bool)
+    mask[0, 3] = mask[2, 1] = False
+    values[0, 3], values[1, 2], values[3] = torch.nan, torch.nan, torch.nan
+    unknown = torch.tensor([False, True, False, True, False])
+    assert torch.equal(loss(scores, values, mask).isnan(), unknown)
+    found = []
+    for targets in (values, values[~unknown]):
+        outputs = (scores if targets is values else scores[~unknown]).clone().requires_grad_()
+        newton = NewtonLoss(loss, curvature, on_nonfinite="ignore")
+        newton(outputs, targets, mask=mask if targets is values else mask[~unknown]).backward()
+        found.append(outputs.grad)
+    assert not found[0][unknown].any()
+    torch.testing.assert_close(found[0][~unknown], found[1], **CLOSE)

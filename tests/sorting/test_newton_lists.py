@@ -274,3 +274,18 @@ def test_lists_of_one_item_are_averaged_over_one_order():
     y, mask = torch.tensor([[1.0, 5.0], [2.0, 5.0]]), torch.tensor([[True, False], [True, False]])
     found = nl.expand(lambda y: y.pow(4).sum(1), y, curvature="hessian", exchangeable=True, mask=mask).curvature
     assert float(found.common) == 12 * (1 + 4) / 2
+
+
+def test_no_list_steps_uphill_with_a_masked_fisher_and_a_small_damping():
+    """Its entries are means over different samples, which makes eigenvalues negative; the step must not show it."""
+    generator, damping, negative = torch.Generator().manual_seed(0), 0.01, 0
+    for _ in range(20):
+        y, values = torch.randn(2, 16, 8, generator=generator, dtype=torch.float64)
+        mask = torch.rand(16, 8, generator=generator) < 0.5
+        gradient = gradient_of(lambda y, v, m: coupled(y, v, m).sum(), y, values, mask)
+        expansion = nl.curvature.expand(coupled, y, values, mask, curvature="fisher", mask=mask)
+        negative += bool((torch.linalg.eigvalsh(expansion.curvature.dense()) < 0).any())
+        step = gradient_of(NewtonLoss(coupled, damping=damping), y, values, mask=mask) * len(y)
+        assert ((step * gradient).sum(1) >= 0).all()
+        assert (step.norm(dim=1) <= gradient.norm(dim=1) / damping * (1 + 1e-9)).all()
+    assert negative > 10

@@ -80,6 +80,16 @@ def test_the_sharp_ndcg_loss_is_one_minus_the_metric(name):
     assert (NDCGLoss(relaxation(name, 1e9))(grades + torch.arange(7) / 100, grades) < 1e-6).all()
 
 
+@pytest.mark.parametrize("metric", [kendall, spearman, mean_reciprocal_rank, ndcg])
+def test_the_metric_of_a_list_with_an_unknown_value_is_unknown(metric):
+    scores, values = torch.rand(3, 4), torch.tensor([[3.0, 1, 2, 0]]).repeat(3, 1)
+    values[1, 2] = values[2, 3] = torch.nan
+    mask = torch.ones(3, 4, dtype=torch.bool)
+    mask[2, 3] = False
+    assert metric(scores, values, mask=mask).isnan().tolist() == [False, True, False]
+    assert metric(scores, values).isnan().tolist() == [False, True, True]
+
+
 def test_metrics_are_those_of_scikit_learn_and_scipy():
     metrics, stats = pytest.importorskip("sklearn.metrics"), pytest.importorskip("scipy.stats")
     generator = torch.Generator().manual_seed(0)

@@ -161,7 +161,8 @@ class Masked:
 
     Sample i is solved with the part of `matrix` `(m, m)` that belongs to its own outputs, `mask` `(N, m)`: what does
     not exist gets no step and takes nothing from the others. `pairs` `(m, m)` counts the samples behind each entry.
-    `semidefinite` where it is an empirical Fisher, which has no more eigenvalues than there are samples.
+    `semidefinite` where it is an empirical Fisher, which has no more eigenvalues than there are samples. Means over
+    different samples can make some of them negative; unless told otherwise, those become zero or lose their sign.
     """
 
     matrix: Tensor

@@ -16,7 +16,7 @@ from ..curvature import full_precision
 from ..errors import ArgumentError, ShapeError
 from ._laplace import LaplaceSort, SortedLists
 from ._laplace_curvature import HessianSums, graded_trace, has_closed_form
-from ._lists import as_lists, check_count, metric_lists, on_host, paired_lists, rank_span
+from ._lists import as_lists, check_count, metric_lists, nan_where_unknown, on_host, paired_lists, rank_span
 from ._log_space import softplus
 from ._registry import AlgorithmName, choose
 from ._relaxation import Relaxation, places
@@ -184,7 +184,8 @@ class PairwiseLogisticLoss(nn.Module):
         if lists.mask is not None:
             is_pair = is_pair & lists.mask.unsqueeze(-1) & lists.mask.unsqueeze(-2)
         costs = torch.where(is_pair, cost(lists.scores.unsqueeze(-1) - lists.scores.unsqueeze(-2)), 0.0)
-        return costs.sum((-2, -1)) / is_pair.sum((-2, -1)).clamp(min=1)
+        mean = costs.sum((-2, -1)) / is_pair.sum((-2, -1)).clamp(min=1)
+        return nan_where_unknown(mean, relevance, lists.mask)
 
 
 def _only_existing(scores: Tensor, mask: Tensor | None) -> Tensor:

@@ -89,6 +89,18 @@ def paired_lists(
     return lists, values
 
 
+def nan_where_unknown(result: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
+    """What was found for each list, NaN where an item that exists has no value: NaN has no place in an order.
+
+    `values` are `(..., n)`, `mask` too, and `result` begins with the dimensions of the lists.
+    """
+    if not values.is_floating_point():
+        return result
+    unknown = values.isnan() if mask is None else values.isnan() & mask
+    unknown = unknown.any(-1)
+    return torch.where(unknown.reshape(unknown.shape + (1,) * (result.ndim - unknown.ndim)), torch.nan, result)
+
+
 def metric_lists(
     scores: Tensor, values: Tensor, mask: Tensor | None, where: str, value_name: str = "values"
 ) -> tuple[Tensor, Tensor, Tensor | None]:

@@ -7,7 +7,7 @@ different value count as wrong.
 import torch
 from torch import Tensor
 
-from ._lists import check_count, metric_lists, rank_span
+from ._lists import check_count, metric_lists, nan_where_unknown, rank_span
 
 # Pairs of items that `kendall` compares at once.
 PAIRS_AT_ONCE = 2**24
@@ -70,7 +70,7 @@ def mean_reciprocal_rank(
     first, count = rank_span(-scores, mask)
     rank = first + count - rank_span(-scores, relevant)[1]
     is_found = relevant & (count > 0) if k is None else relevant & (count > 0) & (rank < k)
-    return torch.where(is_found, 1 / (1 + rank), 0.0).amax(-1)
+    return nan_where_unknown(torch.where(is_found, 1 / (1 + rank), 0.0).amax(-1), relevance, mask)
 
 
 def spearman(scores: Tensor, values: Tensor, *, mask: Tensor | None = None) -> Tensor:
@@ -85,7 +85,8 @@ def spearman(scores: Tensor, values: Tensor, *, mask: Tensor | None = None) -> T
     size = scores.new_full((), scores.shape[-1], dtype=torch.float64) if mask is None else mask.sum(-1).double()
     first, second = (_centred_ranks(x, mask, size) for x in (scores, values))
     scale = (first.square().sum(-1) * second.square().sum(-1)).sqrt()
-    return torch.where(scale > 0, (first * second).sum(-1) / torch.where(scale > 0, scale, 1.0), 0.0).float()
+    found = torch.where(scale > 0, (first * second).sum(-1) / torch.where(scale > 0, scale, 1.0), 0.0)
+    return nan_where_unknown(found.float(), values, mask)
 
 
 def kendall(scores: Tensor, values: Tensor, *, mask: Tensor | None = None) -> Tensor:
@@ -113,7 +114,8 @@ def kendall(scores: Tensor, values: Tensor, *, mask: Tensor | None = None) -> Te
         agree = agree + (first * second).sum((-2, -1))
         by_score, by_value = by_score + first.abs().sum((-2, -1)), by_value + second.abs().sum((-2, -1))
     scale = (by_score.double() * by_value.double()).sqrt()
-    return torch.where(scale > 0, agree / torch.where(scale > 0, scale, 1.0), 0.0).float()
+    found = torch.where(scale > 0, agree / torch.where(scale > 0, scale, 1.0), 0.0)
+    return nan_where_unknown(found.float(), values, mask)
 
 
 def _centred_ranks(values: Tensor, mask: Tensor | None, size: Tensor) -> Tensor:

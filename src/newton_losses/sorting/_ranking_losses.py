@@ -13,7 +13,7 @@ from ..curvature import full_precision
 from ..errors import ArgumentError, ShapeError
 from ._laplace import LaplaceSort, SortedLists
 from ._laplace_curvature import HessianSums, RankDerivatives, has_closed_form, label_trace
-from ._lists import as_lists, check_count, on_host, paired_lists, rank_span
+from ._lists import as_lists, check_count, nan_where_unknown, on_host, paired_lists, rank_span
 from ._registry import AlgorithmName, choose
 from ._relaxation import Relaxation
 
@@ -172,9 +172,11 @@ class SpearmanLoss(nn.Module):
             if lists.mask is None:
                 n = error.shape[-1]
                 # One item has one rank, and nothing to be wrong about.
-                return error.sum(-1) * (6 / max(n * (n * n - 1), 1))
-            size = lists.mask.sum(-1).to(error.dtype)
-            return torch.where(lists.mask, error, 0.0).sum(-1) * 6 / (size * (size * size - 1)).clamp(min=1)
+                loss = error.sum(-1) * (6 / max(n * (n * n - 1), 1))
+            else:
+                size = lists.mask.sum(-1).to(error.dtype)
+                loss = torch.where(lists.mask, error, 0.0).sum(-1) * 6 / (size * (size * size - 1)).clamp(min=1)
+            return nan_where_unknown(loss, values, lists.mask)
 
     def hessian_sums(self, scores: Tensor, values: Tensor, mask: Tensor | None = None) -> HessianSums | None:
         """tr ∇²ℓᵢ and 1ᵀ∇²ℓᵢ1 of each list, `(...)` both, in O(n log n) time for `LaplaceSort`; else `None`."""

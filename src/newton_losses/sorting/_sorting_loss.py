@@ -23,7 +23,7 @@ from ..curvature import (
     full_precision,
 )
 from ..errors import ArgumentError, ShapeError
-from ._lists import as_values, paired_lists, rank_span
+from ._lists import as_values, nan_where_unknown, paired_lists, rank_span
 from ._registry import AlgorithmName, choose
 from ._relaxation import Relaxation, existing_cells
 
@@ -151,7 +151,8 @@ class SortingLoss(nn.Module):
         lists, order = paired_lists(scores, order, mask, "SortingLoss", "values" if ranks is None else "ranks")
         self.relaxation.check_size(lists.scores)
         target = target_matrix(order.detach(), lists.scores.dtype, lists.mask)
-        return lists.scores, target, cell_weights(target, self.ties, lists.mask), lists.mask
+        cells = cell_weights(target, self.ties, lists.mask)
+        return lists.scores, nan_where_unknown(target, order, lists.mask), cells, lists.mask
 
     def extra_repr(self) -> str:
         return f"numerics={self.numerics!r}, ties={self.ties!r}"
@@ -273,6 +274,7 @@ def reference_cross_entropy(
     # It also refuses NaN, and on CUDA that ends the process: here the sample's loss becomes NaN instead.
     if mask is not None:
         matrix = torch.where(cells > 0, matrix, 0.5)
-    is_number = matrix == matrix
-    entropy = binary_cross_entropy(torch.where(is_number, matrix, 0.5), target, reduction="none")
+    is_number = (matrix == matrix) & (target == target)
+    matrix, target = (torch.where(is_number, one, 0.5) for one in (matrix, target))
+    entropy = binary_cross_entropy(matrix, target, reduction="none")
     return (cells * torch.where(is_number, entropy, torch.nan)).sum((-2, -1))
