@@ -8,7 +8,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from newton_losses import ArgumentError, Expansion, NewtonLoss, SeparabilityError, newton_loss, newton_target
+from newton_losses import (
+    ArgumentError,
+    Expansion,
+    NewtonLoss,
+    SeparabilityError,
+    diagnose,
+    newton_loss,
+    newton_target,
+)
 from newton_losses.sorting import SortingLoss
 
 Y = torch.randn(8, 3, generator=torch.Generator().manual_seed(0))
@@ -234,3 +242,19 @@ def test_an_own_mask_compiles() -> None:
     newton = NewtonLoss(masked, check=False)
     compiled = torch.compile(newton, fullgraph=True, backend="aot_eager")
     torch.testing.assert_close(gradient(compiled, TARGET, mask=MASK), gradient(newton, TARGET, mask=MASK))
+
+
+def test_a_sorting_loss_takes_its_targets_by_name_wherever_it_takes_them_by_position() -> None:
+    """Nested ones, a mask that `diagnose` takes a part of, and names that it does not have."""
+    loss, mask = SortingLoss("softsort"), torch.arange(3) < torch.tensor([[3], [2]] * 4)
+    report = diagnose(loss, Y, TARGET, mask=mask)
+    assert report.to_dict() == diagnose(loss, Y, TARGET, mask).to_dict()
+    flat, offsets = torch.randn(8, requires_grad=True), torch.tensor([0, 3, 8])
+    scores, values = (torch.nested.nested_tensor_from_jagged(one, offsets) for one in (flat, torch.arange(8.0)))
+    by_name, by_position = (
+        torch.autograd.grad(value, flat)[0]
+        for value in (NewtonLoss(loss)(scores, values=values), NewtonLoss(loss)(scores, values))
+    )
+    assert torch.equal(by_name, by_position)
+    with pytest.raises(ArgumentError, match=r"'value'\. The loss takes the targets \(values, mask, ranks\)"):
+        NewtonLoss(loss)(Y, value=TARGET)

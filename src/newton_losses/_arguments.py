@@ -131,9 +131,15 @@ def _by_position(
     """`loss(y, target=t)` as `loss(y, t)`."""
     if hasattr(loss, "expand"):
         called: Callable[..., Any] = loss.expand
-        if any(one.kind is inspect.Parameter.VAR_KEYWORD for one in inspect.signature(called).parameters.values()):
-            return _WithNamed(loss, named), targets
-        signature: inspect.Signature | None = inspect.signature(called)
+        own = inspect.signature(called)
+        signature: inspect.Signature | None = own
+        if any(one.kind is inspect.Parameter.VAR_KEYWORD for one in own.parameters.values()):
+            # Its targets are those of its forward, where that can be asked.
+            forward = _signature(loss) if isinstance(loss, torch.nn.Module) else None
+            if forward is None or torch.compiler.is_compiling():
+                return _WithNamed(loss, named), targets
+            bound = _bound(forward, y, targets, named, where)
+            return _WithNamed(loss, bound.kwargs) if bound.kwargs else loss, bound.args[1:]
     else:
         signature = None if torch.compiler.is_compiling() else _signature(loss)
     if signature is None:
@@ -141,16 +147,22 @@ def _by_position(
     listed = list(signature.parameters.values())
     if hasattr(loss, "expand"):  # what it takes by name only are its options
         listed = [one for one in listed if one.kind is not inspect.Parameter.KEYWORD_ONLY]
-    try:
-        bound = signature.replace(parameters=listed).bind(y, *targets, **named)
-    except TypeError as error:
-        names, came = ", ".join(one.name for one in listed[1:]), ", ".join(named)
-        raise ArgumentError(
-            f"{where}: {error}. The loss takes the targets ({names}); named in the call: {came}."
-        ) from None
+    bound = _bound(signature.replace(parameters=listed), y, targets, named, where)
     if hasattr(loss, "expand"):
         bound.apply_defaults()
     return partial(loss, **bound.kwargs) if bound.kwargs else loss, bound.args[1:]
+
+
+def _bound(
+    signature: inspect.Signature, y: Any, targets: tuple[Any, ...], named: dict[str, Any], where: str
+) -> inspect.BoundArguments:
+    try:
+        return signature.bind(y, *targets, **named)
+    except TypeError as error:
+        names, came = ", ".join(list(signature.parameters)[1:]), ", ".join(named)
+        raise ArgumentError(
+            f"{where}: {error}. The loss takes the targets ({names}); named in the call: {came}."
+        ) from None
 
 
 class _WithNamed:
