@@ -101,6 +101,12 @@ def bound_targets(
     return (*_by_position(loss, y, targets, named, where), mask) if named else (loss, targets, mask)
 
 
+def names_mask(loss: Any, place: int) -> bool:
+    """Whether the target at this place, counted from 1, is called `mask` by the loss itself."""
+    signature = None if hasattr(loss, "expand") else _signature(loss)
+    return signature is not None and list(signature.parameters)[place : place + 1] == ["mask"]
+
+
 def check_targets(loss: Any, y: Any, targets: tuple[Any, ...]) -> None:
     """Raise if the loss cannot be called with so many targets; asked after a call that has failed."""
     signature = _signature(loss)

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from ._arguments import bound_targets, padded_outputs
+from ._arguments import bound_targets, names_mask, padded_outputs
 from ._skipped import OnNonfinite, SkipWatch, skip_counter
 from ._tracing import is_captured, refuse_export, sees_operators
 from .curvature import (
@@ -301,11 +301,12 @@ def is_exchangeable(loss: object, choice: bool | None) -> bool:
 def with_mask(
     loss: Loss | Expandable, y: Tensor, targets: tuple[Any, ...], mask: Tensor | None
 ) -> tuple[Loss | Expandable, tuple[Any, ...], Tensor | None]:
-    """A loss that takes a mask, with it: the library's do, and may also get it as the last of the targets."""
+    """A loss that takes a mask, with it: the library's do, and any may get it as the last of the targets."""
+    last = targets[-1] if mask is None and targets else None
+    is_mask = isinstance(last, Tensor) and last.dtype == torch.bool and last.shape == y.shape
     if not getattr(loss, "takes_mask", False):
-        return loss, targets, mask
-    last = targets[-1] if targets else None
-    if mask is None and isinstance(last, Tensor) and last.dtype == torch.bool and last.shape == y.shape:
+        return loss, targets, last if is_mask and names_mask(loss, len(targets)) else mask
+    if is_mask:
         mask, targets = last, targets[:-1]
     if mask is None or isinstance(loss, Expandable):
         return loss, targets, mask

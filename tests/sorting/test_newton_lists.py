@@ -289,3 +289,17 @@ def test_no_list_steps_uphill_with_a_masked_fisher_and_a_small_damping():
         assert ((step * gradient).sum(1) >= 0).all()
         assert (step.norm(dim=1) <= gradient.norm(dim=1) / damping * (1 + 1e-9)).all()
     assert negative > 10
+
+
+@pytest.mark.parametrize("curvature", ["fisher", "hessian", "sample"])
+def test_a_mask_by_position_is_the_mask_by_name(curvature):
+    """Where the loss calls it so: before, padding counted as outputs, and nothing said it."""
+    y, values, mask = batch()
+    wanted = gradient_of(NewtonLoss(variance, curvature), y, values, mask=mask)
+    assert torch.equal(gradient_of(NewtonLoss(variance, curvature), y, values, mask), wanted)
+    assert not wanted[~mask].any()
+    # A truth for each output that has another name is a target like any other.
+    renamed = NewtonLoss(lambda y, values, seen: variance(y, values, seen), curvature)
+    assert not torch.equal(gradient_of(renamed, y, values, mask), wanted)
+    compiled = torch.compile(NewtonLoss(variance, curvature, check=False), backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(gradient_of(compiled, y, values, mask), wanted, **CLOSE)
