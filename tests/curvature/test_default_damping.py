@@ -234,6 +234,7 @@ def test_compiles_as_one_graph(path: str) -> None:
     else:
         kind = "fisher" if path == "fisher" else "hessian"
         function = NewtonLoss(ripples, kind, matrix_free=path == "products", check=False)
+    torch._dynamo.reset()
     compiled = torch.compile(function, fullgraph=True, backend="eager")
     assert_close(*(torch.autograd.grad(form(y, target), y)[0] for form in (compiled, function)), 1e-12)
 

@@ -301,5 +301,20 @@ def test_a_mask_by_position_is_the_mask_by_name(curvature):
     # A truth for each output that has another name is a target like any other.
     renamed = NewtonLoss(lambda y, values, seen: variance(y, values, seen), curvature)
     assert not torch.equal(gradient_of(renamed, y, values, mask), wanted)
+    torch._dynamo.reset()
     compiled = torch.compile(NewtonLoss(variance, curvature, check=False), backend="aot_eager", fullgraph=True)
     torch.testing.assert_close(gradient_of(compiled, y, values, mask), wanted, **CLOSE)
+
+
+@pytest.mark.parametrize("damping", ["auto", 0.1])
+@pytest.mark.parametrize("curvature", ["fisher", "hessian", "sample"])
+@pytest.mark.parametrize("exchangeable", [False, True])
+def test_empty_lists_change_no_other(curvature, damping, exchangeable):
+    y, values, mask = batch()
+    mask[:, 0] = True
+    found = []
+    for empty in (0, 3):
+        more = [torch.cat([one, torch.zeros(empty, *one.shape[1:], dtype=one.dtype)]) for one in (y, values, mask)]
+        newton = NewtonLoss(variance, curvature, damping, exchangeable=exchangeable)
+        found.append(gradient_of(newton, *more[:2], mask=more[2])[: len(y)] * len(more[0]))
+    torch.testing.assert_close(found[1], found[0], **CLOSE)

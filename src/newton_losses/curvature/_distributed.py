@@ -137,8 +137,9 @@ def _shared(
     if isinstance(curvature, Masked):
         return _share_masked(curvature, samples, group)
     if isinstance(curvature, OwnParts):
-        sums = sum_over(group, curvature.summed())
-        return replace(curvature, sums=sums), sums[3]
+        summed = curvature.summed()
+        sums = sum_over(group, torch.cat([summed, samples.reshape(1).to(summed)]))
+        return replace(curvature, sums=sums[:4]), sums[4]
     if kind == "hessian" and goes_by_products(size, matrix_free):
         return _share_products(curvature, samples, gradient, group)
     if kind == "fisher" and size > SUMMED_FISHER_SIZE:

@@ -206,8 +206,8 @@ class OwnParts:
     step, large ones are softly clipped, and no direction is turned.
 
     `gradient` `(N, m)` and `value` `(N,)` are those of the samples, of which only the finite ones count. `mask`
-    `(N, m)` says which outputs exist. Where several processes share the batch, `sums` holds Σ ‖gᵢ‖⁴, Σ ‖gᵢ‖², the
-    number of outputs that exist and N, all over the samples of every rank.
+    `(N, m)` says which outputs exist; a sample without any is not one of the N. Where several processes share the
+    batch, `sums` holds Σ ‖gᵢ‖⁴, Σ ‖gᵢ‖², the number of outputs that exist and N, all over the samples of every rank.
     """
 
     gradient: Tensor
@@ -237,8 +237,15 @@ class OwnParts:
         if self.sums is not None:
             return self.sums
         squares, usable = self.rows().square().sum(1), self.usable()
-        outputs = usable.sum() * self.size if self.mask is None else (self.mask & usable[:, None]).sum()
-        return torch.stack([squares.square().sum(), squares.sum(), outputs.to(squares), usable.sum().to(squares)])
+        counts = (count.to(squares) for count in self.counted(usable))
+        return torch.stack([squares.square().sum(), squares.sum(), *counts])
+
+    def counted(self, usable: Tensor) -> tuple[Tensor, Tensor]:
+        """How many outputs the usable samples have, and how many of these samples have any."""
+        if self.mask is None:
+            return usable.sum() * self.size, usable.sum()
+        exists = self.mask & usable[:, None]
+        return exists.sum(), exists.any(1).sum()
 
     def dense(self) -> Tensor:
         """The sum of all own parts, (1/N) Σ gᵢgᵢᵀ."""

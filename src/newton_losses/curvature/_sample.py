@@ -53,8 +53,7 @@ def sample_step(parts: OwnParts, damping: Rule, *, mean: bool = False) -> Solved
     if parts.sums is not None:
         fourth, second, outputs, count = parts.sums.unbind()
     else:
-        count = own_count.to(rows.dtype)
-        outputs = count * parts.size if parts.mask is None else (parts.mask & usable[:, None]).sum()
+        outputs, count = (found.to(rows.dtype) for found in parts.counted(usable))
         fourth, second = squares.square().sum(), squares.sum()
     count, outputs = count.clamp(min=1), outputs.clamp(min=1)
     number = number / scale / scale
