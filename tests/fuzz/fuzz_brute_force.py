@@ -212,8 +212,9 @@ def equations(exact: Exact, options: dict[str, Any], mask: Tensor | None) -> lis
         mean = float(outputs / samples)
         scale *= (mean / min(float(samples), mean)) ** 0.5
     size = float(gradient.square().sum() / exists.sum()) ** 0.5
+    usual = "clip" if kind == "fisher" and not isinstance(rule, str | nl.NormalizedDamping) else None
     return [
-        masked_equation(rule, curvature[own][:, own], one[own][None], spectrum, scale, size)
+        masked_equation(rule, curvature[own][:, own], one[own][None], spectrum or usual, scale, size)
         for one, own in zip(gradient, mask, strict=True)
     ]
 
