@@ -120,7 +120,7 @@ def test_newton_steps_of_a_masked_batch_from_its_lists_one_by_one(relaxation, na
     torch.testing.assert_close(torch.autograd.grad(found.sum(), leaf)[0], gradient, **CLOSE)
     for curvature in ("hessian", "fisher", "sample"):
         if curvature == "sample":
-            wanted = gradient / (DAMPING + gradient.square().sum(-1, keepdim=True) / len(mask))
+            wanted = gradient / (DAMPING + gradient.square().sum(-1, keepdim=True) / len(rows))
         else:
             own = {row: gradient[row, mask[row]] for row in rows}
             parts = [hessians[row] if curvature == "hessian" else torch.outer(own[row], own[row]) for row in rows]
