@@ -328,7 +328,7 @@ def fisher_kernel(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """`fisher_step` as one kernel: rows, kept, and (count, mean value) in the dtype of the gradients."""
     plan = _Plan(number, damping, factor, normalized)
-    if _fits_kernel(gradient, plan):
+    if not gradient.is_cuda or _fits_kernel(gradient, plan):  # on a CPU only Triton's interpreter comes here
         from ._fisher_triton import launch_fisher
 
         return launch_fisher(gradient, value, damping, number, factor, normalized, mean, None)
