@@ -57,6 +57,7 @@ def compiled(files: tuple[Path, ...], architecture: str, defined: tuple[str, ...
     failed = library.nvrtcCompileProgram(program, len(options), options)
     if failed:
         log = _read(library, "ProgramLog", program).rstrip(b"\0").decode(errors="replace")
+        library.nvrtcDestroyProgram(ctypes.byref(program))
         raise CudaError(f"{name} could not be compiled for {architecture}: {log}")
     machine_code = _read(library, "CUBIN", program)
     library.nvrtcDestroyProgram(ctypes.byref(program))

@@ -11,7 +11,7 @@ from block_kernel import assert_step, brute_force, indefinite, normal
 from torch import Tensor
 
 from newton_losses.curvature import NormalizedDamping, RelativeDamping
-from newton_losses.curvature._block_step import SIZES, TYPES, block_kernels, launch_block
+from newton_losses.curvature._block_step import TYPES, block_kernels, launch_block, size_for
 from newton_losses.curvature._fisher import Solved, _as_solved, _plan
 
 
@@ -32,7 +32,7 @@ def step(request, emulated):
             if kernels is None:
                 pytest.skip("not a GPU for this kernel")
         else:
-            kernels = emulated(next(size for size in SIZES if size >= unknowns), gradient.dtype)
+            kernels = emulated(size_for(unknowns), gradient.dtype)
         options = (plan.number, plan.factor, plan.normalized, mean, moved, matrix, kind == "raw", unit)
         launched = launch_block(kernels, gradient, value, kept, tensor, *options)
         if counter is not None:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from .._backends import on_device, parts_of
 from ..nvrtc import CudaError, Kernels, compiler
-from ._fisher import BLOCK_TYPES, LARGEST_BLOCK
+from ._fisher import BLOCK_TYPES, LARGEST_BLOCK, new_results
 
 # Unknowns that a kernel is compiled for.
 SIZES = (70, 84, 98, 112, 126, LARGEST_BLOCK)
@@ -32,7 +32,7 @@ _kernels: dict[tuple[int, int, torch.dtype], Kernels | None] = {}
 
 def block_kernels(gradient: Tensor, unknowns: int) -> Kernels | None:
     """The kernel for tensors that fit, or `None` where it cannot be compiled, or not now."""
-    size = next(size for size in SIZES if size >= unknowns)
+    size = size_for(unknowns)
     key = (gradient.get_device(), size, gradient.dtype)
     if key not in _kernels:
         if torch.cuda.is_current_stream_capturing():  # in which nothing may be loaded
@@ -62,7 +62,7 @@ def launch_block(
     """
     samples, outputs = gradient.shape
     few = samples < outputs and matrix is None
-    size = next(size for size in SIZES if size >= (samples if few else outputs))
+    size = size_for(samples if few else outputs)
     gradient = gradient.contiguous()
     value = None if value is None else value.contiguous()
     kept = None if kept is None else kept.contiguous()
@@ -70,9 +70,7 @@ def launch_block(
     damping = damping if damping is None or damping.dtype in TYPES else damping.double()
     if matrix is not None:
         matrix = matrix.contiguous() if matrix.dtype in TYPES else matrix.double().contiguous()
-    rows = torch.empty_like(gradient)
-    used = torch.empty(samples, dtype=torch.bool, device=gradient.device)
-    numbers = torch.empty(2, dtype=gradient.dtype, device=gradient.device)
+    rows, used, numbers = new_results(gradient)
     flags = RELATIVE * (factor > 0) | NORMALIZED * normalized | MEAN * mean | INDEFINITE * indefinite
     flags |= WIDE_MATRIX * _is_wide(matrix) | WIDE_DAMPING * _is_wide(damping)
     tensors = (gradient, value, kept, matrix, damping, unit, rows, used, numbers, counter)
@@ -83,6 +81,10 @@ def launch_block(
     with on_device(gradient):
         kernels.launch_struct("block_step", blocks, THREADS, shared_bytes(size, matrix is not None), given)
     return rows, used, numbers
+
+
+def size_for(unknowns: int) -> int:
+    return next(size for size in SIZES if size >= unknowns)
 
 
 def shared_bytes(size: int, stored: bool) -> int:

@@ -23,8 +23,8 @@ from ._expansion import FisherFactor, FisherMatrix, empirical_fisher
 from ._lists import ExchangeableFisher
 from ._solve import definite_of, has_inverse
 
-# How far a relative λ may lie below the scale of F until float32 is not enough for float32 gradients. With λ = factor·r
-# the condition number of F + λI is at most 1 + √m/factor.
+# How far λ may lie below the scale r of C until float32 is not enough for float32 gradients. With λ = factor·r the
+# condition number of C + λI is at most 1 + √m/factor, unless C keeps negative eigenvalues.
 LEAST_FACTOR = 0.1
 # Unknowns that the kernel eliminates in its registers, those that it can iterate with, and numbers that each of its
 # programs reads.
@@ -280,6 +280,12 @@ def _on_device_of(gradient: Tensor, damping: Tensor | None) -> Tensor | None:
         return damping
     # One number from the host, which becomes an argument of a kernel; a copy could not be captured.
     return damping + gradient.new_zeros((), dtype=torch.float64)
+
+
+def new_results(gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """What a kernel writes for contiguous gradients: rows, kept, and (count, mean value) in their dtype."""
+    used = torch.empty(len(gradient), dtype=torch.bool, device=gradient.device)
+    return torch.empty_like(gradient), used, torch.empty(2, dtype=gradient.dtype, device=gradient.device)
 
 
 def _as_solved(launched: tuple[Tensor, Tensor, Tensor], has_value: bool, counter: Tensor | None) -> Solved:

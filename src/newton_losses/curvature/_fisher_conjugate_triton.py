@@ -11,12 +11,12 @@ of the right-hand side.
 from collections.abc import Callable
 from typing import Any
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from .._backends import launch, parts_of, power_of_two
+from ._fisher import new_results
 from ._fisher_triton import finite_values, mean_of_finite
 
 _Decorator = Callable[[Callable[..., Any]], Any]
@@ -43,9 +43,7 @@ def launch_conjugate(
     samples, outputs = gradient.shape
     few = samples < outputs
     short, long = (samples, outputs) if few else (outputs, samples)
-    rows = torch.empty_like(gradient)
-    used = torch.empty(samples, dtype=torch.bool, device=gradient.device)
-    numbers = torch.empty(2, dtype=gradient.dtype, device=gradient.device)
+    rows, used, numbers = new_results(gradient)
     given = (gradient, value, rows, used, numbers, counter, unit, factor, samples, outputs)
     constants = {
         "MEAN": mean, "FEW": few, "SIZE": max(16, power_of_two(short)), "SIDES": SIDES, "PART": PART,

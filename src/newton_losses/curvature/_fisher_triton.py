@@ -5,18 +5,16 @@ gradients with it: nothing to wait for. It computes in float64, since a small da
 squares of large gradients; at these sizes that costs nothing beside the launch.
 """
 
-import struct
 from collections.abc import Callable
 from typing import Any
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from .._backends import launch, on_device, parts_of, power_of_two
-from ._fisher import LARGEST_KERNEL
-from ._small_solve_triton import absolute_of
+from ._fisher import LARGEST_KERNEL, new_results
+from ._small_solve_triton import absolute_of, bits_of
 from ._solve import LOWEST, ROUNDS, STEEPEST
 
 _Decorator = Callable[[Callable[..., Any]], Any]
@@ -64,13 +62,11 @@ def launch_fisher(
     size = max(16, power_of_two(unknowns))
     block = max(16, AT_A_TIME // size)
     blocks = parts_of(outputs if few else samples, block)
-    rows = torch.empty_like(gradient)
-    used = torch.empty(samples, dtype=torch.bool, device=gradient.device)
-    numbers = torch.empty(2, dtype=gradient.dtype, device=gradient.device)
+    rows, used, numbers = new_results(gradient)
     with on_device(gradient):
         given = (
             gradient, None if value is None else value.contiguous(), None if matrix is None else matrix.contiguous(),
-            rows, used, numbers, counter, damping, unit, _bits(factor or number), samples, outputs,
+            rows, used, numbers, counter, damping, unit, bits_of(factor or number), samples, outputs,
         )  # fmt: skip
         constants = {
             "RELATIVE": factor > 0, "NORMALIZED": normalized, "MEAN": mean, "FEW": few, "SIZE": size, "BLOCK": block,
@@ -80,12 +76,6 @@ def launch_fisher(
         }  # fmt: skip
         launch(solve_fisher, blocks, given, constants, WARPS[size])
     return rows, used, numbers
-
-
-def _bits(number: float) -> int:
-    """Triton takes a number as float32; its bits it takes as they are."""
-    bits: int = struct.unpack("<q", struct.pack("<d", number))[0]
-    return bits
 
 
 @_kernel

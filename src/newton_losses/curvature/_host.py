@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ._damping import AUTO, DampingRule, NormalizedDamping, RelativeDamping, RunningDamping
 from ._expansion import FisherFactor, FisherMatrix
-from ._fisher import Solved
+from ._fisher import LEAST_FACTOR, Solved
 from ._forms import Dense
 from ._lists import ExchangeableFisher
 from ._loss_contract import full_precision, one_thread
@@ -32,9 +32,6 @@ LEAST_DAMPING = 1e-12
 # Multiplications in a product of matrices up to which NumPy's library keeps to one thread, whatever torch's number of
 # threads is. What is larger goes through the same lines in torch.
 LARGEST_IN_NUMPY = 2**18
-# How far λ may lie below the scale r of C until float32 is not enough for float32 gradients. With λ = factor·r the
-# condition number of C + λI is at most 1 + √m/factor, unless C keeps negative eigenvalues.
-LEAST_FACTOR = 0.1
 # Unknowns up to which the rows are multiplied by the inverse of a stored matrix, instead of solving for each.
 LARGEST_INVERSE = 256
 

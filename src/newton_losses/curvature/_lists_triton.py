@@ -13,7 +13,9 @@ import triton.language as tl
 from torch import Tensor
 
 from .._backends import launch, on_device, parts_of, power_of_two
-from ._fisher_triton import _bits, _load, _store, finite_values, mean_of_finite
+from ._fisher import new_results
+from ._fisher_triton import _load, _store, finite_values, mean_of_finite
+from ._small_solve_triton import bits_of
 
 _Decorator = Callable[[Callable[..., Any]], Any]
 _jit: _Decorator = triton.jit
@@ -40,14 +42,12 @@ def launch_lists(
     gradient = gradient.contiguous()
     columns = min(power_of_two(outputs), 128)
     block = AT_A_TIME // columns
-    rows = torch.empty_like(gradient)
-    used = torch.empty(samples, dtype=torch.bool, device=gradient.device)
-    numbers = torch.empty(2, dtype=gradient.dtype, device=gradient.device)
+    rows, used, numbers = new_results(gradient)
     with on_device(gradient):
         given = (
             gradient, None if value is None else value.contiguous(),
             None if mask is None else mask.contiguous().view(torch.uint8),
-            rows, used, numbers, counter, damping, unit, _bits(factor or number), samples, outputs,
+            rows, used, numbers, counter, damping, unit, bits_of(factor or number), samples, outputs,
         )  # fmt: skip
         constants = {
             "RELATIVE": factor > 0, "NORMALIZED": normalized, "MEAN": mean, "ROWS": block, "COLUMNS": columns,

@@ -33,7 +33,7 @@ def solve_rows(matrix: Tensor, rows: Tensor, damping: Tensor | None, number: flo
     grid, shape = _shape(rows, products=kind in ("absolute", "clip"))
     with torch.cuda.device_of(rows):  # type: ignore[no-untyped-call]
         solve[grid](
-            matrix, rows, out, damping, _bits(number), len(rows),
+            matrix, rows, out, damping, bits_of(number), len(rows),
             KIND=kind, LOWEST=LOWEST, STEEPEST=STEEPEST, ROUNDS=ROUNDS, **shape,
         )  # fmt: skip
     return out
@@ -48,7 +48,7 @@ def _shape(rows: Tensor, products: bool) -> tuple[tuple[int], dict[str, int]]:
     return (parts_of(count, width - unknowns),), {"M": unknowns, "SIZE": size, "WIDTH": width, "num_warps": 1}
 
 
-def _bits(number: float) -> int:
+def bits_of(number: float) -> int:
     """Triton takes a number as float32; its bits it takes as they are."""
     bits: int = struct.unpack("<q", struct.pack("<d", number))[0]
     return bits
