@@ -185,6 +185,26 @@ class _WithNamed:
         return self._loss.expand(y, *targets, **self._named, **options)
 
 
+def is_exchangeable(loss: object, choice: bool | None) -> bool:
+    """What the caller said, else what the loss says of itself."""
+    return bool(getattr(loss, "exchangeable", False) if choice is None else choice)
+
+
+def with_mask(
+    loss: Any, y: Tensor, targets: tuple[Any, ...], mask: Tensor | None
+) -> tuple[Any, tuple[Any, ...], Tensor | None]:
+    """A loss that takes a mask, with it: the library's do, and any may get it as the last of the targets."""
+    last = targets[-1] if mask is None and targets else None
+    is_mask = isinstance(last, Tensor) and last.dtype == torch.bool and last.shape == y.shape
+    if not getattr(loss, "takes_mask", False):
+        return loss, targets, last if is_mask and names_mask(loss, len(targets)) else mask
+    if is_mask:
+        mask, targets = last, targets[:-1]
+    if mask is None or hasattr(loss, "expand"):
+        return loss, targets, mask
+    return partial(loss, mask=mask), targets, mask
+
+
 # Nested tensors
 
 

@@ -9,7 +9,7 @@ from typing import Any, Unpack
 import torch
 from torch import Tensor
 
-from ._arguments import bound_targets, padded_outputs
+from ._arguments import bound_targets, is_exchangeable, padded_outputs, with_mask
 from .curvature import (
     CurvatureKind,
     Damping,
@@ -34,9 +34,7 @@ from .newton import (
     NewtonOptions,
     Value,
     compute_newton_loss,
-    is_exchangeable,
     plain_value,
-    with_mask,
 )
 
 

@@ -43,6 +43,7 @@ from .curvature import (
     sample_step,
     settle,
     share_curvature,
+    suits_numpy,
 )
 from .errors import ArgumentError, DerivativeError
 
@@ -268,10 +269,9 @@ def _ordinary_way(arrived: Tensor, settings: _Settings) -> Tensor | None:
     """What leaves with the default's settings on a CPU, or `None` where anything else is asked for."""
     damping, reduction, loss_scale, process_group, curvature = settings
     is_ordinary = isinstance(damping, str) and type(loss_scale) is float and loss_scale == 1 and curvature == "fisher"
-    is_matrix = arrived.dtype is torch.float32 and arrived.dim() == 2
-    if not (is_ordinary and is_matrix) or torch.compiler.is_compiling() or resolve_group(process_group) is not None:
+    if not is_ordinary or torch.compiler.is_compiling() or resolve_group(process_group) is not None:
         return None
-    return host_fisher(arrived, reduction == "mean")
+    return host_fisher(arrived.detach(), reduction == "mean") if suits_numpy(arrived) else None
 
 
 def _short_way(

@@ -6,14 +6,13 @@ How the expansion is made and the system solved is in `newton_losses.curvature`.
 place of the module, and `inject.py` the variant that lives in a backward pass.
 """
 
-from functools import partial
 from typing import Any, Literal, TypedDict
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from ._arguments import bound_targets, names_mask, padded_outputs
+from ._arguments import bound_targets, is_exchangeable, padded_outputs, with_mask
 from ._skipped import OnNonfinite, SkipWatch, skip_counter
 from ._tracing import is_captured, refuse_export, sees_operators
 from .curvature import (
@@ -21,6 +20,7 @@ from .curvature import (
     Damping,
     DampingRule,
     Expandable,
+    Expansion,
     GroupChoice,
     Loss,
     Reduction,
@@ -35,8 +35,11 @@ from .curvature import (
     expand,
     expand_loss,
     host_step,
+    is_ordinary,
     loss_values,
     name_of,
+    ordinary_step,
+    ordinary_way,
     plain_damping,
     resolve_damping,
     resolve_group,
@@ -164,6 +167,9 @@ class NewtonLoss(RunningScale):
         }
         self._rule = resolve_damping(self.options["damping"], None)
         self._keep_scale(self._rule)
+        can_be = value == "loss" and self.options["reduction"] != "sum" and not isinstance(loss, Expandable)
+        choices = spectrum, matrix_free, bool(self.options["exchangeable"])
+        self._way = ordinary_way(curvature, self._rule, *choices) if can_be else None
         self.value: Value = value
         self.check = check
         self._was_checked = False
@@ -171,7 +177,15 @@ class NewtonLoss(RunningScale):
         self.register_buffer("skipped", torch.zeros((), dtype=torch.int64), persistent=False)
 
     def forward(self, y: Tensor, /, *targets: Any, mask: Tensor | None = None, **named: Any) -> Tensor:
-        loss = self.loss
+        loss, expansion = self.loss, None
+        if self._way and not (self.check or named) and mask is None:
+            run = self._buffers["running_square"]
+            if is_ordinary(y, targets, run):
+                given = self._way, self.options["reduction"], self._rule, run, self.training
+                front, rows, expansion = ordinary_step(loss, y, targets, *given)
+                if rows is not None:
+                    self._watch.seen += len(y)
+                    return _Surrogate.record(y, None, front, rows, None, len(y))
         if named or mask is not None:
             loss, targets, mask = bound_targets(loss, y, targets, named, mask, "NewtonLoss")
         if isinstance(y, Tensor) and y.is_nested:
@@ -191,7 +205,7 @@ class NewtonLoss(RunningScale):
         known = self._is_known
         if is_new and not known and not is_compiling:
             self._is_known = True
-        own = self.value, self.options, self._rule, counter, mask, run, is_new, known
+        own = self.value, self.options, self._rule, counter, mask, run, is_new, known, expansion
         value, step, is_scalar = compute_newton_loss(loss, y, targets, *own)
         if is_checked and step.kept is not None and not bool(step.kept.any()):
             self.check, self._was_checked = True, False  # such a batch cannot tell anything of the loss
@@ -240,11 +254,12 @@ def compute_newton_loss(
     run: Tensor | None = None,
     is_new: bool = False,
     known: bool = False,
+    expansion: Expansion | None = None,
 ) -> tuple[Tensor, Solved, bool]:
     """The Newton loss, its step, and whether `loss` gave one number; `rule` is what the damping is in one process.
 
     `run` holds the size of the run's gradients, which takes in those of this batch where that `is_new`; it is `known`
-    where it has certainly taken in another.
+    where it has certainly taken in another. An `expansion` may be there already.
     """
     kind, reduction = options.get("curvature", "fisher"), options["reduction"]
     matrix_free = options.get("matrix_free")
@@ -256,10 +271,11 @@ def compute_newton_loss(
     if group is not None and kind == "hessian":
         matrix_free = agreed_form(loss, y, matrix_free)
     exchangeable = bool(options.get("exchangeable"))
-    if mask is not None or exchangeable or (not is_compiling and torch.is_inference_mode_enabled()):
+    is_inference = not is_compiling and torch.is_inference_mode_enabled()
+    if expansion is None and (mask is not None or exchangeable or is_inference):
         lists: dict[str, Any] = {"mask": mask, "exchangeable": exchangeable}
         expansion = expand(loss, y, *targets, curvature=kind, reduction=reduction, matrix_free=matrix_free, **lists)
-    else:
+    elif expansion is None:
         expansion = expand_loss(loss, y, targets, kind, reduction, matrix_free)
     is_mean, spectrum, shared = reduction != "sum", options.get("spectrum"), None
     step = None
@@ -288,29 +304,12 @@ def compute_newton_loss(
         front = step.value
     else:
         front = _reduced(expansion.value, reduction)
-    surrogate = _surrogate if is_compiling or _is_transformed() else _Surrogate.record
     is_scalar = expansion.value.stride() == (0,)  # one number, shown as that of every sample
-    return surrogate(y, front, rows, step.kept, divisor), step, is_scalar
-
-
-def is_exchangeable(loss: object, choice: bool | None) -> bool:
-    """What the caller said, else what the loss says of itself."""
-    return bool(getattr(loss, "exchangeable", False) if choice is None else choice)
-
-
-def with_mask(
-    loss: Loss | Expandable, y: Tensor, targets: tuple[Any, ...], mask: Tensor | None
-) -> tuple[Loss | Expandable, tuple[Any, ...], Tensor | None]:
-    """A loss that takes a mask, with it: the library's do, and any may get it as the last of the targets."""
-    last = targets[-1] if mask is None and targets else None
-    is_mask = isinstance(last, Tensor) and last.dtype == torch.bool and last.shape == y.shape
-    if not getattr(loss, "takes_mask", False):
-        return loss, targets, last if is_mask and names_mask(loss, len(targets)) else mask
-    if is_mask:
-        mask, targets = last, targets[:-1]
-    if mask is None or isinstance(loss, Expandable):
-        return loss, targets, mask
-    return partial(loss, mask=mask), targets, mask
+    parts = rows, step.kept, divisor
+    if is_compiling or _is_transformed():
+        return _surrogate(y, front, *parts), step, is_scalar
+    # Detached, it is not a view, which nobody could divide in place.
+    return _Surrogate.record(y, front if front.requires_grad else None, front.detach(), *parts), step, is_scalar
 
 
 def plain_value(
@@ -361,29 +360,30 @@ class _Surrogate(torch.autograd.Function):
     """The same where a tape is recorded: one multiplication on the way back, instead of eight operations in all."""
 
     @classmethod
-    def record(cls, y: Tensor, front: Tensor, *parts: Any) -> Tensor:
-        """`apply` without its questions about transforms, which take as long as ten operations."""
-        loss: Tensor = super(torch.autograd.Function, cls).apply(y, front, parts)  # type: ignore[misc]
+    def record(cls, y: Tensor, learned: Tensor | None, *parts: Any) -> Tensor:
+        """`apply` without its questions about transforms, which take as long as ten operations.
+
+        `parts` are the front, which becomes the result, and what else `_surrogate` takes; the front with a gradient
+        comes as `learned`.
+        """
+        loss: Tensor = super(torch.autograd.Function, cls).apply(y, learned, parts)  # type: ignore[misc]
         return loss
 
     @staticmethod
-    def forward(ctx: Any, y: Tensor, front: Tensor, parts: tuple[Tensor, Tensor | None, Tensor | float]) -> Tensor:
-        ctx.save_for_backward(y)
-        ctx.rows, ctx.kept, ctx.divisor = parts
-        return front.detach()  # not a view, which nobody could divide in place
+    def forward(ctx: Any, y: Tensor, learned: Tensor | None, parts: tuple[Any, ...]) -> Tensor:
+        ctx.y, ctx.parts = y, parts  # not saved for the way back, which takes longer: its numbers are not needed
+        front: Tensor = parts[0]
+        return front
 
     @staticmethod
     def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor | None, ...]:
-        (slope,) = slopes
-        (y,) = ctx.saved_tensors
-        rows = ctx.rows
-        pulled = None
-        if ctx.needs_input_grad[0]:
-            if torch.is_grad_enabled():  # somebody wants to differentiate this: the Hessian is I / divisor
-                rows = rows + _moved(y, rows, ctx.kept) / ctx.divisor
-            pulled = rows * slope
-            if pulled.shape != y.shape or pulled.dtype != y.dtype:
-                pulled = pulled.reshape(y.shape).to(y.dtype)
+        (slope,), y = slopes, ctx.y
+        _, rows, kept, divisor = ctx.parts
+        if torch.is_grad_enabled():  # somebody wants to differentiate this: the Hessian is I / divisor
+            rows = rows + _moved(y, rows, kept) / divisor
+        pulled = rows * slope
+        if pulled.shape != y.shape or pulled.dtype is not y.dtype:
+            pulled = pulled.reshape(y.shape).to(y.dtype)
         return pulled, slope if ctx.needs_input_grad[1] else None, None
 
 

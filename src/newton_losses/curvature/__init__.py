@@ -35,6 +35,7 @@ from ._forms import Products as Products
 from ._forms import as_curvature as as_curvature
 from ._host import host_fisher as host_fisher
 from ._host import host_step as host_step
+from ._host import suits_numpy as suits_numpy
 from ._lists import exchangeable_fisher as exchangeable_fisher
 from ._loss_contract import Loss as Loss
 from ._loss_contract import check_outputs as check_outputs
@@ -56,6 +57,9 @@ from ._options import check_value as check_value
 from ._options import plain_damping as plain_damping
 from ._options import resolve_group as resolve_group
 from ._options import resolve_reduction as resolve_reduction
+from ._ordinary import is_ordinary as is_ordinary
+from ._ordinary import ordinary_step as ordinary_step
+from ._ordinary import ordinary_way as ordinary_way
 from ._running import RunningScale as RunningScale
 from ._running import settle as settle
 from ._sample import sample_step as sample_step

@@ -33,6 +33,9 @@ from ._loss_contract import Total, one_thread
 from ._passes import directions_at_once, footprint, recalled, remember
 
 T = TypeVar("T")
+# What `torch.autograd.grad` calls at its end: (outputs, directions, keep the graph, make a graph, leaves, leaves may be
+# unused, accumulate).
+run_backward = torch.autograd.Variable._execution_engine.run_backward
 
 
 class Derivatives(NamedTuple):
@@ -102,6 +105,19 @@ def mean_hessian(total: Total, flat: Tensor, loss: object) -> MeanHessian:
         return _mean(Derivatives(value, gradient), lambda: every)
 
     return _first_that_works(flat, loss, reverse, forward)
+
+
+def summed_hessian(total: Total, flat: Tensor, loss: object) -> tuple[Tensor, Tensor, Tensor] | None:
+    """Values, gradients and Σ ∇²ℓᵢ, nearly symmetric and perhaps not finite, where the tape makes them in one pass."""
+    size, outputs = footprint(total, flat, loss, has_tape=True), flat.shape[1]
+    if recalled(_needs_forward, loss) or directions_at_once(flat, size) < outputs:
+        return None
+    try:
+        value, gradient, product = _reverse_graph(total, flat, loss)
+        with one_thread(flat, size.largest):
+            return value, gradient, product(torch.eye(outputs, dtype=flat.dtype)).sum(1)
+    except (RuntimeError, NotImplementedError):  # `mean_hessian` has another way, or words for it
+        return None
 
 
 def _mean(found: Derivatives, passes: Callable[[], Iterable[Tensor]]) -> MeanHessian:
@@ -226,7 +242,7 @@ def _tape_gradient(total: Total, flat: Tensor) -> Derivatives:
     if not total_value.requires_grad:  # a batch can be without a gradient, as one that holds no pair to compare
         return Derivatives(value, torch.zeros_like(flat))
     # What the loss itself has to learn, and targets that have a gradient, get theirs through the values.
-    is_shared = torch.is_grad_enabled() and _look(total_value, leaf)[0]
+    is_shared = torch.is_grad_enabled() and leads_elsewhere(total_value, leaf)
     gradient = _pulled_back(total_value, torch.ones_like(total_value), leaf, keep=is_shared)
     if gradient is None:
         gradient = torch.zeros_like(flat)
@@ -240,8 +256,7 @@ def _pulled_back(output: Tensor, along: Tensor, leaf: Tensor, *, keep: bool, cre
     """
     if type(output) is not Tensor:
         return torch.autograd.grad(output, leaf, along, retain_graph=keep, create_graph=create, allow_unused=True)[0]
-    run = torch.autograd.Variable._execution_engine.run_backward
-    found: Tensor | None = run((output,), (along,), keep, create, (leaf,), True, False)[0]
+    found: Tensor | None = run_backward((output,), (along,), keep, create, (leaf,), True, False)[0]
     return found
 
 
@@ -252,6 +267,11 @@ def _tape(total: Total, flat: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         return leaf, *total(leaf)
     with torch.enable_grad():
         return leaf, *total(leaf)
+
+
+def leads_elsewhere(value: Tensor, leaf: Tensor) -> bool:
+    """Whether the graph of `value` reaches other leaves, too: parameters of the loss, or targets with a gradient."""
+    return _look(value, leaf)[0]
 
 
 def _look(value: Tensor, leaf: Tensor) -> tuple[bool, set[Any]]:

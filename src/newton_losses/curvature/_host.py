@@ -22,6 +22,13 @@ from ._lists import ExchangeableFisher
 from ._loss_contract import full_precision, one_thread
 from ._options import Spectrum
 
+try:  # without the front of `np.linalg.inv`, which takes as long as the inverse of a small matrix
+    from numpy.linalg import _umath_linalg
+
+    _invert: Any = _umath_linalg.inv
+except (ImportError, AttributeError):
+    _invert = np.linalg.inv
+
 # Within these bounds squares of gradients, λ and steps are far from the ends of float32.
 SAFE = (1e-25, 1e25)
 # The same in float32, where their squares shall be in range too.
@@ -32,6 +39,8 @@ LEAST_DAMPING = 1e-12
 # Multiplications in a product of matrices up to which NumPy's library keeps to one thread, whatever torch's number of
 # threads is. What is larger goes through the same lines in torch.
 LARGEST_IN_NUMPY = 2**18
+# The rounding of numbers with so many bytes.
+EPSILON = {4: 2.0**-23, 8: 2.0**-52}
 # Unknowns up to which the rows are multiplied by the inverse of a stored matrix, instead of solving for each.
 LARGEST_INVERSE = 256
 
@@ -94,9 +103,7 @@ def host_step(
     if kind == "raw" or 0 < rule[0] < LEAST_FACTOR or not is_exact:
         rows = rows.double()
     if given is not None:
-        given = given.detach()
-        if given.dtype is not rows.dtype or kind == "definite" or kind == "raw":  # which change it
-            given = given.to(rows.dtype, copy=True)
+        given = given.detach().to(rows.dtype, copy=True)  # which changes on the way
     if in_numpy:
         matrix = None if given is None else given.numpy()
         found = _solved(rows.numpy(), matrix, rule, kind, mean, state, update)
@@ -110,23 +117,70 @@ def host_step(
     return Solved(steps, None, count, mean_value, counted=True)
 
 
-def host_fisher(gradient: Tensor, mean: bool) -> Tensor | None:
-    """The default's step (F/λ + I)⁻¹gᵢ/ρ from float32 gradients `(N, m)` and nothing else, or `None` as in `host_step`.
+def host_fisher(
+    gradient: Tensor,
+    mean: bool,
+    rule: float | RunningDamping = AUTO,
+    state: Tensor | None = None,
+    update: bool = False,
+) -> Tensor | None:
+    """`host_step` with the Fisher of a few float32 gradients `(N, m)`, for a λ or the default's rule: the steps alone.
 
-    ρ is the batch's own; `mean` divides by N. Kept short: a line that Python has not run for a while costs as much as a
-    NumPy operation on a small batch.
+    Kept short: a line that Python has not run for a while costs as much as a NumPy operation on a small batch. (`dot`
+    has no front, as `@` has, and does not warn of an overflow.)
 
-    >>> host_fisher(torch.tensor([[2.0]]), mean=False)  # F = λ = 4 and ρ = 2
+    >>> host_fisher(torch.tensor([[2.0]]), mean=False)  # F = λ = 4 and ρ = 2, the batch's own
     tensor([[0.5000]])
     """
-    if not may_look(gradient):
+    rows = gradient.numpy()
+    count, size = rows.shape
+    few = count < size
+    matrix = rows.dot(rows.T) if few else rows.T.dot(rows)  # N·F, or of the same eigenvalues
+    diagonal = matrix.ravel()[:: len(matrix) + 1]
+    energy = sum(diagonal.tolist())
+    low, high = SAFE_SQUARES
+    if not low < energy < high:
         return None
-    count, size = gradient.shape
-    if gradient.numel() * min(count, size) > LARGEST_IN_NUMPY:
+    spread = math.sqrt(float(np.vdot(matrix, matrix)) / size)
+    if type(rule) is float:
+        factor, number = 0.0, count * rule
+    else:
+        factor = rule.factor if few is False else rule.factor * math.sqrt(size / count)  # type: ignore[union-attr]
+        number = factor * spread
+    if not (LEAST_FACTOR * spread <= number < high and spread < high):
+        numbers = factor, number / count, factor > 0
+        found = _solved(rows.astype(np.float64), None, numbers, "definite", mean, state, update)
+        return None if found is None else torch.from_numpy(found.astype(np.float32))
+    diagonal += number
+    inverse = _invert(matrix)
+    length: float = count
+    if factor:
+        square = energy / (count * size)
+        unit = square if state is None else taken_in(state, square, update)
+        if unit is None:
+            return None
+        length = number / math.sqrt(unit)
+    inverse *= length / count if mean else length
+    return torch.from_numpy(inverse.dot(rows) if few else rows.dot(inverse))
+
+
+def host_lists(gradient: Tensor, rule: float | RunningDamping, state: Tensor | None, update: bool) -> Tensor | None:
+    """`host_step` with the Fisher of a few lists in float32, all of them whole: the steps over N alone."""
+    rows = gradient.numpy()
+    numbers = (0.0, rule, False) if type(rule) is float else (rule.factor, 0.0, True)  # type: ignore[union-attr]
+    found = _solved_lists(rows.astype(np.float64), None, numbers, True, state, update)
+    return None if found is None else torch.from_numpy(found.astype(np.float32))
+
+
+def host_hessian(gradient: Tensor, total: Tensor, rule: RunningDamping, state: Tensor, update: bool) -> Tensor | None:
+    """`host_step` with a small sum of float32 Hessians and the default's rule: the steps over N alone."""
+    rows, square = gradient.numpy(), total.numpy()
+    if not _energy(square) < SAFE[1]:
         return None
-    rule = (AUTO.factor * math.sqrt(max(1.0, size / count)), 0.0, True)
-    found = _solved(gradient.detach().numpy(), None, rule, "definite", mean, None, False)
-    return None if found is None else torch.from_numpy(found)
+    # Of any length: λ and the step are in its units.
+    matrix = square + square.T
+    found = _solved(rows, matrix, (rule.factor, 0.0, True), "absolute", True, state, update)
+    return None if found is None else torch.from_numpy(found).to(gradient.dtype)
 
 
 def _solved(
@@ -171,10 +225,10 @@ def _solved(
 
 
 def _doubled(numbers: Any) -> Any:
-    """In float64, if there are any."""
+    """A copy in float64, if there are any."""
     if numbers is None:
         return None
-    return numbers.double() if isinstance(numbers, Tensor) else numbers.astype(np.float64)
+    return numbers.to(torch.float64, copy=True) if isinstance(numbers, Tensor) else numbers.astype(np.float64)
 
 
 def _solved_lists(
@@ -219,7 +273,7 @@ def _energy(rows: Any) -> float:
 def _inverse(matrix: Any, damping: float, spread: float, kind: str) -> Any:
     """(C + λI)⁻¹ with C's eigenvalues as `kind` says, or `None` where there is none; `matrix` may be changed."""
     linalg: Any = torch.linalg if isinstance(matrix, Tensor) else np.linalg
-    if kind == "absolute" or kind == "clip":
+    if (kind == "absolute" or kind == "clip") and not _is_semidefinite(matrix, damping):
         values, vectors = linalg.eigh(matrix)
         values = abs(values) if kind == "absolute" else values.clip(0)
         return (vectors / (values + damping)) @ vectors.T
@@ -233,6 +287,20 @@ def _inverse(matrix: Any, damping: float, spread: float, kind: str) -> Any:
         return None
 
 
+def _is_semidefinite(matrix: Any, damping: float) -> bool:
+    """Whether no eigenvalue is negative by more than rounding beside λ: a quarter of the time that they all take."""
+    wide = _doubled(matrix)
+    diagonal = wide.reshape(-1)[:: len(matrix) + 1]
+    diagonal += damping * EPSILON[matrix.dtype.itemsize]
+    if isinstance(matrix, Tensor):
+        return int(torch.linalg.cholesky_ex(wide)[1]) == 0
+    try:
+        np.linalg.cholesky(wide)
+    except np.linalg.LinAlgError:
+        return False
+    return True
+
+
 def may_look(gradient: Tensor) -> bool:
     """Whether these are numbers on a CPU, which costs nothing to read. (Outside of compilers; ask those first.)"""
     return (
@@ -241,6 +309,14 @@ def may_look(gradient: Tensor) -> bool:
         and gradient.numel() > 0
         and not torch._C._are_functorch_transforms_active()
     )
+
+
+def suits_numpy(gradient: Tensor) -> bool:
+    """Whether these are a few float32 numbers `(N, m)` on a CPU, as `host_fisher` takes them."""
+    if gradient.dtype is not torch.float32 or gradient.dim() != 2 or not may_look(gradient):
+        return False
+    count, size = gradient.shape
+    return count * size * min(count, size) <= LARGEST_IN_NUMPY
 
 
 def _factor_or_number(

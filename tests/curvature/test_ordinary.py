@@ -1,0 +1,181 @@
+"""The short way of an ordinary batch on a CPU against the long way through the other pieces."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import newton_losses as nl
+from newton_losses.curvature import is_ordinary, ordinary_step
+from operators import Operators
+
+# (curvature, damping, exchangeable)
+WAYS = [
+    ("fisher", "auto", False),
+    ("fisher", nl.RunningDamping(0.01), False),
+    ("fisher", 0.3, False),
+    ("fisher", 1e-6, False),
+    ("fisher", "auto", True),
+    ("fisher", 0.3, True),
+    ("hessian", "auto", False),
+    ("hessian", nl.RunningDamping(0.01), False),
+]
+SHAPES = [(8, 3), (3, 8), (1, 4), (5, 1), (64, 64)]
+
+
+def waves(y: Tensor, target: Tensor) -> Tensor:
+    """Neither convex nor of one size."""
+    return ((y - target).sin() * (1 + y.square())).sum(1)
+
+
+def long_way(newton: nl.NewtonLoss) -> nl.NewtonLoss:
+    newton._way = None
+    return newton
+
+
+def steps(newton: nl.NewtonLoss, shape: tuple[int, int], bad: float | None = None) -> list[Tensor]:
+    """Values and gradients of five batches, of which one may hold a number that is not finite."""
+    generator, found = torch.Generator().manual_seed(0), []
+    for batch in range(5):
+        y, target = torch.randn(2, *shape, generator=generator)
+        if bad is not None and batch == 3:
+            y[0, 0] = bad
+        y.requires_grad_()
+        value = newton(y, target)
+        (gradient,) = torch.autograd.grad(2 * value, y)
+        found += [value.detach(), gradient]
+    return found
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize(("curvature", "damping", "exchangeable"), WAYS)
+def test_it_computes_the_same(curvature, damping, exchangeable, shape):
+    options: dict[str, Any] = {"exchangeable": exchangeable, "check": False, "on_nonfinite": "ignore"}
+    short, long = (nl.NewtonLoss(waves, curvature, damping, **options) for _ in range(2))
+    for one, other in zip(steps(short, shape), steps(long_way(long), shape), strict=True):
+        # Both are exact to the rounding of float32 times a condition number, which is 100 at a factor of 0.01.
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5 * float(other.abs().max()))
+    if short.running_square is not None:
+        torch.testing.assert_close(short.running_square, long.running_square, rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize("factor", [1e-18, 1e-9, 1e9, 1e18])
+@pytest.mark.parametrize("scalar", [False, True])
+@pytest.mark.parametrize(("curvature", "damping", "exchangeable"), WAYS)
+def test_it_computes_the_same_for_a_mean_and_for_any_size_of_the_loss(curvature, damping, exchangeable, scalar, factor):
+    def scaled(y: Tensor, target: Tensor) -> Tensor:
+        values = factor * waves(y, target)
+        return values.mean() if scalar else values
+
+    options: dict[str, Any] = {"exchangeable": exchangeable, "check": False, "on_nonfinite": "ignore"}
+    damping = damping * factor**2 if isinstance(damping, float) else damping
+    short, long = (nl.NewtonLoss(scaled, curvature, damping, **options) for _ in range(2))
+    for one, other in zip(steps(short, (8, 3)), steps(long_way(long), (8, 3)), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5 * float(other.abs().max()))
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, 1e30])
+@pytest.mark.parametrize(("curvature", "damping", "exchangeable"), WAYS)
+def test_a_bad_sample_is_contained_and_counted(curvature, damping, exchangeable, bad):
+    options: dict[str, Any] = {"exchangeable": exchangeable, "check": False, "on_nonfinite": "ignore"}
+    short, long = (nl.NewtonLoss(waves, curvature, damping, **options) for _ in range(2))
+    found = steps(short, (8, 3), bad), steps(long_way(long), (8, 3), bad)
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5 * float(other.abs().max()))
+    assert int(short.skipped) == int(long.skipped)
+    assert all(bool(one.isfinite().all()) for one in found[0][1::2])
+
+
+@pytest.mark.parametrize(("curvature", "damping", "exchangeable"), WAYS)
+def test_it_is_taken(curvature, damping, exchangeable):
+    """Otherwise the tests above would compare the long way with itself."""
+    newton = nl.NewtonLoss(waves, curvature, damping, exchangeable=exchangeable)
+    y, target = torch.randn(2, 8, 3, generator=torch.Generator().manual_seed(0))
+    newton(y.requires_grad_(), target).backward()
+    run = newton.running_square
+    assert is_ordinary(y, (target,), run)
+    found = ordinary_step(waves, y, (target,), newton._way, None, newton._rule, run, True)
+    assert found.rows is not None
+
+
+def test_it_takes_fewer_operators():
+    def counted(newton: nl.NewtonLoss) -> int:
+        y, target = torch.randn(8, 3).requires_grad_(), torch.randn(8, 3)
+        for _ in range(3):
+            newton(y, target).backward()
+        y.grad = None
+        with Operators(views=False) as operators:
+            newton(y, target).backward()
+        return operators.count
+
+    def plain() -> int:
+        y, target = torch.randn(8, 3).requires_grad_(), torch.randn(8, 3)
+        with Operators(views=False) as operators:
+            waves(y, target).mean().backward()
+        return operators.count
+
+    # The mean and its way back go; a direction, the mean, and the product on the way back come.
+    assert counted(nl.NewtonLoss(waves)) <= plain() + 2
+
+
+@pytest.mark.parametrize("curvature", ["fisher", "hessian"])
+@pytest.mark.parametrize("scalar", [False, True])
+def test_what_the_loss_learns_itself_gets_its_gradient(curvature, scalar):
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.tensor(1.5))
+
+        def forward(self, y: Tensor, target: Tensor) -> Tensor:
+            values = waves(self.scale * y, target)
+            return values.mean() if scalar else values
+
+    y, target = torch.randn(2, 8, 3, generator=torch.Generator().manual_seed(0))
+    y.requires_grad_()
+    loss = Scaled()
+    newton = nl.NewtonLoss(loss, curvature)
+    values = loss(y, target)
+    (wanted,) = torch.autograd.grad(values.mean(), loss.scale)
+    for _ in range(3):
+        (found,) = torch.autograd.grad(newton(y, target), loss.scale)
+        torch.testing.assert_close(found, wanted)
+
+
+def test_the_loss_is_called_once_for_each_batch():
+    calls = []
+
+    def counted(y: Tensor, target: Tensor) -> Tensor:
+        calls.append(len(y))
+        return waves(y, target)
+
+    for curvature in ("fisher", "hessian"):
+        newton = nl.NewtonLoss(counted, curvature, check=False)
+        calls.clear()
+        steps(newton, (8, 3))
+        assert calls == 5 * [8]
+
+
+def test_an_error_of_the_loss_says_what_it_was_called_with():
+    def strict(y: Tensor, target: Tensor) -> Tensor:
+        if len(y) == 5:
+            raise ValueError("five is too few")
+        return waves(y, target)
+
+    newton = nl.NewtonLoss(strict)
+    y, target = torch.randn(2, 8, 3)
+    newton(y.requires_grad_(), target).backward()
+    with pytest.raises(ValueError, match="five is too few") as caught:
+        newton(y[:5], target[:5])
+    assert "(5, 3) of float32" in caught.value.__notes__[0]
+
+
+def test_the_first_derivative_of_a_step_is_that_of_the_quadratic():
+    """½‖z* − y‖²/N has the Hessian I/N, also where nothing but the steps is kept."""
+    y, target = torch.randn(2, 4, 3, generator=torch.Generator().manual_seed(0))
+    y.requires_grad_()
+    newton = nl.NewtonLoss(waves)
+    for _ in range(3):
+        (gradient,) = torch.autograd.grad(newton(y, target), y, create_graph=True)
+        (second,) = torch.autograd.grad(gradient.sum(), y)
+        torch.testing.assert_close(second, torch.full((4, 3), 0.25))
