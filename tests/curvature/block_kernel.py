@@ -40,6 +40,11 @@ class Emulated:
         assert used >= 0, "threads wait for each other"
         assert used <= shared
 
+    @property
+    def barriers(self) -> int:
+        """How often all threads of the last block have waited for each other."""
+        return self.library.barriers()
+
 
 def normal(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed + sum(shape)), dtype=torch.float64)

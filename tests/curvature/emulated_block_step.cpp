@@ -10,3 +10,6 @@ extern "C" int run_block_step(int blocks, int backwards, const void* bytes) {
     memcpy(&given, bytes, sizeof(Given));
     return launch(blocks, THREADS, backwards, [] { block_step(given); }) ? 8 * used_doubles() : -1;
 }
+
+// That the last block has passed.
+extern "C" int barriers() { return gates.back().times; }

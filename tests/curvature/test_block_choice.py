@@ -117,7 +117,9 @@ def test_a_step_on_a_gpu_is_one_kernel(shape, dtype):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(("kind", "damping"), [("raw", 0.1), ("absolute", NormalizedDamping()), ("clip", 0.1)])
+@pytest.mark.parametrize(
+    ("kind", "damping"), [("raw", 0.1), ("raw", 1e4), ("absolute", NormalizedDamping()), ("clip", 0.1)]
+)
 def test_a_stored_matrix_on_a_gpu_equals_the_operators(kind, damping):
     gradient, value, matrix = on_gpu(normal(70, 144).float()), normal(70).float(), indefinite(144)
     gradient[3, 0] = torch.nan

@@ -94,8 +94,9 @@ def test_a_damping_beside_which_the_curvature_is_nothing(step, shape):
     assert_step(step(gradient, None, 1e120, matrix=matrix), gradient / 1e120)
 
 
+# With the last of them a series takes the place of the elimination.
 @pytest.mark.parametrize("shape", [(9, 30), (30, 9)])
-@pytest.mark.parametrize("damping", [0.1, NormalizedDamping()], ids=str)
+@pytest.mark.parametrize("damping", [0.1, NormalizedDamping(), NormalizedDamping(1e6)], ids=str)
 def test_bad_samples_have_no_say(step, shape, damping):
     gradient, value, kept = normal(*shape), normal(shape[0]), torch.ones(shape[0], dtype=torch.bool)
     gradient[2, 3], gradient[3, 0], value[4], kept[5] = torch.inf, torch.nan, torch.nan, False
@@ -184,7 +185,8 @@ def test_a_stored_matrix_without_a_solution(step):
     for kind in ("raw", "definite"):
         broken = torch.eye(12, dtype=torch.float64)
         broken[3, 5] = broken[5, 3] = torch.nan
-        assert not step(gradient, None, 0.5, matrix=broken, kind=kind).kept.any()
+        for damping in (0.5, 1e9):
+            assert not step(gradient, None, damping, matrix=broken, kind=kind).kept.any()
     # Its pivots are positive, but no more than what rounding leaves of its diagonal.
     rounding = torch.ones(12, 12, dtype=torch.float64) + 4 * 2.0**-52 * torch.eye(12, dtype=torch.float64)
     assert not step(gradient, None, 1e-30, matrix=rounding, kind="definite").kept.any()
@@ -192,18 +194,67 @@ def test_a_stored_matrix_without_a_solution(step):
     middle = torch.eye(12, dtype=torch.float64)
     middle[3:5, 3:5] = rounding[3:5, 3:5]
     assert not step(gradient, None, 1e-30, matrix=middle, kind="definite").kept.any()
+    assert step(gradient, None, 1e9, matrix=middle, kind="definite").kept.all()
 
 
-def test_bad_samples_beside_a_stored_matrix(step):
+@pytest.mark.parametrize("damping", [NormalizedDamping(), NormalizedDamping(1e6)], ids=str)
+def test_bad_samples_beside_a_stored_matrix(step, damping):
     gradient, value, matrix = normal(9, 12), normal(9), indefinite(12)
     gradient[2, 3], value[4] = torch.inf, torch.nan
     good = [0, 1, 3, 5, 6, 7, 8]
     counter = torch.tensor(0)
-    found = step(gradient, value, NormalizedDamping(), matrix=matrix, kind="raw", counter=counter)
+    found = step(gradient, value, damping, matrix=matrix, kind="raw", counter=counter)
     assert found.kept.nonzero().flatten().tolist() == good
     assert int(counter) == 2
-    wanted = brute_force(gradient[good], NormalizedDamping(), matrix)
+    wanted = brute_force(gradient[good], damping, matrix)
     torch.testing.assert_close(found.rows[good], wanted, rtol=1e-9, atol=1e-9)
+
+
+# The series' error is below 2^-BITS of the solution; with 66 unknowns it has to be there after so many factors ‖C‖/λ.
+BITS, FACTORS = {torch.float32: 34, torch.float64: 60}, 23
+
+
+def norm_of(gradient: Tensor) -> float:
+    return float((gradient.double().mT @ gradient.double()).norm()) / len(gradient)
+
+
+@pytest.mark.parametrize("dtype", list(TYPES))
+@pytest.mark.parametrize("shape", [(66, 71), (73, 66)])
+def test_a_damping_far_above_the_curvature(step, shape, dtype):
+    gradient = normal(*shape).to(dtype)
+    bound = 2 ** (-BITS[dtype] / FACTORS)
+    for ratio in (1e-30, 0.02, 0.1, bound * (1 - 1e-6), bound * (1 + 1e-6)):
+        factor = math.sqrt(shape[1]) / ratio
+        for damping in (norm_of(gradient) / ratio, RelativeDamping(factor), NormalizedDamping(factor)):
+            assert_step(step(gradient, None, damping), brute_force(gradient, damping), 1e-13)
+
+
+@pytest.mark.parametrize(("size", "dtype"), [(67, torch.float64), (67, torch.float32), (144, torch.float32)])
+def test_a_damping_far_above_a_stored_matrix(step, size, dtype):
+    gradient, value, matrix = normal(9, size).to(dtype), normal(9).to(dtype), indefinite(size).to(dtype)
+    positive = matrix @ matrix / size
+    for kind, stored in (("raw", matrix), ("raw", -positive), ("raw", normal(size, size)), ("definite", positive)):
+        for damping in (30 * float(stored.norm()), RelativeDamping(400.0), NormalizedDamping(400.0)):
+            found = step(gradient, value, damping, matrix=stored, kind=kind)
+            assert_step(found, brute_force(gradient, damping, stored), 1e-13)
+
+
+@pytest.mark.parametrize("dtype", list(TYPES))
+def test_the_series_is_taken_where_it_is_faster(emulated, dtype):
+    """That is, with a round per three unknowns or fewer. A round has two barriers, an elimination one per unknown."""
+    gradient = normal(66, 71).to(dtype)
+    kernels = emulated(size_for(66), dtype)
+
+    def barriers(ratio: float) -> int:
+        launch_block(kernels, gradient, None, None, None, norm_of(gradient) / ratio, 0.0, False, False, None)
+        return kernels.barriers
+
+    besides, bound = barriers(1e-30), 2 ** (-BITS[dtype] / FACTORS)
+    for ratio in (1e-4, 0.02, 0.1, bound * (1 - 1e-6)):
+        rounds = math.ceil(BITS[dtype] / -math.log2(ratio)) - 1
+        assert barriers(ratio) == besides + 2 * rounds
+    for ratio in (bound * (1 + 1e-6), 0.9, 1.1, 1e4):
+        assert barriers(ratio) == besides + 66
 
 
 def apart(tensor: Tensor) -> Tensor:

@@ -1,9 +1,10 @@
 """The step for 65 to 147 unknowns as one kernel: a block of threads holds the system in its registers, in float64.
 
 With a stored matrix it takes over earlier, from 33 unknowns on. The libraries take some ninety launches, and most of
-the time of factorising so small a matrix is latency. The kernel is CUDA C, in `elimination.cu` and `block_step.cu`, and
-compiled by NVRTC at first use. Where that is not possible, for example while a graph is being captured, `block_kernels`
-returns `None` and operators compute the same.
+the time of factorising so small a matrix is latency. Where λ is far above the curvature, the kernel sums a Neumann
+series instead of eliminating, to the last digit of the result. It is CUDA C, in `elimination.cu` and `block_step.cu`,
+and compiled by NVRTC at first use. Where that is not possible, for example while a graph is being captured,
+`block_kernels` returns `None` and operators compute the same.
 """
 
 import struct
