@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from cases import Case, assert_close, quartic, ripples
-from newton_losses import InjectFisher, NewtonLoss, RelativeDamping, newton_target
+from newton_losses import InjectFisher, NewtonLoss, RelativeDamping, inject_fisher, newton_target
 from on_cuda import no_synchronisation
 
 pytestmark = pytest.mark.gpu
@@ -115,3 +115,18 @@ def test_half_precision_with_a_grad_scaler() -> None:
         scaler.step(optimizer)
         scaler.update()
     assert torch.isfinite(network.weight).all()
+
+
+@pytest.mark.parametrize("shape", [(128, 10), (10, 128), (128, 100), (1, 1), (300, 200), (5, 2, 3)], ids=str)
+@pytest.mark.parametrize("bad", [False, True])
+def test_inject_fisher_with_its_defaults(shape: tuple[int, ...], bad: bool) -> None:
+    """The shortest way there, and the long one where it does not fit."""
+    gradient = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    if bad:
+        gradient[0] = torch.nan
+    steps = []
+    for device in ("cpu", "cuda"):
+        y = torch.zeros(shape, device=device, requires_grad=True)
+        inject_fisher(y).backward(gradient.to(device))
+        steps.append(y.grad.cpu())
+    torch.testing.assert_close(steps[1], steps[0], rtol=1e-4, atol=1e-6)

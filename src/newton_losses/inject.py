@@ -28,6 +28,7 @@ from .curvature import (
     check_damping,
     check_group,
     check_outputs,
+    default_fisher_step,
     empirical_fisher,
     finite,
     fisher_step,
@@ -266,12 +267,14 @@ class _InjectFisherOnTape(torch.autograd.Function):
 
 
 def _ordinary_way(arrived: Tensor, settings: _Settings) -> Tensor | None:
-    """What leaves with the default's settings on a CPU, or `None` where anything else is asked for."""
+    """What leaves with the default's settings, or `None` where anything else is asked for, or nothing is so simple."""
     damping, reduction, loss_scale, process_group, curvature = settings
     is_ordinary = isinstance(damping, str) and type(loss_scale) is float and loss_scale == 1 and curvature == "fisher"
     if not is_ordinary or torch.compiler.is_compiling() or resolve_group(process_group) is not None:
         return None
-    return host_fisher(arrived.detach(), reduction == "mean") if suits_numpy(arrived) else None
+    if suits_numpy(arrived):
+        return host_fisher(arrived.detach(), reduction == "mean")
+    return default_fisher_step(arrived.detach(), reduction == "mean")
 
 
 def _short_way(

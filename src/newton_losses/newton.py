@@ -371,14 +371,16 @@ class _Surrogate(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, y: Tensor, learned: Tensor | None, parts: tuple[Any, ...]) -> Tensor:
-        ctx.y, ctx.parts = y, parts  # not saved for the way back, which takes longer: its numbers are not needed
         front: Tensor = parts[0]
+        # Not saved for the way back, which takes longer: the numbers of y are not needed. And without the front, which
+        # is what this returns, and would keep the graph alive in a circle.
+        ctx.y, ctx.parts = y, parts[1:]
         return front
 
     @staticmethod
     def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor | None, ...]:
         (slope,), y = slopes, ctx.y
-        _, rows, kept, divisor = ctx.parts
+        rows, kept, divisor = ctx.parts
         if torch.is_grad_enabled():  # somebody wants to differentiate this: the Hessian is I / divisor
             rows = rows + _moved(y, rows, kept) / divisor
         pulled = rows * slope

@@ -1,5 +1,7 @@
 """The short way of an ordinary batch on a CPU against the long way through the other pieces."""
 
+import gc
+import weakref
 from typing import Any
 
 import pytest
@@ -179,3 +181,25 @@ def test_the_first_derivative_of_a_step_is_that_of_the_quadratic():
         (gradient,) = torch.autograd.grad(newton(y, target), y, create_graph=True)
         (second,) = torch.autograd.grad(gradient.sum(), y)
         torch.testing.assert_close(second, torch.full((4, 3), 0.25))
+
+
+@pytest.mark.parametrize("is_short", [True, False])
+@pytest.mark.parametrize("backward", [True, False])
+def test_a_graph_ends_with_its_loss(backward, is_short):
+    """A circle of references would keep the network's graph until Python looks for circles."""
+    newton = nl.NewtonLoss(waves)
+    newton(*torch.randn(2, 8, 3).requires_grad_()).backward()
+    newton._way = newton._way if is_short else None
+    y, target = torch.randn(2, 8, 3)
+    y.requires_grad_()
+    gc.disable()
+    try:
+        outputs = 2 * y
+        watched = weakref.ref(outputs)
+        loss = newton(outputs, target)
+        if backward:
+            loss.backward()
+        del outputs, loss
+        assert watched() is None
+    finally:
+        gc.enable()

@@ -23,6 +23,7 @@ from ._expansion import expand_loss as expand_loss
 from ._expansion import finite as finite
 from ._expansion import loss_values as loss_values
 from ._fisher import Solved as Solved
+from ._fisher import default_fisher_step as default_fisher_step
 from ._fisher import fisher_step as fisher_step
 from ._fisher import knows_damping as knows_damping
 from ._forms import Curvature as Curvature
