@@ -16,6 +16,8 @@ from torch.nn.functional import threshold
 
 # exp(−FAR) is 0 in every dtype, and sums of it stay finite: −inf would make NaN out of −inf − (−inf).
 FAR = 1e30
+# Terms of a sum that a compiler writes out, so that it joins what comes before it: a product stays on its own.
+UNROLLED = 8
 # Numbers up to which one product with a copy of its three parts is faster than three products.
 FEW = 2**16
 
@@ -158,7 +160,10 @@ def row_hessian(derivatives: RowDerivatives, tangents: Tensor) -> Tensor:
     shares = shares + odds.below.unsqueeze(-2) * odds.is_top.unsqueeze(-1)
     # The item j itself may exceed the rest of its row by any factor, so it is cut before it is masked.
     others = decay(shares.clamp(max=0)) * other
-    mean = others @ tangents
+    if torch.compiler.is_compiling() and tangents.shape[-2] <= UNROLLED:
+        mean = (others.unsqueeze(-1) * tangents.unsqueeze(-3)).sum(-2)
+    else:
+        mean = others @ tangents
     factors, weights = (tangents - mean, mean, tangents), (derivatives.second, derivatives.first, -derivatives.pull)
     if tangents.numel() <= FEW:
         return weighted_square(torch.cat(factors), torch.cat(weights))
