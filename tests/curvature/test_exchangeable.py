@@ -212,4 +212,5 @@ def test_lists_on_a_gpu_add_a_few_kernels(masked):
         return [event.key for event in kernels for _ in range(event.count)]
 
     with_newton, plain = launched(newton), launched(spread)
-    assert len(with_newton) <= len(plain) + 4, f"{with_newton} beside {plain}"
+    # The unit, the step, and the product on the way back; and zeros for what does not exist.
+    assert len(with_newton) <= len(plain) + (5 if masked else 4), f"{with_newton} beside {plain}"

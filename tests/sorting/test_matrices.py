@@ -151,4 +151,5 @@ def test_derivatives_are_those_that_a_compiler_is_given(network, n, monkeypatch)
         for once, again in zip(
             plain, relaxation.derivatives(scores, target, torch.ones_like(target), True), strict=True
         ):
-            assert torch.equal(once, again)
+            # To the rounding of float64: a compiler is given sums in the place of small products.
+            torch.testing.assert_close(once, again, rtol=1e-13, atol=1e-13 * float(once.abs().max()))

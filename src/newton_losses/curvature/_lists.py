@@ -146,19 +146,20 @@ def list_derivatives(
     Outputs that do not exist are constants to the loss: no derivative of any order leaks from them. With the `sums`
     that an exchangeable curvature is made of, first derivatives are enough.
     """
+    if sums is not None or kind != "hessian":
+        found = first_order(total, flat)
+        if mask is not None:
+            found = found._replace(gradient=torch.where(mask, found.gradient, 0.0))
+        if sums is None:
+            return found.value, found.gradient, None if kind is None else list_fisher(found, mask, exchangeable)
+        kept = is_finite(found) & torch.isfinite(sums[0]) & torch.isfinite(sums[1])
+        return found.value, found.gradient, exchangeable_curvature(*sums, kept, flat.shape[1], mask)
     if mask is not None:
         all_outputs, exists = total, mask
 
         def total(outputs: Tensor) -> "tuple[Tensor, Tensor]":  # in quotes for the compiler
             return all_outputs(torch.where(exists, outputs, flat))
 
-    if sums is not None:
-        found = first_order(total, flat)
-        kept = is_finite(found) & torch.isfinite(sums[0]) & torch.isfinite(sums[1])
-        return found.value, found.gradient, exchangeable_curvature(*sums, kept, flat.shape[1], mask)
-    if kind != "hessian":
-        found = first_order(total, flat)
-        return found.value, found.gradient, None if kind is None else list_fisher(found, mask, exchangeable)
     found, product = second_products(total, flat, loss)
     assert found.second is not None
     kept = is_finite(found) & torch.isfinite(found.second).all(2).all(0)
