@@ -27,6 +27,7 @@ from .curvature import (
     RunningScale,
     Solved,
     Spectrum,
+    Way,
     agreed_form,
     check_is_loss,
     check_loss,
@@ -38,7 +39,7 @@ from .curvature import (
     is_ordinary,
     loss_values,
     name_of,
-    ordinary_step,
+    ordinary_loss,
     ordinary_way,
     plain_damping,
     resolve_damping,
@@ -135,6 +136,7 @@ class NewtonLoss(RunningScale):
     """
 
     skipped: Tensor
+    _way: Way | None = None  # that an ordinary batch may go
 
     def __init__(
         self,
@@ -167,9 +169,10 @@ class NewtonLoss(RunningScale):
         }
         self._rule = resolve_damping(self.options["damping"], None)
         self._keep_scale(self._rule)
-        can_be = value == "loss" and self.options["reduction"] != "sum" and not isinstance(loss, Expandable)
+        can_be = self.options["reduction"] != "sum" and not isinstance(loss, Expandable)
         choices = spectrum, matrix_free, bool(self.options["exchangeable"])
-        self._way = ordinary_way(curvature, self._rule, *choices) if can_be else None
+        if can_be:
+            self._way = ordinary_way(curvature, self._rule, *choices)
         self.value: Value = value
         self.check = check
         self._was_checked = False
@@ -178,14 +181,14 @@ class NewtonLoss(RunningScale):
 
     def forward(self, y: Tensor, /, *targets: Any, mask: Tensor | None = None, **named: Any) -> Tensor:
         loss, expansion = self.loss, None
-        if self._way and not (self.check or named) and mask is None:
+        if self._way and self.value == "loss" and not (self.check or named) and mask is None:
             run = self._buffers["running_square"]
             if is_ordinary(y, targets, run):
                 given = self._way, self.options["reduction"], self._rule, run, self.training
-                front, rows, expansion = ordinary_step(loss, y, targets, *given)
-                if rows is not None:
+                found, expansion = ordinary_loss(loss, y, targets, *given)
+                if found is not None:
                     self._watch.seen += len(y)
-                    return _Surrogate.record(y, None, front, rows, None, len(y))
+                    return found
         if named or mask is not None:
             loss, targets, mask = bound_targets(loss, y, targets, named, mask, "NewtonLoss")
         if isinstance(y, Tensor) and y.is_nested:
@@ -304,12 +307,9 @@ def compute_newton_loss(
         front = step.value
     else:
         front = _reduced(expansion.value, reduction)
+    surrogate = _surrogate if is_compiling or _is_transformed() else _Surrogate.record
     is_scalar = expansion.value.stride() == (0,)  # one number, shown as that of every sample
-    parts = rows, step.kept, divisor
-    if is_compiling or _is_transformed():
-        return _surrogate(y, front, *parts), step, is_scalar
-    # Detached, it is not a view, which nobody could divide in place.
-    return _Surrogate.record(y, front if front.requires_grad else None, front.detach(), *parts), step, is_scalar
+    return surrogate(y, front, rows, step.kept, divisor), step, is_scalar
 
 
 def plain_value(
@@ -360,32 +360,29 @@ class _Surrogate(torch.autograd.Function):
     """The same where a tape is recorded: one multiplication on the way back, instead of eight operations in all."""
 
     @classmethod
-    def record(cls, y: Tensor, learned: Tensor | None, *parts: Any) -> Tensor:
-        """`apply` without its questions about transforms, which take as long as ten operations.
-
-        `parts` are the front, which becomes the result, and what else `_surrogate` takes; the front with a gradient
-        comes as `learned`.
-        """
-        loss: Tensor = super(torch.autograd.Function, cls).apply(y, learned, parts)  # type: ignore[misc]
+    def record(cls, y: Tensor, front: Tensor, *parts: Any) -> Tensor:
+        """`apply` without its questions about transforms, which take as long as ten operations."""
+        loss: Tensor = super(torch.autograd.Function, cls).apply(y, front, parts)  # type: ignore[misc]
         return loss
 
     @staticmethod
-    def forward(ctx: Any, y: Tensor, learned: Tensor | None, parts: tuple[Any, ...]) -> Tensor:
-        front: Tensor = parts[0]
-        # Not saved for the way back, which takes longer: the numbers of y are not needed. And without the front, which
-        # is what this returns, and would keep the graph alive in a circle.
-        ctx.y, ctx.parts = y, parts[1:]
-        return front
+    def forward(ctx: Any, y: Tensor, front: Tensor, parts: tuple[Tensor, Tensor | None, Tensor | float]) -> Tensor:
+        ctx.save_for_backward(y)
+        ctx.rows, ctx.kept, ctx.divisor = parts
+        return front.detach()  # not a view, which nobody could divide in place
 
     @staticmethod
     def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor | None, ...]:
-        (slope,), y = slopes, ctx.y
-        rows, kept, divisor = ctx.parts
-        if torch.is_grad_enabled():  # somebody wants to differentiate this: the Hessian is I / divisor
-            rows = rows + _moved(y, rows, kept) / divisor
-        pulled = rows * slope
-        if pulled.shape != y.shape or pulled.dtype is not y.dtype:
-            pulled = pulled.reshape(y.shape).to(y.dtype)
+        (slope,) = slopes
+        (y,) = ctx.saved_tensors
+        rows = ctx.rows
+        pulled = None
+        if ctx.needs_input_grad[0]:
+            if torch.is_grad_enabled():  # somebody wants to differentiate this: the Hessian is I / divisor
+                rows = rows + _moved(y, rows, ctx.kept) / ctx.divisor
+            pulled = rows * slope
+            if pulled.shape != y.shape or pulled.dtype != y.dtype:
+                pulled = pulled.reshape(y.shape).to(y.dtype)
         return pulled, slope if ctx.needs_input_grad[1] else None, None
 
 

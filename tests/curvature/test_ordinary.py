@@ -1,15 +1,17 @@
 """The short way of an ordinary batch on a CPU against the long way through the other pieces."""
 
 import gc
+import warnings
 import weakref
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 import newton_losses as nl
-from newton_losses.curvature import is_ordinary, ordinary_step
+from newton_losses.curvature import is_ordinary, ordinary_loss
 from operators import Operators
 
 # (curvature, damping, exchangeable)
@@ -97,8 +99,8 @@ def test_it_is_taken(curvature, damping, exchangeable):
     newton(y.requires_grad_(), target).backward()
     run = newton.running_square
     assert is_ordinary(y, (target,), run)
-    found = ordinary_step(waves, y, (target,), newton._way, None, newton._rule, run, True)
-    assert found.rows is not None
+    found, _ = ordinary_loss(waves, y, (target,), newton._way, None, newton._rule, run, True)
+    assert found is not None
 
 
 def test_it_takes_fewer_operators():
@@ -144,18 +146,25 @@ def test_what_the_loss_learns_itself_gets_its_gradient(curvature, scalar):
         torch.testing.assert_close(found, wanted)
 
 
-def test_the_loss_is_called_once_for_each_batch():
-    calls = []
+@pytest.mark.parametrize("curvature", ["fisher", "hessian"])
+@pytest.mark.parametrize("kind", ["ordinary", "parameter", "linear", "constant", "bad", "large"])
+def test_the_loss_is_called_once_for_each_batch(kind, curvature):
+    """One that draws random numbers, or counts its batches, would notice."""
+    calls, scale = [], torch.tensor(1.5, requires_grad=True)
 
     def counted(y: Tensor, target: Tensor) -> Tensor:
         calls.append(len(y))
-        return waves(y, target)
+        values = waves(scale * y, target) if kind == "parameter" else waves(y, target)
+        values = (y - target).abs().sum(1) if kind == "linear" else values
+        if kind == "constant" and len(calls) == 3:
+            return torch.zeros(len(y))
+        return values * 1e12 if kind == "large" and len(calls) == 3 else values
 
-    for curvature in ("fisher", "hessian"):
-        newton = nl.NewtonLoss(counted, curvature, check=False)
-        calls.clear()
-        steps(newton, (8, 3))
-        assert calls == 5 * [8]
+    if kind == "constant" and curvature == "hessian":
+        pytest.skip("such a loss has no Hessian, which is an error")
+    newton = nl.NewtonLoss(counted, curvature, check=False, on_nonfinite="ignore")
+    steps(newton, (8, 3), torch.nan if kind == "bad" else None)
+    assert calls == 5 * [8]
 
 
 def test_an_error_of_the_loss_says_what_it_was_called_with():
@@ -203,3 +212,139 @@ def test_a_graph_ends_with_its_loss(backward, is_short):
         assert watched() is None
     finally:
         gc.enable()
+
+
+def three_calls(newton: nl.NewtonLoss, *given: Any, **named: Any) -> list[Tensor]:
+    found = []
+    for batch in range(3):
+        y = torch.randn(8, 3, generator=torch.Generator().manual_seed(batch)).requires_grad_()
+        loss = newton(y, *given, **named)
+        found.append(loss.detach())
+        if loss.requires_grad:
+            found.append(torch.autograd.grad(loss, y)[0])
+    return found
+
+
+TARGET = torch.randn(8, 3, generator=torch.Generator().manual_seed(9))
+MASK = torch.rand(8, 3, generator=torch.Generator().manual_seed(10)) < 0.7
+
+
+def masked(y: Tensor, target: Tensor, mask: Tensor) -> Tensor:
+    return torch.where(mask, (y - target).pow(4), 0.0).sum(1)
+
+
+@pytest.mark.parametrize(
+    ("loss", "options", "given", "named"),
+    [
+        (masked, {}, (TARGET,), {"mask": MASK}),
+        (masked, {}, (TARGET, MASK), {}),
+        (masked, {"exchangeable": True}, (TARGET, MASK), {}),
+        (waves, {"value": "quadratic"}, (TARGET,), {}),
+        (lambda y, target: waves(y, target).sum(), {"reduction": "sum"}, (TARGET,), {}),
+        (lambda y, target: waves(y, target).mean(), {"reduction": "mean"}, (TARGET,), {}),
+        (waves, {}, (), {"target": TARGET}),
+        (nl.sorting.SortingLoss("softsort"), {}, (TARGET,), {}),
+    ],
+    ids=["mask by name", "mask by position", "mask of a set", "quadratic", "sum", "mean", "by name", "own expansion"],
+)
+def test_what_is_not_ordinary_goes_the_long_way_or_comes_out_the_same(loss, options, given, named):
+    short, long = (nl.NewtonLoss(loss, **options) for _ in range(2))
+    for one, other in zip(
+        three_calls(short, *given, **named), three_calls(long_way(long), *given, **named), strict=True
+    ):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+
+
+def test_evaluation_autocast_no_grad_and_forward_mode():
+    contexts = (
+        torch.no_grad,
+        torch.inference_mode,
+        lambda: torch.autocast("cpu", torch.bfloat16),
+        lambda: torch.autograd.set_detect_anomaly(True),
+        torch.autograd.forward_ad.dual_level,
+    )
+    for enter in contexts:
+        short, long = (nl.NewtonLoss(lambda y, t: ((y @ torch.ones(3, 3)) - t).pow(4).sum(1)) for _ in range(2))
+        three_calls(short, TARGET), three_calls(long_way(long), TARGET)
+        with enter(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch says that anomaly mode is slow
+            found = three_calls(short, TARGET), three_calls(long, TARGET)
+        for one, other in zip(*found, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+        known = short.eval().running_square.clone()
+        three_calls(short, TARGET)
+        assert torch.equal(short.running_square, known)
+
+
+def test_a_wrong_shape_is_told_at_a_later_call_as_well():
+    newton = nl.NewtonLoss(lambda y, t: waves(y, t) if len(y) == 8 else (y - t).pow(2))
+    three_calls(newton, TARGET)
+    y = torch.randn(6, 3, requires_grad=True)
+    with pytest.raises(nl.ShapeError, match=r"returned shape \(6, 3\)"):
+        newton(y, torch.zeros(6, 3))
+    complex_loss = nl.NewtonLoss(lambda y, t: waves(y, t) + 0j, check=False)
+    with pytest.raises(nl.ArgumentError, match="complex"):
+        complex_loss(y, torch.zeros(6, 3))
+
+
+def test_an_error_that_comes_once_is_not_lost():
+    calls = []
+
+    def flaky(y: Tensor, target: Tensor) -> Tensor:
+        calls.append(1)
+        if len(calls) == 3:
+            raise ValueError("once")
+        return waves(y, target)
+
+    newton = nl.NewtonLoss(flaky, check=False)
+    with pytest.raises(ValueError, match="once"):
+        three_calls(newton, TARGET)
+    assert len(calls) == 3
+
+
+def test_behind_a_checkpoint():
+    """Which ends a recomputation by an exception of its own."""
+    newton, head = nl.NewtonLoss(waves, check=False), nn.Linear(5, 3)
+    for _ in range(3):
+        x = torch.randn(8, 5, requires_grad=True)
+        loss = checkpoint(lambda x: newton(head(x), TARGET), x, use_reentrant=False)
+        loss.backward()
+        assert x.grad is not None
+
+
+def test_a_gradient_whose_square_overflows_warns_of_nothing():
+    gradient = torch.randn(8, 3, generator=torch.Generator().manual_seed(0))
+    gradient[0, 0] = 1e30
+    y = torch.zeros(8, 3, requires_grad=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        nl.inject_fisher(y).backward(gradient)
+    assert y.grad.isfinite().all()
+
+
+def test_a_second_derivative_at_outputs_that_have_changed_is_refused():
+    newton = nl.NewtonLoss(waves)
+    three_calls(newton, TARGET)
+    x = torch.randn(8, 3, requires_grad=True)
+    y = 1 * x
+    loss = newton(y, TARGET)
+    y.mul_(3)
+    (first,) = torch.autograd.grad(loss, x, retain_graph=True)  # does not need them
+    assert first.isfinite().all()
+    with pytest.raises(nl.DerivativeError, match="inplace"):
+        torch.autograd.grad(loss, x, create_graph=True)
+
+
+def test_a_module_that_was_pickled_before_there_was_a_short_way():
+    newton = nl.NewtonLoss(waves)
+    newton.__dict__.pop("_way")
+    assert len(three_calls(newton, TARGET)) == 6
+
+
+@pytest.mark.filterwarnings("ignore")  # of the tracer, which is deprecated
+def test_a_trace_computes_the_value_of_new_outputs():
+    newton = nl.NewtonLoss(waves).eval()
+    three_calls(newton, TARGET)
+    y, other = torch.randn(2, 8, 3, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    traced = torch.jit.trace(newton, (y, TARGET), check_trace=False)
+    torch.testing.assert_close(traced(other, TARGET), newton(other, TARGET))

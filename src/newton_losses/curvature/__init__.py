@@ -58,8 +58,9 @@ from ._options import check_value as check_value
 from ._options import plain_damping as plain_damping
 from ._options import resolve_group as resolve_group
 from ._options import resolve_reduction as resolve_reduction
+from ._ordinary import Way as Way
 from ._ordinary import is_ordinary as is_ordinary
-from ._ordinary import ordinary_step as ordinary_step
+from ._ordinary import ordinary_loss as ordinary_loss
 from ._ordinary import ordinary_way as ordinary_way
 from ._running import RunningScale as RunningScale
 from ._running import settle as settle

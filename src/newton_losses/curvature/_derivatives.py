@@ -15,6 +15,7 @@ from functools import cache
 from typing import Any, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -35,7 +36,7 @@ from ._passes import directions_at_once, footprint, recalled, remember
 T = TypeVar("T")
 # What `torch.autograd.grad` calls at its end: (outputs, directions, keep the graph, make a graph, leaves, leaves may be
 # unused, accumulate).
-run_backward = torch.autograd.Variable._execution_engine.run_backward
+_run_backward = torch.autograd.Variable._execution_engine.run_backward
 
 
 class Derivatives(NamedTuple):
@@ -75,7 +76,7 @@ def first_order(total: Total, flat: Tensor) -> Derivatives:
     if not has_tape(flat):
         return _functional_gradient(total, flat)
     try:
-        return _tape_gradient(total, flat)
+        return on_tape(*_tape(total, flat))
     except (RuntimeError, NotImplementedError) as error:
         try:  # as for targets that were made in inference mode, which no tape takes
             return _functional_gradient(total, flat)
@@ -107,19 +108,6 @@ def mean_hessian(total: Total, flat: Tensor, loss: object) -> MeanHessian:
     return _first_that_works(flat, loss, reverse, forward)
 
 
-def summed_hessian(total: Total, flat: Tensor, loss: object) -> tuple[Tensor, Tensor, Tensor] | None:
-    """Values, gradients and Σ ∇²ℓᵢ, nearly symmetric and perhaps not finite, where the tape makes them in one pass."""
-    size, outputs = footprint(total, flat, loss, has_tape=True), flat.shape[1]
-    if recalled(_needs_forward, loss) or directions_at_once(flat, size) < outputs:
-        return None
-    try:
-        value, gradient, product = _reverse_graph(total, flat, loss)
-        with one_thread(flat, size.largest):
-            return value, gradient, product(torch.eye(outputs, dtype=flat.dtype)).sum(1)
-    except (RuntimeError, NotImplementedError):  # `mean_hessian` has another way, or words for it
-        return None
-
-
 def _mean(found: Derivatives, passes: Callable[[], Iterable[Tensor]]) -> MeanHessian:
     """The mean over the samples of what the `passes` give, `(k, N, m)` each."""
     value, gradient = found.value, found.gradient
@@ -127,8 +115,9 @@ def _mean(found: Derivatives, passes: Callable[[], Iterable[Tensor]]) -> MeanHes
         # Summed as it goes; what is not finite shows in the sum.
         sums = [one.sum(1) for one in passes()]
         total = sums[0] if len(sums) == 1 else torch.cat(sums)
-        if math.isfinite(sum(one.detach().sum().item() for one in (total, value, gradient))):
-            return MeanHessian(value, gradient, symmetric(total, 2 * len(value)), None)
+        if _are_finite(total, gradient) and math.isfinite(value.detach().sum().item()):
+            rows = total.numpy()
+            return MeanHessian(value, gradient, torch.from_numpy((rows + rows.T) * (0.5 / len(value))), None)
     second = _stored(passes(), gradient.shape[1])
     if _fits_kernels(second):
         from ._mean_hessian_triton import mean_of_finite_hessians
@@ -139,6 +128,11 @@ def _mean(found: Derivatives, passes: Callable[[], Iterable[Tensor]]) -> MeanHes
     count = kept.sum()
     mean = torch.where(kept[None, :, None], second, 0.0).sum(1) / count.clamp(min=1)
     return MeanHessian(value, gradient, symmetric(mean), count)
+
+
+def _are_finite(*tensors: Tensor) -> bool:
+    """Whether all numbers on a CPU are finite, and their squares as well."""
+    return math.isfinite(sum(float(np.vdot(one.numpy(), one.numpy())) for one in tensors))
 
 
 def _fits_kernels(second: Tensor) -> bool:
@@ -237,15 +231,15 @@ def _summed(total: Total) -> Total:
     return summed
 
 
-def _tape_gradient(total: Total, flat: Tensor) -> Derivatives:
-    leaf, total_value, value = _tape(total, flat)
+def on_tape(leaf: Tensor, total_value: Tensor, value: Tensor) -> Derivatives:
+    """Values and gradients at the `leaf` that a tape begins with; values have a graph if they lead to other leaves."""
     if not total_value.requires_grad:  # a batch can be without a gradient, as one that holds no pair to compare
-        return Derivatives(value, torch.zeros_like(flat))
+        return Derivatives(value, torch.zeros_like(leaf))
     # What the loss itself has to learn, and targets that have a gradient, get theirs through the values.
-    is_shared = torch.is_grad_enabled() and leads_elsewhere(total_value, leaf)
+    is_shared = torch.is_grad_enabled() and _look(total_value, leaf)[0]
     gradient = _pulled_back(total_value, torch.ones_like(total_value), leaf, keep=is_shared)
     if gradient is None:
-        gradient = torch.zeros_like(flat)
+        gradient = torch.zeros_like(leaf)
     return Derivatives(value if is_shared else value.detach(), gradient)
 
 
@@ -256,7 +250,7 @@ def _pulled_back(output: Tensor, along: Tensor, leaf: Tensor, *, keep: bool, cre
     """
     if type(output) is not Tensor:
         return torch.autograd.grad(output, leaf, along, retain_graph=keep, create_graph=create, allow_unused=True)[0]
-    found: Tensor | None = run_backward((output,), (along,), keep, create, (leaf,), True, False)[0]
+    found: Tensor | None = _run_backward((output,), (along,), keep, create, (leaf,), True, False)[0]
     return found
 
 
@@ -267,11 +261,6 @@ def _tape(total: Total, flat: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         return leaf, *total(leaf)
     with torch.enable_grad():
         return leaf, *total(leaf)
-
-
-def leads_elsewhere(value: Tensor, leaf: Tensor) -> bool:
-    """Whether the graph of `value` reaches other leaves, too: parameters of the loss, or targets with a gradient."""
-    return _look(value, leaf)[0]
 
 
 def _look(value: Tensor, leaf: Tensor) -> tuple[bool, set[Any]]:

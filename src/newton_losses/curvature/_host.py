@@ -126,8 +126,8 @@ def host_fisher(
 ) -> Tensor | None:
     """`host_step` with the Fisher of a few float32 gradients `(N, m)`, for a λ or the default's rule: the steps alone.
 
-    Kept short: a line that Python has not run for a while costs as much as a NumPy operation on a small batch. (`dot`
-    has no front, as `@` has, and does not warn of an overflow.)
+    These are the lines of `_solved` for that case, and change with them. Kept short: one that Python has not run for a
+    while costs as much as a NumPy operation on a small batch.
 
     >>> host_fisher(torch.tensor([[2.0]]), mean=False)  # F = λ = 4 and ρ = 2, the batch's own
     tensor([[0.5000]])
@@ -135,22 +135,22 @@ def host_fisher(
     rows = gradient.numpy()
     count, size = rows.shape
     few = count < size
-    matrix = rows.dot(rows.T) if few else rows.T.dot(rows)  # N·F, or of the same eigenvalues
-    diagonal = matrix.ravel()[:: len(matrix) + 1]
-    energy = sum(diagonal.tolist())
+    energy = float(np.vdot(rows, rows))
     low, high = SAFE_SQUARES
     if not low < energy < high:
         return None
+    matrix = rows.dot(rows.T) if few else rows.T.dot(rows)  # N·F, or of the same eigenvalues
     spread = math.sqrt(float(np.vdot(matrix, matrix)) / size)
     if type(rule) is float:
         factor, number = 0.0, count * rule
     else:
-        factor = rule.factor if few is False else rule.factor * math.sqrt(size / count)  # type: ignore[union-attr]
+        factor = rule.factor * math.sqrt(size / count) if few else rule.factor  # type: ignore[union-attr]
         number = factor * spread
     if not (LEAST_FACTOR * spread <= number < high and spread < high):
         numbers = factor, number / count, factor > 0
         found = _solved(rows.astype(np.float64), None, numbers, "definite", mean, state, update)
         return None if found is None else torch.from_numpy(found.astype(np.float32))
+    diagonal = matrix.ravel()[:: len(matrix) + 1]
     diagonal += number
     inverse = _invert(matrix)
     length: float = count
@@ -172,14 +172,12 @@ def host_lists(gradient: Tensor, rule: float | RunningDamping, state: Tensor | N
     return None if found is None else torch.from_numpy(found.astype(np.float32))
 
 
-def host_hessian(gradient: Tensor, total: Tensor, rule: RunningDamping, state: Tensor, update: bool) -> Tensor | None:
-    """`host_step` with a small sum of float32 Hessians and the default's rule: the steps over N alone."""
-    rows, square = gradient.numpy(), total.numpy()
-    if not _energy(square) < SAFE[1]:
-        return None
-    # Of any length: λ and the step are in its units.
-    matrix = square + square.T
-    found = _solved(rows, matrix, (rule.factor, 0.0, True), "absolute", True, state, update)
+def host_hessian(
+    gradient: Tensor, matrix: Tensor, rule: RunningDamping, state: Tensor | None, update: bool
+) -> Tensor | None:
+    """`host_step` with a small Hessian in float32 and the default's rule: the steps over N alone."""
+    numbers = rule.factor, 0.0, True
+    found = _solved(gradient.numpy(), matrix.numpy().copy(), numbers, "absolute", True, state, update)
     return None if found is None else torch.from_numpy(found).to(gradient.dtype)
 
 

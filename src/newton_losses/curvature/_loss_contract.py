@@ -116,17 +116,8 @@ def make_total(loss: Loss, shape: torch.Size, targets: tuple[Any, ...], reductio
     # In quotes: the compiler of torch 2.6 evaluates the annotation and does not know what to make of it.
     def total(flat: Tensor) -> "tuple[Tensor, Tensor]":
         outputs = flat if flat.shape == shape else flat.reshape(shape)
-        if torch.compiler.is_compiling():
-            out = loss(outputs, *targets)
-        else:
-            try:
-                out = loss(outputs, *targets)
-            except Exception as error:
-                if isinstance(error, TypeError):
-                    check_targets(loss, outputs, targets)
-                _add_shapes(error, loss, outputs, targets)
-                raise
-        _check_values(out, shape, reduction, loss)
+        out = loss(outputs, *targets) if torch.compiler.is_compiling() else called(loss, outputs, targets)
+        check_values(out, shape, reduction, loss)
         if out.dim() == 1:
             return out, out
         if reduction == "sum":
@@ -134,6 +125,17 @@ def make_total(loss: Loss, shape: torch.Size, targets: tuple[Any, ...], reductio
         return out * count, out.expand(count)
 
     return total
+
+
+def called(loss: Loss, outputs: Tensor, targets: tuple[Any, ...]) -> Tensor:
+    """`loss(outputs, *targets)`, whose errors say what it was called with. Not for compilers."""
+    try:
+        return loss(outputs, *targets)
+    except Exception as error:
+        if isinstance(error, TypeError):
+            check_targets(loss, outputs, targets)
+        _add_shapes(error, loss, outputs, targets)
+        raise
 
 
 def _add_shapes(error: Exception, loss: Loss, outputs: Tensor, targets: tuple[Any, ...]) -> None:
@@ -152,7 +154,7 @@ def _described(thing: Any) -> str:
     return f"{tuple(thing.shape)} of {str(thing.dtype).removeprefix('torch.')}"
 
 
-def _check_values(out: object, shape: torch.Size, reduction: Reduction | None, loss: Loss) -> None:
+def check_values(out: object, shape: torch.Size, reduction: Reduction | None, loss: Loss) -> None:
     count = shape[0]
     if isinstance(out, Tensor) and out.is_floating_point():
         if out.dim() == 1 and out.shape[0] == count and reduction in (None, "none"):

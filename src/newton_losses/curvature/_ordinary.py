@@ -2,30 +2,35 @@
 
     loss ──▶ values, gradients ──▶ curvature C ──▶ λ ──▶ length · (C + λI)⁻¹gᵢ
 
-`ordinary_step` is the whole method, and the first place to read it. What else there is (other devices and dtypes,
+`ordinary_loss` is the whole method, and the first place to read it. What else there is (other devices and dtypes,
 masks, ranks that share a batch, transforms, samples that are not finite) has pieces of its own in this package, which
 compute the same; `is_ordinary` tells them apart. Every line counts here: on a small batch, one that Python has not run
 for a while takes as long as an operation.
 """
 
 import math
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from ..errors import DerivativeError
 from ._damping import RunningDamping
-from ._derivatives import leads_elsewhere, run_backward, summed_hessian
+from ._derivatives import mean_hessian, on_tape
 from ._expansion import CurvatureKind, Expansion, empirical_fisher
+from ._forms import Dense
 from ._host import LARGEST_IN_NUMPY, host_fisher, host_hessian, host_lists
 from ._lists import exchangeable_fisher
-from ._loss_contract import make_total
+from ._loss_contract import called, check_values, make_total
 from ._options import HAS_GROUPS, Reduction, Spectrum
 
+_tracing_state = torch._C._get_tracing_state
 _are_transforms_active = torch._C._are_functorch_transforms_active
 _is_any_autocast_enabled = torch._C._is_any_autocast_enabled
+# What packs saved tensors, as a checkpoint does, which counts them; nothing is saved here.
+_top_hooks: Any = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", lambda _: None)
 
 
 Way = Literal["fisher", "lists", "hessian"]
@@ -46,11 +51,11 @@ def is_ordinary(y: Tensor, targets: tuple[Any, ...], state: Tensor | None) -> bo
     """Whether a batch can go this way: small, plain outputs that nobody looks at but autograd's tape."""
     if torch.compiler.is_compiling() or type(y) is not Tensor or y.dtype is not torch.float32 or y.is_nested:
         return False
-    if y.dim() != 2 or not y.is_cpu or y.layout is not torch.strided or not torch.is_grad_enabled():
+    if y.dim() != 2 or not y.is_cpu or y.layout is not torch.strided or y.is_inference() or not torch.is_grad_enabled():
         return False
-    if _are_transforms_active() or forward_ad._current_level >= 0 or _is_any_autocast_enabled():
+    if _are_transforms_active() or forward_ad._current_level >= 0 or _tracing_state() or _is_any_autocast_enabled():
         return False
-    if (HAS_GROUPS and dist.is_initialized()) or not (state is None or state.is_cpu):
+    if _top_hooks(True) is not None or (HAS_GROUPS and dist.is_initialized()) or not (state is None or state.is_cpu):
         return False
     if targets and getattr(targets[-1], "dtype", None) is torch.bool:  # which may be a mask
         return False
@@ -58,18 +63,7 @@ def is_ordinary(y: Tensor, targets: tuple[Any, ...], state: Tensor | None) -> bo
     return 0 < count * size * min(count, size) <= LARGEST_IN_NUMPY
 
 
-class Found(NamedTuple):
-    """The mean value and the steps over N, or neither; and the expansion, if it is all that there is."""
-
-    value: Tensor | None = None
-    rows: Tensor | None = None
-    expansion: Expansion | None = None
-
-
-NOTHING = Found()
-
-
-def ordinary_step(
+def ordinary_loss(
     loss: Any,
     y: Tensor,
     targets: tuple[Any, ...],
@@ -78,52 +72,67 @@ def ordinary_step(
     rule: Any,
     state: Tensor | None,
     update: bool,
-) -> Found:
-    """The step of a batch; none for the first of a run, nor where something is not finite, very large or very small."""
+) -> tuple[Tensor | None, Expansion | None]:
+    """The Newton loss of a batch, or where this way ends on the way, the expansion that there is by then.
+
+    It ends at the first batch of a run, at a loss that has something to learn itself, and where something is not
+    finite, very large or very small.
+    """
+    kept: Tensor | None = None
     if way == "hessian":
-        return _hessian_step(loss, y, targets, reduction, rule, state, update)
-    count = len(y)
-    try:
-        leaf = y.detach().requires_grad_()
-        value = loss(leaf, *targets)
-        if value.shape == (count,) and reduction != "mean":
-            along = torch.ones_like(value)
-        elif value.shape == () and reduction != "none":  # the mean of all samples
-            along = torch.full_like(value, count)
-        else:
-            return NOTHING
-        is_shared = leads_elsewhere(value, leaf)  # to what the loss itself has to learn
-        (gradient,) = run_backward((value,), (along,), is_shared, False, (leaf,), False, False)
-    except Exception:  # whoever takes over calls the loss again, and says what is wrong
-        return NOTHING
-    if not is_shared:
-        value = value.detach()
+        value, gradient, matrix, kept = mean_hessian(make_total(loss, y.shape, targets, reduction), y.detach(), loss)
+    else:
+        try:
+            leaf = y.detach().requires_grad_()
+            value = called(loss, leaf, targets)
+            check_values(value, y.shape, reduction, loss)
+            is_mean = value.dim() == 0
+            value, gradient, _ = on_tape(leaf, value * len(y) if is_mean else value, value)
+        except (RuntimeError, NotImplementedError):  # there is another way, without a tape, or else the error once more
+            return None, None
+        if is_mean:
+            value = value.expand(len(y))
+    if kept is None and not value.requires_grad:
         front = value.mean()
         if math.isfinite(front.item()):
-            is_set, given = way == "lists", (rule, state, update)
-            rows = host_lists(gradient, *given) if is_set else host_fisher(gradient, True, *given)
+            if way == "fisher":
+                rows = host_fisher(gradient, True, rule, state, update)
+            elif way == "lists":
+                rows = host_lists(gradient, rule, state, update)
+            else:
+                rows = host_hessian(gradient, matrix, rule, state, update)
             if rows is not None:
-                return Found(front, rows)
-    value = value.expand(count)
+                recorded: Tensor = super(torch.autograd.Function, _OneStep).apply(y, (front, rows))  # type: ignore[no-untyped-call]
+                return recorded, None
+    if way == "hessian":
+        return None, Expansion(value, gradient, Dense(matrix, count=kept))
     fisher = exchangeable_fisher if way == "lists" else empirical_fisher
-    return Found(expansion=Expansion(value, gradient, fisher(gradient, value=value.detach())))
+    return None, Expansion(value, gradient, fisher(gradient, value=value.detach()))
 
 
-def _hessian_step(
-    loss: Any,
-    y: Tensor,
-    targets: tuple[Any, ...],
-    reduction: Reduction | None,
-    rule: RunningDamping,
-    state: Tensor | None,
-    update: bool,
-) -> Found:
-    if state is None or state[1].item() == 0:
-        return NOTHING
-    found = summed_hessian(make_total(loss, y.shape, targets, reduction), y.detach(), loss)
-    if found is None or found[0].requires_grad:
-        return NOTHING
-    value, gradient, total = found
-    front = value.mean()
-    rows = host_hessian(gradient, total, rule, state, update) if math.isfinite(front.item()) else None
-    return NOTHING if rows is None else Found(front, rows)
+class _OneStep(torch.autograd.Function):
+    """A number with the gradient and Hessian of ½‖z* − y‖²/N, given the steps over N.
+
+    Called by C's `apply`, without the questions about transforms that Python's asks. The outputs are not saved for the
+    way back, which takes longer: only a second derivative needs them.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, y: Tensor, made: tuple[Tensor, Tensor]) -> Tensor:
+        front, ctx.rows = made  # the front is what this returns: kept as well, it would keep the graph in a circle
+        ctx.y, ctx.version = y, y._version
+        return front
+
+    @staticmethod
+    def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor | None, ...]:
+        rows, (slope,) = ctx.rows, slopes
+        if torch.is_grad_enabled():  # somebody wants to differentiate this: the Hessian is I/N
+            y = ctx.y
+            if y._version != ctx.version:
+                raise DerivativeError(
+                    "The outputs of a NewtonLoss were modified by an inplace operation before a second derivative of "
+                    "it was taken, which needs them as they were."
+                )
+            moved = y - y.detach()  # zero, with a gradient; but not where an output is infinite
+            rows = rows + torch.where(torch.isfinite(moved), moved, 0.0) / len(y)
+        return rows * slope, None
