@@ -214,3 +214,19 @@ def test_lists_on_a_gpu_add_a_few_kernels(masked):
     with_newton, plain = launched(newton), launched(spread)
     # The unit, the step, and the product on the way back; and zeros for what does not exist.
     assert len(with_newton) <= len(plain) + (5 if masked else 4), f"{with_newton} beside {plain}"
+
+
+@pytest.mark.parametrize("exchangeable", [False, True])
+@pytest.mark.parametrize("padding", [0.0, 100.0])
+def test_a_loss_that_forgets_its_mask_leaks_nothing_into_the_step(padding, exchangeable):
+    """Gradients of outputs that do not exist, which are infinite here at 0, count neither in C, λ nor ρ."""
+    y, mask = lists(16, 5, masked=True)
+
+    def leaking(y):
+        return spread(y, mask) + torch.where(mask, 0.0, y.abs().sqrt()).sum(1)
+
+    options = {"curvature": "fisher", "exchangeable": exchangeable, "mask": mask}
+    wanted = nl.newton_target(spread, y, mask, **options).step
+    found = nl.newton_target(leaking, torch.where(mask, y, padding), **options).step
+    assert (found[~mask] == 0).all()
+    torch.testing.assert_close(found[mask], wanted[mask], rtol=1e-9, atol=1e-12)

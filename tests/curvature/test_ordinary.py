@@ -60,6 +60,7 @@ def test_it_computes_the_same(curvature, damping, exchangeable, shape):
     for one, other in zip(steps(short, shape), steps(long_way(long), shape), strict=True):
         # Both are exact to the rounding of float32 times a condition number, which is 100 at a factor of 0.01.
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5 * float(other.abs().max()))
+    assert short._watch.seen == long._watch.seen == 5 * shape[0]
     if short.running_square is not None:
         torch.testing.assert_close(short.running_square, long.running_square, rtol=1e-5, atol=0)
 
