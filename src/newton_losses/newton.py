@@ -183,7 +183,7 @@ class NewtonLoss(RunningScale):
         loss, expansion = self.loss, None
         if self._way and self.value == "loss" and not (self.check or named) and mask is None:
             run = self._buffers["running_square"]
-            if is_ordinary(y, targets, run):
+            if is_ordinary(y, targets, run, self._way):
                 given = self._way, self.options["reduction"], self._rule, run, self.training
                 found, expansion = ordinary_loss(loss, y, targets, *given)
                 if found is not None:

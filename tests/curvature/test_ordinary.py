@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import newton_losses as nl
-from newton_losses.curvature import is_ordinary, ordinary_loss
+from newton_losses.curvature import _derivatives, is_ordinary, ordinary_loss
 from operators import Operators
 
 # (curvature, damping, exchangeable)
@@ -99,7 +99,7 @@ def test_it_is_taken(curvature, damping, exchangeable):
     y, target = torch.randn(2, 8, 3, generator=torch.Generator().manual_seed(0))
     newton(y.requires_grad_(), target).backward()
     run = newton.running_square
-    assert is_ordinary(y, (target,), run)
+    assert is_ordinary(y, (target,), run, newton._way)
     found, _ = ordinary_loss(waves, y, (target,), newton._way, None, newton._rule, run, True)
     assert found is not None
 
@@ -349,3 +349,27 @@ def test_a_trace_computes_the_value_of_new_outputs():
     y, other = torch.randn(2, 8, 3, generator=torch.Generator().manual_seed(0)).requires_grad_()
     traced = torch.jit.trace(newton, (y, TARGET), check_trace=False)
     torch.testing.assert_close(traced(other, TARGET), newton(other, TARGET))
+
+
+def test_no_hessian_is_stored_that_would_be_large():
+    """One sample of many outputs has a small Fisher, and a Hessian of as many rows."""
+    run = torch.ones(2)
+    for shape, ways in (
+        ((1, 2000), {"fisher", "lists"}),
+        ((64, 64), {"fisher", "lists", "hessian"}),
+        ((64, 65), set()),
+    ):
+        y = torch.zeros(shape, requires_grad=True)
+        assert {way for way in ("fisher", "lists", "hessian") if is_ordinary(y, (), run, way)} == ways
+
+
+def test_a_loss_with_parameters_that_needs_forward_mode():
+    scale = torch.ones((), requires_grad=True)
+
+    def loss(y: Tensor, target: Tensor) -> Tensor:
+        return waves(scale * y, target)
+
+    _derivatives.remember(_derivatives._needs_forward, loss, True)
+    newton = nl.NewtonLoss(loss, "hessian")
+    for one in three_calls(newton, TARGET):
+        assert one.isfinite().all()

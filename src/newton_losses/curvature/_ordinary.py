@@ -21,7 +21,7 @@ from ._damping import RunningDamping
 from ._derivatives import mean_hessian, on_tape
 from ._expansion import CurvatureKind, Expansion, empirical_fisher
 from ._forms import Dense
-from ._host import LARGEST_IN_NUMPY, host_fisher, host_hessian, host_lists
+from ._host import LARGEST_IN_NUMPY, LARGEST_INVERSE, host_fisher, host_hessian, host_lists
 from ._lists import exchangeable_fisher
 from ._loss_contract import called, check_values, make_total
 from ._options import HAS_GROUPS, Reduction, Spectrum
@@ -47,7 +47,7 @@ def ordinary_way(
     return "hessian" if kind == "hessian" and has_default and not exchangeable else None
 
 
-def is_ordinary(y: Tensor, targets: tuple[Any, ...], state: Tensor | None) -> bool:
+def is_ordinary(y: Tensor, targets: tuple[Any, ...], state: Tensor | None, way: Way) -> bool:
     """Whether a batch can go this way: small, plain outputs that nobody looks at but autograd's tape."""
     if torch.compiler.is_compiling() or type(y) is not Tensor or y.dtype is not torch.float32 or y.is_nested:
         return False
@@ -60,7 +60,8 @@ def is_ordinary(y: Tensor, targets: tuple[Any, ...], state: Tensor | None) -> bo
     if targets and getattr(targets[-1], "dtype", None) is torch.bool:  # which may be a mask
         return False
     count, size = y.shape
-    return 0 < count * size * min(count, size) <= LARGEST_IN_NUMPY
+    unknowns = size if way == "hessian" else min(count, size)
+    return 0 < count * size * unknowns <= LARGEST_IN_NUMPY and unknowns <= LARGEST_INVERSE
 
 
 def ordinary_loss(
