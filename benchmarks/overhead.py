@@ -2,12 +2,13 @@
 
     PYTHONPATH=src python benchmarks/overhead.py                                 # CPU, one and two threads, eager
     PYTHONPATH=src python benchmarks/overhead.py --device cuda --modes eager captured compiled
+    PYTHONPATH=src python benchmarks/overhead.py --device cuda --modes compiled --wait    # measure after Enter
     PYTHONPATH=src python benchmarks/overhead.py --losses pairwise --sizes 128x10 --rounds 200 --threads 1 --busy
 
-Each row: operations (kernels on CUDA, operators of torch on a CPU), median milliseconds, and the median ratio to the
-plain loss in the same round. Arms take turns within a round, so that a busy machine slows all of them alike, unless
-one takes so long that others have their turn in it: --busy counts the processor's time instead, on a CPU. "beyond" is
-the number of operations beyond those of the plain loss.
+Each row: operations (kernels on CUDA, operators of torch on a CPU, where compiled code has none), median milliseconds,
+and the median ratio to the plain loss in the same round. Arms take turns within a round, so that a busy machine slows
+all of them alike, unless one takes so long that others have their turn in it: --busy counts the processor's time
+instead, on a CPU. "beyond" is the number of operations beyond those of the plain loss.
 """
 
 import argparse
@@ -92,6 +93,7 @@ class Problem:
             return step
         step()  # the first call, which checks the loss
         if mode == "compiled":
+            torch._dynamo.config.recompile_limit = 1000  # one class in many arms
             compiled = torch.compile(function, fullgraph=True)
 
             def run() -> None:
@@ -129,8 +131,11 @@ class _Counted(TorchDispatchMode):
         return operator(*given, **(options or {}))
 
 
-def operations(step: Step, device: str) -> int:
+def operations(step: Step, mode: str, device: str) -> int | None:
+    """How many there are; `None` on a CPU for compiled code, which is not made of operators."""
     step()
+    if device == "cpu" and mode == "compiled":
+        return None
     if device == "cpu":
         with _Counted() as counted:
             step()
@@ -142,18 +147,44 @@ def operations(step: Step, device: str) -> int:
     return sum(event.count for event in profile.key_averages() if event.device_type == torch.autograd.DeviceType.CUDA)
 
 
-def table(title: str, problem: Problem, mode: str, device: str, rounds: int, clock: Callable[[], float]) -> None:
-    steps = problem.steps(mode)
-    counts = {name: operations(step, device) for name, step in steps.items()}
-    taken = rounds_of(steps, rounds, warm_up=5, device=device, clock=clock)
-    for name, times in taken.items():
-        ratio = statistics.median(a / b for a, b in zip(times, taken["plain"], strict=True))
-        beyond = counts[name] - counts["plain"]
-        print(
-            f"{title:32} {name:14} {counts[name]:6d} operations {beyond:+6d} beyond "
-            f"{1000 * statistics.median(times):9.3f} ms {ratio:7.2f} ×",
-            flush=True,
-        )
+@dataclass(frozen=True)
+class Table:
+    """The arms of one problem in one mode, ready to be timed, and how many operations each of them is."""
+
+    title: str
+    steps: dict[str, Step]
+    counts: dict[str, int | None]
+
+    @classmethod
+    def of(cls, title: str, problem: Problem, mode: str, device: str) -> "Table":
+        steps = problem.steps(mode)
+        return cls(title, steps, {name: operations(step, mode, device) for name, step in steps.items()})
+
+    def measure(self, rounds: int, device: str, clock: Callable[[], float]) -> None:
+        taken = rounds_of(self.steps, rounds, warm_up=5, device=device, clock=clock)
+        for name, times in taken.items():
+            ratio = statistics.median(a / b for a, b in zip(times, taken["plain"], strict=True))
+            milliseconds = 1000 * statistics.median(times)
+            print(
+                f"{self.title:32} {name:14} {self._operations(name)} {milliseconds:9.3f} ms {ratio:7.2f} ×", flush=True
+            )
+
+    def _operations(self, name: str) -> str:
+        count, plain = self.counts[name], self.counts["plain"]
+        return f"{'':32}" if count is None or plain is None else f"{count:6d} operations {count - plain:+6d} beyond"
+
+
+def tables(arguments: argparse.Namespace) -> Iterator[Table]:
+    for name in arguments.losses:
+        for size in arguments.sizes:
+            count, outputs = map(int, size.split("x"))
+            if outputs > LARGEST.get(name, outputs):
+                continue
+            torch.manual_seed(0)
+            y, target = torch.randn(2, count, outputs, device=arguments.device)
+            problem = Problem(LOSSES[name](), y, target)
+            for mode in arguments.modes:
+                yield Table.of(f"{name} {size} {mode}", problem, mode, arguments.device)
 
 
 def two_threads(arguments: list[str]) -> None:
@@ -171,22 +202,20 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--threads", type=int, choices=[1, 2], help="on a CPU; both, if not given")
     parser.add_argument("--busy", action="store_true", help="count the processor's time and not the clock's")
+    parser.add_argument("--wait", action="store_true", help="get everything ready, then wait for a line of input")
     arguments = parser.parse_args()
     if arguments.device == "cpu":
         torch.set_num_threads(arguments.threads or 1)
     clock = time.process_time if arguments.busy else time.perf_counter
     where = arguments.device if arguments.device != "cpu" else f"cpu, {torch.get_num_threads()} thread(s)"
     print(f"{where}, torch {torch.__version__}", flush=True)
-    for name in arguments.losses:
-        for size in arguments.sizes:
-            count, outputs = map(int, size.split("x"))
-            if outputs > LARGEST.get(name, outputs):
-                continue
-            torch.manual_seed(0)
-            y, target = torch.randn(2, count, outputs, device=arguments.device)
-            problem = Problem(LOSSES[name](), y, target)
-            for mode in arguments.modes:
-                table(f"{name} {size} {mode}", problem, mode, arguments.device, arguments.rounds, clock)
+    found = tables(arguments)
+    if arguments.wait:  # captured and compiled, so that whatever else runs on the machine can end first
+        found = iter(list(found))
+        print("ready; press Enter to measure", flush=True)
+        input()
+    for one in found:
+        one.measure(arguments.rounds, arguments.device, clock)
     if arguments.device == "cpu" and arguments.threads is None:
         two_threads(sys.argv[1:])
 
