@@ -8,7 +8,8 @@
 Each row: operations (kernels on CUDA, operators of torch on a CPU, where compiled code has none), median milliseconds,
 and the median ratio to the plain loss in the same round. Arms take turns within a round, so that a busy machine slows
 all of them alike, unless one takes so long that others have their turn in it: --busy counts the processor's time
-instead, on a CPU. "beyond" is the number of operations beyond those of the plain loss.
+instead, on a CPU. "beyond" is the number of operations beyond those of the plain loss. The floors are what autograd
+alone takes for the same derivatives, without a curvature, a solve or a check.
 """
 
 import argparse
@@ -19,6 +20,8 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
+from itertools import chain
 from typing import Any
 
 import torch
@@ -79,8 +82,15 @@ class Problem:
         if self.y.shape[1] <= LARGEST_HESSIAN:
             yield "hessian", nl.NewtonLoss(loss, "hessian")
 
+    def floors(self) -> Iterator[tuple[str, Callable[[Tensor, Tensor], Tensor]]]:
+        """What autograd alone takes for the same derivatives: no curvature, no solve, no check, no value."""
+        yield "fisher floor", partial(_floor, self.loss, second=False)
+        if self.y.shape[1] <= LARGEST_HESSIAN:
+            yield "hessian floor", partial(_floor, self.loss, second=True)
+
     def steps(self, mode: str) -> dict[str, Step]:
-        return {name: self._step(function, mode) for name, function in self.arms()}
+        arms = chain(self.arms(), () if mode == "compiled" else self.floors())  # no compiler takes autograd.grad
+        return {name: self._step(function, mode) for name, function in arms}
 
     def _step(self, function: Callable[[Tensor, Tensor], Tensor], mode: str) -> Step:
         y = self.y.clone().requires_grad_()
@@ -106,6 +116,18 @@ class Problem:
 
 def _mean(value: Tensor) -> Tensor:
     return value.mean()
+
+
+def _floor(loss: Any, y: Tensor, target: Tensor, *, second: bool) -> Tensor:
+    """A number whose gradient is the loss's own, by way of one at a leaf, as a Newton loss has to take it."""
+    leaf = y.detach().requires_grad_()
+    value = loss(leaf, target)
+    (gradient,) = torch.autograd.grad(value, leaf, torch.ones_like(value), create_graph=second)
+    if second:  # along every output, in one pass
+        count, size = y.shape
+        along = torch.eye(size, device=y.device)[:, None].expand(-1, count, -1)
+        torch.autograd.grad(gradient, leaf, along, is_grads_batched=True)
+    return torch.dot(y.reshape(-1), gradient.detach().reshape(-1))
 
 
 def _captured(step: Step) -> Step:
