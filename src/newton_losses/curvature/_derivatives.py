@@ -116,7 +116,7 @@ def _mean(found: Derivatives, passes: Callable[[], Iterable[Tensor]]) -> MeanHes
         sums = [one.sum(1) for one in passes()]
         total = sums[0] if len(sums) == 1 else torch.cat(sums)
         total = total.detach()  # forward mode leaves it a graph where the loss has parameters
-        if _are_finite(total, gradient.detach()) and math.isfinite(value.detach().sum().item()):
+        if _are_finite(total, gradient.detach(), value.detach()):
             rows = total.numpy()
             return MeanHessian(value, gradient, torch.from_numpy((rows + rows.T) * (0.5 / len(value))), None)
     second = _stored(passes(), gradient.shape[1])
@@ -271,12 +271,13 @@ def _look(value: Tensor, leaf: Tensor) -> tuple[bool, set[Any]]:
     other_leaves = False
     for node in queue:  # which grows on the way
         following = node.next_functions
-        if not following:
-            other_leaves = other_leaves or getattr(node, "variable", leaf) is not leaf
-        for one, _ in following:
-            if one is not None and one not in seen:
-                seen.add(one)
-                queue.append(one)
+        if following:
+            for one, _ in following:
+                if one is not None and one not in seen:
+                    seen.add(one)
+                    queue.append(one)
+        elif not other_leaves and getattr(node, "variable", leaf) is not leaf:
+            other_leaves = True
     return other_leaves, seen
 
 
