@@ -247,6 +247,7 @@ def test_checking_and_watching_run_no_operator_after_the_first_call(kind: str) -
 
 
 @pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
 @pytest.mark.parametrize("kind", KINDS)
 def test_on_a_gpu_it_is_said_a_while_later_and_nothing_waits(kind: str) -> None:
     newton, target = NewtonLoss(distance, kind).cuda(), torch.zeros(8, 3, device="cuda")

@@ -212,8 +212,9 @@ def test_lists_on_a_gpu_add_a_few_kernels(masked):
         return [event.key for event in kernels for _ in range(event.count)]
 
     with_newton, plain = launched(newton), launched(spread)
-    # The unit, the step, and the product on the way back; and zeros for what does not exist.
-    assert len(with_newton) <= len(plain) + (5 if masked else 4), f"{with_newton} beside {plain}"
+    # The unit, the step, and the product on the way back; and zeros for what does not exist, in two: torch fills a
+    # tensor with the number 0 before it chooses.
+    assert len(with_newton) <= len(plain) + (6 if masked else 4), f"{with_newton} beside {plain}"
 
 
 @pytest.mark.parametrize("exchangeable", [False, True])
