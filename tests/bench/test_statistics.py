@@ -3,11 +3,12 @@
 import math
 import statistics
 
+import numpy as np
 import pytest
 from scipy import stats
 
 from newton_losses_bench.cells import TABLES, cells
-from newton_losses_bench.statistics import Summary, mark, p_value, summarise
+from newton_losses_bench.statistics import Summary, is_repeat, mark, p_value, summarise
 
 PAPERS = [cell for table in TABLES for cell in cells(table) if cell.paper_bold is not None]
 
@@ -93,3 +94,12 @@ def test_seeds_that_all_agree():
     assert mark(summarise([1.0, 1.0]), summarise([2.0, 2.0])) == "black"
     assert mark(summarise([1.0, 1.0]), summarise([1.0, 1.0])) == ""
     assert mark(summarise([2.0, 2.0]), summarise([1.0, 1.0])) == ""
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_nineteen_of_twenty_repetitions_count_as_such(count):
+    drawn = np.random.default_rng(0).normal(50.0, 3.0, size=(4000, 10 + count))
+    repeats = [is_repeat(summarise(row[:10]), summarise(row[10:])) for row in drawn]
+    assert statistics.fmean(repeats) == pytest.approx(0.95, abs=0.012)  # three and a half standard errors
+    others = [is_repeat(summarise(row[:10]), summarise(row[10:] + 20.0)) for row in drawn]
+    assert statistics.fmean(others) < 0.01

@@ -15,7 +15,7 @@ from typing import Any
 
 from ..cells import CLIP_NORM, OURS, VARIANTS, Cell, cells
 from ..groups import Group, Protocol, group
-from ..statistics import Summary
+from ..statistics import Summary, is_repeat
 from ..store import RunRecord, Store, UnfinishedRun
 
 FULL, SHORT, EPOCHS = 100_000, 10_000, 50
@@ -197,6 +197,16 @@ class Runs:
         """How many of the paper's cells have runs, and how many cells there are."""
         wanted = [cell.key for cell in paper_cells().values() if cell.table == table]
         return sum(self.index.group(key, self.accepts) is not None for key in wanted), len(wanted)
+
+    def repeats(self, table: str) -> list[tuple[Cell, Summary, bool]]:
+        """Our figure of each of the paper's cells that has runs, and whether it is a repetition of the paper's."""
+        found = []
+        for cell in paper_cells().values():
+            papers = PaperFigures().figure(cell.column, cell.variant)
+            ours = self.figure(cell.column, cell.variant) if cell.table == table else None
+            if papers is not None and ours is not None:
+                found.append((cell, ours, is_repeat(papers, ours)))
+        return found
 
 
 def _fixed(protocol: Protocol) -> dict[str, Any]:

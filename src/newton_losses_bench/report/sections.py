@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from ..cells import OURS
 from . import tables
 from .claims import Verdict
-from .collect import Evidence, columns
+from .collect import METHODS, Evidence, column_title, columns
 from .figures import Figure, headline, learning_curves
 from .paper_claims import BEYOND, verdicts
 from .tables import Table
@@ -72,7 +72,7 @@ def _there(*several: Table | None) -> list[Table]:
 
 def _sorting(found: Evidence) -> Section:
     (full, total), (short, _) = found.full.done("table1"), found.short.done("table1")
-    answer = f"{full} of {total} cells run at 100,000 steps, {short} at 10,000."
+    answer = f"{full} of {total} cells run at 100,000 steps, {short} at 10,000.{_repeated(found)}"
     text = (
         "The paper’s losses take the logarithm of probabilities that float32 has rounded. Three controls know nothing "
         "of curvature: the same loss computed in log space, the gradient’s norm clipped at 1, and the gradient divided "
@@ -80,6 +80,22 @@ def _sorting(found: Evidence) -> Section:
     )
     table = tables.sorting_table(found.full, found.short)
     return Section("table1", "Table 1: ranking supervision", answer, text, [table])
+
+
+def _repeated(found: Evidence) -> str:
+    """How many figures at the paper's length are the paper's, and which are not."""
+    all_ours = found.full.repeats("table1")
+    if not all_ours:
+        return ""
+    apart = [
+        f"{column_title(cell.column)}, {METHODS[cell.variant]} ({ours.mean:.1f})"
+        for cell, ours, fits in all_ours
+        if not fits
+    ]
+    return (
+        f" At 100,000 steps {len(all_ours) - len(apart)} of {len(all_ours)} repeat the paper’s figure: ours lies in "
+        "the 95 % prediction interval of its ten seeds." + (f" Apart from it: {'; '.join(apart)}." if apart else "")
+    )
 
 
 def _controls(found: Evidence) -> Section:
