@@ -36,6 +36,7 @@ class Report:
     """The one screen, the claims by subject, and the sections below."""
 
     lead: str
+    repeats: str
     state: str
     headline: Figure
     claims: dict[str, list[Verdict]]
@@ -60,7 +61,7 @@ def compose(found: Evidence) -> Report:
         "runs are marked “not run”."
     )
     sections = [_sorting, _controls, _paths, _curves, _provenance]
-    return Report(lead, state, headline(found), claims, [section(found) for section in sections])
+    return Report(lead, _repeats(found), state, headline(found), claims, [section(found) for section in sections])
 
 
 _PATHS = ("table2", "table3")
@@ -72,29 +73,37 @@ def _there(*several: Table | None) -> list[Table]:
 
 def _sorting(found: Evidence) -> Section:
     (full, total), (short, _) = found.full.done("table1"), found.short.done("table1")
-    answer = f"{full} of {total} cells run at 100,000 steps, {short} at 10,000.{_repeated(found)}"
+    answer = f"{full} of {total} cells run at 100,000 steps, {short} at 10,000. {_repeats(found)}".strip()
     text = (
         "The paper’s losses take the logarithm of probabilities that float32 has rounded. Three controls know nothing "
         "of curvature: the same loss computed in log space, the gradient’s norm clipped at 1, and the gradient divided "
-        "by its energy over the batch."
+        f"by its energy over the batch. {_apart(found)}"
     )
     table = tables.sorting_table(found.full, found.short)
     return Section("table1", "Table 1: ranking supervision", answer, text, [table])
 
 
-def _repeated(found: Evidence) -> str:
-    """How many figures at the paper's length are the paper's, and which are not."""
-    all_ours = found.full.repeats("table1")
-    if not all_ours:
+def _repeats(found: Evidence) -> str:
+    """How many of our figures at the paper's length are the paper's, and from how many seeds."""
+    ours = found.full.repeats("table1")
+    if not ours:
         return ""
+    reproduced, seeds = sum(fits for *_, fits in ours), sorted({figure.count for _, figure, _ in ours})
+    each = "one seed each" if seeds == [1] else f"{seeds[0]} to {seeds[-1]} seeds each"
+    return (
+        f"At the paper’s length and numerics, {reproduced} of {len(ours)} figures in table 1 are reproduced ({each})."
+    )
+
+
+def _apart(found: Evidence) -> str:
+    """What that means, and where we are not."""
     apart = [
         f"{column_title(cell.column)}, {METHODS[cell.variant]} ({ours.mean:.1f})"
-        for cell, ours, fits in all_ours
+        for cell, ours, fits in found.full.repeats("table1")
         if not fits
     ]
-    return (
-        f" At 100,000 steps {len(all_ours) - len(apart)} of {len(all_ours)} repeat the paper’s figure: ours lies in "
-        "the 95 % prediction interval of its ten seeds." + (f" Apart from it: {'; '.join(apart)}." if apart else "")
+    return "A figure repeats the paper’s if it lies in the 95 % prediction interval of the paper’s ten seeds." + (
+        f" These are not: {'; '.join(apart)}." if apart else ""
     )
 
 

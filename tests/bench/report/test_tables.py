@@ -90,14 +90,17 @@ def test_other_settings_are_in_no_cell(tmp_path):
     assert compose(gather(tmp_path)).state.startswith("27 finished runs, 15 of them in a cell")
 
 
-def test_the_answer_says_which_figures_repeat_the_papers(tmp_path):
-    for name, value in {"baseline": 69.0, "hessian": 84.5, "fisher": 80.0}.items():
-        write(tmp_path, every_cell()[f"softsort-n5-{name}"], value, **FULL)
+def test_the_answer_says_which_of_the_papers_figures_are_reproduced(tmp_path):
+    for seeds, (name, value) in enumerate({"baseline": 69.0, "hessian": 84.5, "fisher": 80.0}.items(), start=1):
+        write(tmp_path, every_cell()[f"softsort-n5-{name}"], value, seeds, **FULL)
         write(tmp_path, every_cell()[f"cauchy-n5-{name}-stable"], 10.0, **FULL)  # the paper has no such figure
     write(tmp_path, every_cell()["cauchy-n5-baseline"], 10.0, **SHORT)
-    table1 = next(section for section in compose(gather(tmp_path)).sections if section.anchor == "table1")
-    assert "At 100,000 steps 2 of 3 repeat the paper’s figure" in table1.answer
-    assert table1.answer.endswith("Apart from it: SoftSort n=5, Fisher (80.0).")
+    report = compose(gather(tmp_path))
+    table1 = next(section for section in report.sections if section.anchor == "table1")
+    for text in (report.repeats, table1.answer):
+        assert text.endswith("2 of 3 figures in table 1 are reproduced (1 to 3 seeds each).")
+    assert table1.text.endswith("These are not: SoftSort n=5, Fisher (80.0).")
+    assert [label for label, *_ in report.headline.legend][1] == "ours, 100,000 steps"
 
 
 def test_precisions_are_not_mixed(tmp_path):
