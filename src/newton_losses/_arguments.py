@@ -81,6 +81,14 @@ def one_of(thing: Any, choices: Iterable[str], name: str, where: str) -> Any:
     return thing
 
 
+class WithTargets(partial):  # type: ignore[type-arg]
+    """A loss with targets of this call that came by name: unlike what users bind themselves, one entry per sample."""
+
+
+def _with_targets(loss: Any, named: dict[str, Any]) -> Any:
+    return partial(loss, **named) if torch.compiler.is_compiling() else WithTargets(loss, **named)
+
+
 def bound_targets(
     loss: Any, y: Any, targets: tuple[Any, ...], named: dict[str, Any], mask: Any, where: str
 ) -> tuple[Any, tuple[Any, ...], Any]:
@@ -103,8 +111,11 @@ def bound_targets(
 
 def names_mask(loss: Any, place: int) -> bool:
     """Whether the target at this place, counted from 1, is called `mask` by the loss itself."""
-    signature = None if hasattr(loss, "expand") else _signature(loss)
-    return signature is not None and list(signature.parameters)[place : place + 1] == ["mask"]
+    takes_mask = bool(getattr(loss, "takes_mask", False))
+    signature = None if takes_mask and torch.compiler.is_compiling() else _signature(loss)
+    if signature is None:  # losses of this library have it behind other targets
+        return takes_mask and place > 1
+    return list(signature.parameters)[place : place + 1] == ["mask"]
 
 
 def check_targets(loss: Any, y: Any, targets: tuple[Any, ...]) -> None:
@@ -149,14 +160,14 @@ def _by_position(
     else:
         signature = None if torch.compiler.is_compiling() else _signature(loss)
     if signature is None:
-        return partial(loss, **named), targets
+        return _with_targets(loss, named), targets
     listed = list(signature.parameters.values())
     if hasattr(loss, "expand"):  # what it takes by name only are its options
         listed = [one for one in listed if one.kind is not inspect.Parameter.KEYWORD_ONLY]
     bound = _bound(signature.replace(parameters=listed), y, targets, named, where)
     if hasattr(loss, "expand"):
         bound.apply_defaults()
-    return partial(loss, **bound.kwargs) if bound.kwargs else loss, bound.args[1:]
+    return _with_targets(loss, bound.kwargs) if bound.kwargs else loss, bound.args[1:]
 
 
 def _bound(
@@ -196,13 +207,28 @@ def with_mask(
     """A loss that takes a mask, with it: the library's do, and any may get it as the last of the targets."""
     last = targets[-1] if mask is None and targets else None
     is_mask = isinstance(last, Tensor) and last.dtype == torch.bool and last.shape == y.shape
+    is_mask = is_mask and names_mask(loss, len(targets))  # and not clicks, which are boolean as well
     if not getattr(loss, "takes_mask", False):
-        return loss, targets, last if is_mask and names_mask(loss, len(targets)) else mask
+        mask = last if is_mask and not hasattr(loss, "expand") else mask
+        if mask is not None and hasattr(loss, "expand"):
+            _check_expands_with_mask(loss)
+        return loss, targets, mask
     if is_mask:
         mask, targets = last, targets[:-1]
     if mask is None or hasattr(loss, "expand"):
         return loss, targets, mask
-    return partial(loss, mask=mask), targets, mask
+    return _with_targets(loss, {"mask": mask}), targets, mask
+
+
+def _check_expands_with_mask(loss: Any) -> None:
+    """Raise if a loss that brings its own expansion has no place for a mask in it."""
+    kinds = inspect.signature(loss.expand).parameters
+    if "mask" not in kinds and all(one.kind is not inspect.Parameter.VAR_KEYWORD for one in kinds.values()):
+        name = getattr(loss, "__name__", type(loss).__name__)
+        raise ArgumentError(
+            f"The loss {name} brings its own derivatives, and its method expand takes no mask. Without a mask all "
+            "outputs count, padded ones as well; lists of different lengths have to come in batches of one length."
+        )
 
 
 # Nested tensors

@@ -318,3 +318,22 @@ def test_empty_lists_change_no_other(curvature, damping, exchangeable):
         newton = NewtonLoss(variance, curvature, damping, exchangeable=exchangeable)
         found.append(gradient_of(newton, *more[:2], mask=more[2])[: len(y)] * len(more[0]))
     torch.testing.assert_close(found[1], found[0], **CLOSE)
+
+
+@pytest.mark.parametrize("curvature", ["fisher", "sample"])
+@pytest.mark.parametrize("loss", [nl.sorting.ListNetLoss(), nl.sorting.PairwiseLogisticLoss(), nl.sorting.NDCGLoss()])
+def test_boolean_relevance_is_no_mask(loss, curvature):
+    """Clicks have the shape and dtype of a mask, and are what the lists are ranked by."""
+    y, clicks = torch.randn(6, 5, requires_grad=True), torch.rand(6, 5) < 0.4
+    newton = nl.NewtonLoss(loss, curvature)
+    for wanted in (clicks.long(), clicks.float()):
+        torch.testing.assert_close(newton(y, clicks), newton(y, wanted))
+    by_name = nl.newton_loss(loss, y, clicks, mask=torch.ones_like(clicks), curvature=curvature)
+    torch.testing.assert_close(by_name, nl.newton_loss(loss, y, clicks, curvature=curvature))
+
+
+def test_a_loss_whose_own_expansion_knows_no_mask_is_refused_one():
+    smoothed = nl.smoothing.SmoothedLoss(lambda y, target: (y - target).abs().sum(-1))
+    y, mask = torch.randn(6, 5), torch.ones(6, 5, dtype=torch.bool)
+    with pytest.raises(nl.ArgumentError, match="brings its own derivatives, and its method expand takes no mask"):
+        nl.NewtonLoss(smoothed)(y, torch.zeros(6, 5), mask=mask)
