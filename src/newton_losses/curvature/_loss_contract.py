@@ -142,9 +142,12 @@ def _add_shapes(error: Exception, loss: Loss, outputs: Tensor, targets: tuple[An
     """Say with what the loss was called, beside the words of torch, which knows no outputs and targets."""
     if not isinstance(error, NewtonLossesError) and not getattr(error, "__notes__", None):
         given = ", ".join(map(_described, targets)) or "no targets"
+        advice = "Do the targets have the shape and dtype that it expects?"
+        if "leaf Variable that requires grad is being used in an in-place" in str(error):
+            advice = "It changes its outputs in place. Begin it with y = y.clone()."
         error.add_note(
             f"The loss {name_of(loss)} raised this when it was called with outputs {_described(outputs)} and {given}. "
-            "Do the targets have the shape and dtype that it expects?"
+            f"{advice}"
         )
 
 

@@ -57,7 +57,12 @@ class RunningScale(nn.Module):
     def _apply(self, fn: Any, recurse: bool = True) -> "RunningScale":
         state = self.running_square
         self.running_square = None
+        unmade = [name for name, buffer in self._buffers.items() if buffer is not None and buffer.is_meta]
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        for name in unmade:  # counters: `to_empty` leaves in them what the memory held
+            made = self._buffers[name]
+            if made is not None and not made.is_meta:
+                made.zero_()
         if state is not None:
             device = fn(torch.zeros(0)).device
             if state.device.type == "meta" and device.type != "meta":
