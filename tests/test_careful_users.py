@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 import newton_losses
 from cases import Case, assert_close, brute_force_step, mse, quartic, ripples
@@ -287,3 +288,33 @@ def test_the_first_call_of_a_loss_with_its_own_expansion_may_be_vectorised(kind:
     newton = NewtonLoss(SortingLoss("softsort"), curvature=kind)
     found = torch.func.vmap(newton)(scores, values)
     torch.testing.assert_close(found, torch.stack([newton(*one) for one in zip(scores, values, strict=True)]))
+
+
+@pytest.mark.parametrize("damping", ["auto", 0.1])
+@pytest.mark.parametrize("kind", ["hessian", "fisher", "sample"])
+def test_every_step_may_be_inside_a_checkpoint(kind: str, damping: object) -> None:
+    """Also the first, which calls the loss more often: a checkpoint counts what is saved, and computes once more."""
+    network, x, target = nn.Linear(4, 3), torch.randn(8, 4), torch.randn(8, 3)
+    newton, plain = (NewtonLoss(quartic, kind, damping) for _ in range(2))
+    for _ in range(3):
+        network.zero_grad()
+        checkpoint(lambda x: newton(network(x), target), x, use_reentrant=False).backward()
+        assert network.weight.grad is not None
+        found = network.weight.grad.clone()
+        network.zero_grad()
+        plain(network(x), target).backward()
+        assert network.weight.grad is not None
+        # The unit of the run takes in a batch when it is computed once more, too.
+        direction, wanted = (one / one.norm() for one in (found, network.weight.grad))
+        torch.testing.assert_close(direction, wanted, rtol=1e-4, atol=1e-6)
+
+
+def test_a_loss_that_changes_its_outputs_in_place_is_told_how_not_to() -> None:
+    def masked_in_place(y: Tensor, exists: Tensor) -> Tensor:
+        y[~exists] = -1e4
+        return -y.log_softmax(1)[:, 0]
+
+    y, exists = torch.randn(6, 3, requires_grad=True), torch.ones(6, 3, dtype=torch.bool)
+    with pytest.raises(RuntimeError, match="leaf Variable") as raised:
+        NewtonLoss(masked_in_place)(y, exists)
+    assert "Begin it with y = y.clone()." in raised.value.__notes__[0]

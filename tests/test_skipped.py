@@ -294,3 +294,54 @@ def test_a_module_that_was_made_on_the_meta_device_counts_from_zero() -> None:
     newton(leaf(5, 3), target).backward()
     assert newton.skipped.device.type == "cpu"
     assert int(newton.skipped) == 1
+
+
+class Tempered(nn.Module):
+    """A loss with something to learn, which its value depends on in a way that is infinite where a target is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.log_temperature = nn.Parameter(torch.tensor(0.3))
+
+    def forward(self, y: Tensor, target: Tensor, *, weight: Tensor | float = 1.0) -> Tensor:
+        return (weight * nn.functional.softplus(-y * target / self.log_temperature.exp())).sum(1) + self.log_temperature
+
+
+@pytest.mark.parametrize("by_name", [False, True])
+@pytest.mark.parametrize("damping", ["auto", 0.1])
+@pytest.mark.parametrize("kind", [*KINDS, "sample"])
+def test_a_bad_sample_does_not_reach_what_the_loss_itself_learns(kind: str, damping: object, by_name: bool) -> None:
+    loss, y, target = Tempered(), leaf(8, 3), torch.sign(leaf(8, 3, seed=1).detach())
+    weight = torch.full((8, 3), 2.0)
+    (weight if by_name else target)[5, 1] = torch.nan
+    named = {"weight": weight} if by_name else {}
+    newton = NewtonLoss(loss, kind, damping)
+    value = newton(y, target, **named)
+    value.backward()
+    good = torch.arange(8) != 5
+    plain = loss(y.detach()[good], target[good], **({"weight": weight[good]} if by_name else {})).mean()
+    (wanted,) = torch.autograd.grad(plain, [loss.log_temperature])
+    torch.testing.assert_close(value, plain)
+    torch.testing.assert_close(loss.log_temperature.grad, wanted)
+    assert y.grad is not None
+    assert (y.grad[5] == 0).all()
+    assert y.grad.isfinite().all()
+
+
+def test_a_batch_without_a_good_sample_leaves_what_the_loss_learns_as_it_is() -> None:
+    loss, y = Tempered(), leaf(8, 3)
+    newton = NewtonLoss(loss, on_nonfinite="ignore")
+    newton(y, torch.full((8, 3), torch.nan)).backward()
+    gradient = loss.log_temperature.grad
+    assert gradient is None or float(gradient) == 0
+
+
+def test_a_module_that_is_made_empty_from_the_meta_device_counts_from_zero() -> None:
+    with torch.device("meta"):
+        newton, inject = NewtonLoss(squares), InjectFisher()
+    torch.full((64,), 7, dtype=torch.int64)  # what the memory may hold
+    for module in (newton, inject):
+        module.to_empty(device="cpu")
+        assert int(module.skipped) == 0
+        assert module.running_square is not None
+        assert (module.running_square == 0).all()

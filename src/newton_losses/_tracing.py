@@ -1,6 +1,10 @@
 """Whether torch is running operators, or only looking at them or recording them."""
 
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
 import torch
+from torch import Tensor
 
 from .errors import ArgumentError
 
@@ -13,6 +17,24 @@ def sees_operators() -> bool:
 def is_captured(device: torch.device) -> bool:
     """Whether a CUDA graph is being recorded, in which nothing may be read back, nor the random state be touched."""
     return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+
+
+# What packs the tensors that are saved for the way back, as a checkpoint does.
+_top_hooks: Any = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", lambda _: None)
+
+
+def packs_saves() -> bool:
+    """Whether somebody packs saved tensors; a checkpoint counts them, and wants as many when it computes once more."""
+    return _top_hooks(True) is not None
+
+
+def unpacked_saves() -> AbstractContextManager[Any]:
+    """A context in which tensors are saved as they are, and nobody counts them."""
+    return torch.autograd.graph.saved_tensors_hooks(_itself, _itself) if packs_saves() else nullcontext()
+
+
+def _itself(tensor: Tensor) -> Tensor:
+    return tensor
 
 
 def refuse_export() -> None:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from ._arguments import bound_targets, is_exchangeable, padded_outputs, with_mask
 from ._skipped import OnNonfinite, SkipWatch, skip_counter
-from ._tracing import is_captured, refuse_export, sees_operators
+from ._tracing import is_captured, refuse_export, sees_operators, unpacked_saves
 from .curvature import (
     CurvatureKind,
     Damping,
@@ -48,6 +48,7 @@ from .curvature import (
     settle,
     share_curvature,
     solve_step,
+    values_of_kept,
     warn_of_the_loss,
 )
 
@@ -202,7 +203,8 @@ class NewtonLoss(RunningScale):
             refuse_export()
         is_checked = self.check and _may_wait(y)
         if is_checked:
-            self._check_loss(loss, y, targets, mask)
+            with unpacked_saves():
+                self._check_loss(loss, y, targets, mask)
         counter, run = self._buffers_beside(y, is_compiling)
         is_new = self.training and counter is not None
         known = self._is_known
@@ -305,6 +307,8 @@ def compute_newton_loss(
         front = (rows.square().sum(1) * (divisor**2 / own / 2)).sum()
     elif step.value is not None and is_mean and not expansion.value.requires_grad:
         front = step.value
+    elif expansion.value.requires_grad and step.kept is not None and _may_wait(y):
+        front = _front_of_kept(loss, y, targets, expansion.value, step.kept, reduction)
     else:
         front = _reduced(expansion.value, reduction)
     surrogate = _surrogate if is_compiling or _is_transformed() else _Surrogate.record
@@ -320,6 +324,27 @@ def plain_value(
     mask: Tensor | None = None,
 ) -> Tensor:
     return _reduced(loss_values(loss, y, *targets, reduction=reduction, mask=mask), reduction)
+
+
+def _front_of_kept(
+    loss: Loss | Expandable,
+    y: Tensor,
+    targets: tuple[Any, ...],
+    values: Tensor,
+    kept: Tensor,
+    reduction: Reduction | None,
+) -> Tensor:
+    """The value, with the gradient of the samples that are kept for what the loss itself has to learn."""
+    if bool(kept.all()):
+        return _reduced(values, reduction)
+    front = _reduced(values.detach(), reduction)
+    again = None if isinstance(loss, Expandable) else values_of_kept(loss, y, targets, kept, reduction)
+    if again is None:
+        return front
+    total = torch.where(kept, again, 0.0).sum()
+    if reduction != "sum":
+        total = total / kept.sum()
+    return front + (total - total.detach())
 
 
 def _reduced(values: Tensor, reduction: Reduction | None) -> Tensor:

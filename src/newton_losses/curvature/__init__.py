@@ -22,6 +22,7 @@ from ._expansion import expand_lists as expand_lists
 from ._expansion import expand_loss as expand_loss
 from ._expansion import finite as finite
 from ._expansion import loss_values as loss_values
+from ._expansion import values_of_kept as values_of_kept
 from ._fisher import Solved as Solved
 from ._fisher import default_fisher_step as default_fisher_step
 from ._fisher import fisher_step as fisher_step
