@@ -38,7 +38,7 @@ def repeat(call: Callable[[], object], times: int) -> None:
 def test_a_later_batch_without_a_finite_sample_is_said_once(kind: str) -> None:
     newton, target = NewtonLoss(distance, kind), torch.zeros(8, 3)
     newton(leaf(8, 3), target).backward()
-    with pytest.warns(UserWarning, match="NewtonLoss: no sample of the last 8 has a finite loss") as told:
+    with pytest.warns(UserWarning, match="NewtonLoss: all of the last 8 samples were skipped") as told:
         newton(torch.zeros(8, 3, requires_grad=True), target).backward()
     assert told[0].filename == __file__
     newton(torch.zeros(8, 3, requires_grad=True), target).backward()
@@ -50,12 +50,12 @@ def test_a_scalar_that_one_target_spoils_is_named_as_the_reason() -> None:
     target[0, 0] = torch.nan
     for options in ({}, {"reduction": "mean"}):
         with pytest.warns(
-            UserWarning, match=r"no sample of the last 8 .* returns a scalar.*one value per sample, .*N,"
+            UserWarning, match=r"all of the last 8 samples .* returns a scalar.*one value per sample, .*N,"
         ):
             NewtonLoss(lambda y, t: squares(y, t).mean(), **options)(leaf(8, 3), target)
     with pytest.raises(NonFiniteError, match="returns a scalar"):
         NewtonLoss(lambda y, t: squares(y, t).mean(), on_nonfinite="raise")(leaf(8, 3), target)
-    with pytest.warns(UserWarning, match="no sample of the last 8") as told:
+    with pytest.warns(UserWarning, match="all of the last 8 samples") as told:
         NewtonLoss(squares)(leaf(8, 3), target * torch.nan)
     assert "scalar" not in str(told[0].message)
 
@@ -88,7 +88,7 @@ def test_outputs_padded_with_minus_infinity_are_said() -> None:
     padded = torch.zeros(8, 4)
     padded[:, 3] = -torch.inf
     newton = NewtonLoss(lambda y: torch.softmax(y, 1).square().sum(1) + y.sum(1), "fisher")
-    with pytest.warns(UserWarning, match="no sample of the last 8"):
+    with pytest.warns(UserWarning, match="all of the last 8 samples"):
         newton(leaf(8, 4) + padded).backward()
 
 
@@ -138,7 +138,7 @@ def test_raise_is_an_error_at_the_first_and_ignore_only_counts(kind: str) -> Non
 
 def test_inject_fisher_says_it_in_the_backward_pass() -> None:
     bad, y = torch.full((8, 1), torch.nan), leaf(8, 3)
-    with pytest.warns(UserWarning, match="InjectFisher: no sample of the last 8"):
+    with pytest.warns(UserWarning, match="InjectFisher: all of the last 8 samples"):
         (InjectFisher()(y) * bad).sum(1).mean().backward()
     with pytest.raises(NonFiniteError, match="InjectFisher"):
         (InjectFisher(on_nonfinite="raise")(y) * bad).sum(1).mean().backward()
@@ -223,7 +223,7 @@ def test_on_a_device_a_copy_is_read_once_it_has_arrived(monkeypatch: pytest.Monk
     calls(1, 8)  # the first copy, of 512 good samples, is still on its way
     Arrives.arrived = True
     calls(64, 8)  # now it is read, and a second one taken after 1,024 bad ones
-    with pytest.warns(UserWarning, match="1024 of the last 1024|no sample of the last 1024"):
+    with pytest.warns(UserWarning, match="1024 of the last 1024|all of the last 1024 samples"):
         calls(64, 8)
     calls(200, 8)
     strict = SkipWatch("NewtonLoss", "raise")
@@ -275,7 +275,7 @@ def test_on_a_gpu_it_is_said_a_while_later_and_nothing_waits(kind: str) -> None:
 
 def test_a_first_batch_without_a_finite_sample_does_not_count_as_checked() -> None:
     newton, y = NewtonLoss(lambda y, target: (y - target).abs().sum(1), "hessian", 1.0), leaf(5, 3)
-    with pytest.warns(UserWarning, match="no sample of the last 5"):
+    with pytest.warns(UserWarning, match="all of the last 5 samples"):
         newton(y, torch.full((5, 3), torch.nan))
     with pytest.warns(UserWarning, match="the Hessian of the loss <lambda> is zero"):
         newton(y, torch.zeros(5, 3))
@@ -283,7 +283,7 @@ def test_a_first_batch_without_a_finite_sample_does_not_count_as_checked() -> No
 
 def test_a_batch_of_one_bad_sample_is_a_standstill_too() -> None:
     newton = NewtonLoss(squares)
-    with pytest.warns(UserWarning, match="no sample of the last 1 "):
+    with pytest.warns(UserWarning, match="the last sample was skipped"):
         newton(leaf(1, 3), torch.full((1, 3), torch.nan))
 
 
@@ -332,8 +332,7 @@ def test_a_batch_without_a_good_sample_leaves_what_the_loss_learns_as_it_is() ->
     loss, y = Tempered(), leaf(8, 3)
     newton = NewtonLoss(loss, on_nonfinite="ignore")
     newton(y, torch.full((8, 3), torch.nan)).backward()
-    gradient = loss.log_temperature.grad
-    assert gradient is None or float(gradient) == 0
+    assert loss.log_temperature.grad == 0  # and not None, which data parallelism would wait for
 
 
 def test_a_module_that_is_made_empty_from_the_meta_device_counts_from_zero() -> None:

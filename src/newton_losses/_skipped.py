@@ -110,13 +110,13 @@ class SkipWatch:
             self.seen, self._skipped = self.seen - seen, 0
 
     def _sentence(self, skipped: int, count: int) -> str:
-        how_many = f"{skipped} of the last {count} samples have no"
-        if skipped >= count:
-            how_many = f"no sample of the last {count} has a"
+        how_many = f"{skipped if skipped < count else 'all'} of the last {count} samples were skipped: their"
+        if skipped >= count == 1:
+            how_many = "the last sample was skipped: its"
         reason = "newton_losses.diagnose(loss, y, *targets) finds the reason."
         if self._is_scalar:
             reason = (
                 "The loss returns a scalar, which one sample, with a NaN target say, spoils for its whole batch. "
                 f"Return one value per sample, shape (N,), and only that sample is left out. {reason}"
             )
-        return f"{self.name}: {how_many} finite loss, gradient and step, so that nothing is learned from them. {reason}"
+        return f"{self.name}: {how_many} loss, gradient or step is not finite. {reason}"

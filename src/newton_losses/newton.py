@@ -82,7 +82,8 @@ class NewtonLoss(RunningScale):
     stays where it is. If `damping` is a number, the gradient is the paper's, (C + λI)⁻¹∇ℓᵢ/N.
 
     Call `backward()` as usual. The outputs may have any shape `(N, ...)` and any floating dtype; everything is computed
-    in float32 at least. Parameters inside `loss` get the gradient of the plain loss; none if `value="quadratic"`.
+    in float32 at least. Parameters inside `loss` get the gradient of the plain loss, from the samples that are not left
+    out; none if `value="quadratic"`.
 
     Args:
         loss: a callable `loss(y, *targets)` that returns one value per sample `(N,)` or a scalar, or an
@@ -338,12 +339,11 @@ def _front_of_kept(
     if bool(kept.all()):
         return _reduced(values, reduction)
     front = _reduced(values.detach(), reduction)
-    again = None if isinstance(loss, Expandable) else values_of_kept(loss, y, targets, kept, reduction)
-    if again is None:
+    if isinstance(loss, Expandable):
         return front
-    total = torch.where(kept, again, 0.0).sum()
+    total = torch.where(kept, values_of_kept(loss, y, targets, values, kept, reduction), 0.0).sum()
     if reduction != "sum":
-        total = total / kept.sum()
+        total = total / kept.sum().clamp(min=1)
     return front + (total - total.detach())
 
 

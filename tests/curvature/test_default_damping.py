@@ -159,7 +159,7 @@ def test_an_empty_batch(path: str, shape: tuple[int, ...]) -> None:
     assert gradient_by(path, loss, torch.zeros(shape), torch.zeros(shape)).shape == shape
 
 
-@pytest.mark.filterwarnings("ignore:(NewtonLoss|InjectFisher). no sample of the last:UserWarning")
+@pytest.mark.filterwarnings("ignore:(NewtonLoss|InjectFisher). (all of the last|the last sample):UserWarning")
 @pytest.mark.parametrize("path", PATHS)
 def test_samples_that_are_not_finite_have_no_say(path: str) -> None:
     y, target = Case(quartic, (7, 3)).draw()

@@ -14,7 +14,15 @@ from torch import Tensor
 from .._arguments import WithTargets
 from .._targets import picked
 from ..errors import ArgumentError, ShapeError
-from ._derivatives import Derivatives, SecondProduct, first_order, is_finite, mean_hessian, second_products
+from ._derivatives import (
+    Derivatives,
+    SecondProduct,
+    first_order,
+    is_finite,
+    mean_hessian,
+    nothing_through,
+    second_products,
+)
 from ._forms import Curvature, Dense, Exchangeable, LowRank, OwnParts, Products, as_curvature, widened
 from ._lists import (
     brought_sums,
@@ -323,15 +331,15 @@ def loss_values(
 
 
 def values_of_kept(
-    loss: Loss, y: Tensor, targets: tuple[Any, ...], kept: Tensor, reduction: Reduction | None
-) -> Tensor | None:
-    """The values ℓᵢ `(N,)` once more, with a graph, and another sample's in the place of those not `kept` `(N,)`.
+    loss: Loss, y: Tensor, targets: tuple[Any, ...], values: Tensor, kept: Tensor, reduction: Reduction | None
+) -> Tensor:
+    """The `values` ℓᵢ `(N,)` once more, with a graph, and with another sample in the place of each not `kept` `(N,)`.
 
     A weight of zero does not keep what is not finite out of a gradient: on the way back it becomes 0·∞, in everything
-    that the samples share. `None` if there is no sample to take.
+    that the samples share. Where no sample is kept, everything shared gets zeros.
     """
     if not bool(kept.any()):
-        return None
+        return nothing_through(values).expand(len(kept))
     count, flat = len(kept), flatten_outputs(y)
     places = torch.where(kept, torch.arange(count, device=kept.device), kept.int().argmax())
     others = tuple(picked(target, places, count) for target in targets)
