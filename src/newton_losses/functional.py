@@ -30,6 +30,7 @@ from .curvature import (
     resolve_reduction,
     share_curvature,
 )
+from .errors import ArgumentError
 from .newton import (
     NewtonOptions,
     Value,
@@ -60,6 +61,11 @@ def newton_loss(
             [-1.5000]])
     """
     check_value(value)
+    if unknown := [name for name in options if name not in NewtonOptions.__annotations__]:
+        raise ArgumentError(
+            f"newton_loss: {', '.join(unknown)} is no option of a Newton loss. Targets by name are taken by NewtonLoss; "
+            "pass them to newton_loss by position."
+        )
     check_options(**options)
     check_is_loss(loss)
     reduction = resolve_reduction(loss, options.get("reduction"))

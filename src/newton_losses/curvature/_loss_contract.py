@@ -41,7 +41,7 @@ def check_outputs(y: Tensor) -> None:
     if y.is_nested:
         raise ArgumentError(
             "The outputs are a nested tensor. NewtonLoss and newton_loss take one in jagged layout; elsewhere pad it, "
-            "y.to_padded_tensor(0.0), and pass a mask of what exists."
+            "y.to_padded_tensor(0.0), and let the loss leave out what does not exist."
         )
     if y.dim() == 0:
         raise ShapeError(
