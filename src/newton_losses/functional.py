@@ -30,7 +30,6 @@ from .curvature import (
     resolve_reduction,
     share_curvature,
 )
-from .errors import ArgumentError
 from .newton import (
     NewtonOptions,
     Value,
@@ -62,9 +61,9 @@ def newton_loss(
     """
     check_value(value)
     if unknown := [name for name in options if name not in NewtonOptions.__annotations__]:
-        raise ArgumentError(
-            f"newton_loss: {', '.join(unknown)} is no option of a Newton loss. Targets by name are taken by NewtonLoss; "
-            "pass them to newton_loss by position."
+        raise TypeError(
+            f"newton_loss: {', '.join(unknown)} is no option of a Newton loss; these are "
+            f"{', '.join(NewtonOptions.__annotations__)}. Targets by name are for NewtonLoss: pass them by position."
         )
     check_options(**options)
     check_is_loss(loss)
