@@ -263,5 +263,5 @@ def test_a_sorting_loss_takes_its_targets_by_name_wherever_it_takes_them_by_posi
 def test_the_function_says_where_targets_go_by_name() -> None:
     y: Any = torch.zeros(2, 1)
     named: dict[str, Any] = {"target": y}
-    with pytest.raises(TypeError, match="target is no option of a Newton loss; .* pass them by position"):
+    with pytest.raises(TypeError, match=r"target is no option of a Newton loss; .* pass them by position"):
         newton_loss(lambda y, target: (y - target).square().sum(1), y, **named)
