@@ -1,10 +1,14 @@
-"""Which samples are compared when a loss is asked whether it mixes them."""
+"""Which samples are compared when a loss is asked whether it mixes them, and that asking leaves the loss as it was."""
+
+import functools
+from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from newton_losses import NewtonLoss, SeparabilityError, check_loss
+from newton_losses.smoothing import SmoothedLoss
 
 # Each part of a batch keeps its outputs while the rest changes: the first half, every other sample, and some by chance.
 FIRST_HALF, EVERY_OTHER, BY_CHANCE = [(0, 4), (3, 5)], [(0, 3), (4, 1)], [(1, 0), (5, 6)]
@@ -34,3 +38,100 @@ def test_an_empty_batch_tells_nothing() -> None:
 def test_a_loss_with_noise_of_its_own_needs_no_second_look() -> None:
     noise = torch.Generator().manual_seed(0)
     assert check_loss(lambda y: (y + torch.randn(3, generator=noise)).square().sum(1), torch.ones(4, 3)) is True
+
+
+def drawn(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+# What a loss keeps ---------------------------------------------------------------------------------------------------
+
+
+class Centring(nn.Module):
+    """A running mean of the outputs, in place and as a new tensor; and noise from a generator of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(3))
+        self.register_buffer("count", torch.zeros(()))
+        self.generator = torch.Generator().manual_seed(7)
+
+    def forward(self, y: Tensor, target: Tensor) -> Tensor:
+        self.mean.lerp_(y.detach().mean(0).to(self.mean.dtype), 0.1)
+        self.count = self.count + 1
+        self.noise = torch.rand(3, generator=self.generator)
+        return (y - target - self.mean - self.noise.to(y)).square().sum(1)
+
+    def called(self, y: Tensor, target: Tensor) -> Tensor:
+        return self(y, target)
+
+
+class Holder:
+    def __init__(self, loss: Any) -> None:
+        self.loss = loss
+
+    def __call__(self, y: Tensor, target: Tensor) -> Tensor:
+        return self.loss(y, target)
+
+
+HELD = {
+    "itself": lambda loss: loss,
+    "a partial": lambda loss: functools.partial(loss, target=torch.zeros(16, 3)),
+    "an argument of a partial": lambda loss: functools.partial(lambda own, y, t: own(y, t), loss),
+    "a bound method": lambda loss: loss.called,
+    "a closure": lambda loss: lambda y, t: loss(y, t),
+    "an attribute": Holder,
+    "a method of what has it as an attribute": lambda loss: Holder(loss).__call__,
+}
+
+
+@pytest.mark.parametrize("kind", HELD)
+@pytest.mark.parametrize("curvature", ["fisher", "hessian"])
+def test_the_first_call_changes_a_loss_as_one_plain_call_does(kind: str, curvature: Any) -> None:
+    checked, plain = Centring(), Centring()
+    mean, count, loss = checked.mean, checked.count, HELD[kind](checked)
+    y, targets = 3 + drawn(16, 3), () if kind == "a partial" else (torch.zeros(16, 3),)
+    check_loss(loss, y, *targets)
+    assert checked.mean is mean
+    assert checked.count is count
+    assert (float(mean.abs().max()), float(count)) == (0.0, 0.0)
+    assert torch.equal(checked.generator.get_state(), plain.generator.get_state())
+    unchecked = NewtonLoss(HELD[kind](plain), curvature=curvature, check=False)
+    for newton in (unchecked, NewtonLoss(loss, curvature=curvature)):
+        newton(y.clone().requires_grad_(), *targets).backward()
+    torch.testing.assert_close(checked.mean, plain.mean)
+    assert checked.count == plain.count
+    assert torch.equal(checked.generator.get_state(), plain.generator.get_state())
+
+
+def test_a_smoothed_loss_in_a_closure_keeps_its_random_state() -> None:
+    smoothed = SmoothedLoss(lambda y, t: (y > t).sum(1), generator=torch.Generator().manual_seed(3))
+    before = smoothed.generator.get_state()
+    check_loss(lambda y, t: smoothed(y, t), drawn(8, 3), drawn(8, 3, seed=1))
+    assert torch.equal(smoothed.generator.get_state(), before)
+
+
+def test_a_check_that_fails_leaves_the_loss_as_it_was() -> None:
+    norm = nn.BatchNorm1d(3)
+    with pytest.raises(SeparabilityError, match="mixes the samples"):
+        check_loss(lambda y: norm(y).square().sum(1), drawn(8, 3))
+    assert int(norm.num_batches_tracked) == 0
+    assert float(norm.running_mean.abs().max()) == 0
+
+
+def test_a_graph_through_a_buffer_outlives_the_check() -> None:
+    """Of a call before, whose backward pass is still to come: the buffer is not written as far as autograd knows."""
+    module = nn.Module()
+    module.register_buffer("weight", torch.ones(3))
+    module.forward = lambda y: (module.weight * y).square().sum(1)
+    y = drawn(4, 3).requires_grad_()
+    waiting = module(y).sum()
+    check_loss(module, y)
+    waiting.backward()
+
+
+def test_a_buffer_made_in_inference_mode_is_no_obstacle() -> None:
+    module = nn.Module()
+    with torch.inference_mode():
+        module.register_buffer("shift", torch.ones(3))
+    assert check_loss(lambda y: (y + module.shift).square().sum(1), drawn(4, 3))

@@ -14,6 +14,7 @@ from torch import Tensor
 from .._differences import MOVES, beside, excess, least, unit_of
 from .._random import seeded
 from .._targets import cast
+from .._unchanged import leaves_unchanged
 from ._derivative_errors import custom_operators, names_of
 from ._derivatives import second_products
 from ._loss_contract import Loss, Total, flatten_outputs, full_precision, make_total, name_of, outside_inference_mode
@@ -34,6 +35,7 @@ class WrongSecond(NamedTuple):
 
 
 @outside_inference_mode
+@leaves_unchanged
 def wrong_second_derivative(
     loss: Loss, y: Tensor, *targets: Any, reduction: Reduction | None = None
 ) -> WrongSecond | None:
@@ -93,6 +95,7 @@ def warn_of_the_loss(
 
 
 @outside_inference_mode
+@leaves_unchanged
 def has_no_curvature(loss: Loss, y: Tensor, *targets: Any, reduction: Reduction | None = None) -> bool:
     """Whether the Hessian of every sample is exactly zero, where gradients are not; a random direction shows it.
 

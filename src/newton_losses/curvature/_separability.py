@@ -8,6 +8,7 @@ from torch import Tensor
 
 from .._random import seeded
 from .._targets import picked
+from .._unchanged import leaves_unchanged
 from ..errors import ArgumentError, SeparabilityError
 from ._derivative_errors import no_dependence
 from ._forms import signs
@@ -23,6 +24,7 @@ from ._options import Reduction, resolve_reduction
 
 
 @outside_inference_mode
+@leaves_unchanged
 def check_loss(
     loss: Loss, y: Tensor, *targets: Any, reduction: Reduction | None = None, mask: Tensor | None = None
 ) -> bool:
@@ -76,6 +78,7 @@ def _check_mask(loss: Loss, learns: Tensor, mask: Tensor) -> None:
 
 
 @outside_inference_mode
+@leaves_unchanged
 def is_sum(loss: Loss, y: Tensor, *targets: Any) -> bool:
     """Whether `loss` returns a scalar that is a sum over the batch, as far as giving every sample twice can tell.
 
