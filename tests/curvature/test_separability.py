@@ -40,8 +40,61 @@ def test_a_loss_with_noise_of_its_own_needs_no_second_look() -> None:
     assert check_loss(lambda y: (y + torch.randn(3, generator=noise)).square().sum(1), torch.ones(4, 3)) is True
 
 
+# Outputs that broadcast against targets ------------------------------------------------------------------------------
+
+
 def drawn(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+BROADCAST = {
+    "rows": (lambda y, t: (y - t).square().sum(1), (16, 1), (16,), "target.unsqueeze(1) or y.squeeze(1)"),
+    "mean": (lambda y, t: (y - t).abs().mean(), (16, 1), (16,), "target.unsqueeze(1) or y.squeeze(1)"),
+    "columns": (lambda y, t: (y - t).square().mean(0), (16,), (16, 1), "target.squeeze(1) or y.unsqueeze(1)"),
+    "images": (lambda y, t: (y - t).square().sum((1, 2)), (16, 1, 3), (16, 3), "Reshape the target to (16, 1, 3)"),
+    "largest": (lambda y, t: (y - t).amax(1), (16, 1), (16,), "(16, 1)"),
+}
+
+
+@pytest.mark.parametrize("kind", BROADCAST)
+def test_targets_of_other_samples_are_found(kind: str) -> None:
+    """The set of the others' targets has to change: exchanged among themselves they leave a sum over all as it is."""
+    loss, outputs, targets, cure = BROADCAST[kind]
+    y, target = drawn(*outputs), drawn(*targets, seed=1)
+    with pytest.raises(SeparabilityError) as raised:
+        check_loss(loss, y, target)
+    for words in (f"outputs of shape {outputs}", f"targets of shape {targets}", cure):
+        assert words in str(raised.value)
+    with pytest.raises(SeparabilityError, match="broadcast"):
+        check_loss(lambda y, t: loss(y, t["wanted"]), y, {"wanted": target})
+    with pytest.raises(SeparabilityError, match="broadcast"):
+        NewtonLoss(loss)(y.requires_grad_(), target)
+
+
+def test_other_mixing_is_not_blamed_on_shapes() -> None:
+    with pytest.raises(SeparabilityError, match="mixes the samples"):
+        check_loss(lambda y, t: (y - y.mean(0)).square().sum(1) * t, drawn(16, 1), drawn(16, seed=1))
+
+
+def test_targets_of_another_shape_are_no_fault_and_take_no_further_calls() -> None:
+    calls = []
+
+    def counted(loss: Any) -> Any:
+        return lambda *given: calls.append(1) or loss(*given)
+
+    y, target = drawn(16, 1), drawn(16, seed=1)
+    for loss, outputs, wanted in (
+        (lambda y, t: (y - t[:, None]).square().sum(1), y, target),
+        (lambda y, t: (y.squeeze(1) - t).abs(), y, target),
+        (lambda y, t: t * y.square().sum(1), y, target),
+        (lambda y, t: (y - t.squeeze(1)).square(), y.squeeze(1), target[:, None]),
+        (lambda y, t: (y - t).square().sum(1), drawn(16, 16), drawn(16, 16, seed=1)),
+        (lambda y, shared: (y - shared).square().sum(1), drawn(16, 16), target),  # which has one entry per output
+        (lambda y, shared: torch.cdist(y, shared).sum(1), drawn(3, 3), drawn(3, 3, seed=1)),
+    ):
+        calls.clear()
+        assert check_loss(counted(loss), outputs, wanted)
+        assert len(calls) == 5
 
 
 # What a loss keeps ---------------------------------------------------------------------------------------------------

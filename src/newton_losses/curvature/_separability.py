@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from .._random import seeded
-from .._targets import picked
+from .._targets import changed, picked
 from .._unchanged import leaves_unchanged
 from ..errors import ArgumentError, SeparabilityError
 from ._derivative_errors import no_dependence
@@ -33,7 +33,9 @@ def check_loss(
     Also if it depends on none but those outputs that do not exist by the `mask`, the meaning of which is then reversed.
 
     Some samples get the outputs of others. A separable loss keeps the values and gradients of the rest; batch
-    statistics, a ranking across the batch, pairs of samples or a reduction over the wrong dimension do not. With
+    statistics, a ranking across the batch, pairs of samples or a reduction over the wrong dimension do not; nor do
+    outputs `(N, 1)` broadcast against targets `(N,)`, whose targets are exchanged as well. Buffers and random
+    generators of the loss are as before afterwards. With
     fewer than two samples, or where all have the same outputs, the check cannot tell. A loss that draws noise from a
     generator of its own gives other numbers each time it is called; of such a loss only the dependence is checked.
 
@@ -44,20 +46,28 @@ def check_loss(
     flat = flatten_outputs(y)
     if flat.numel() == 0:
         return False
-    total = make_total(loss, y.shape, targets, resolve_reduction(loss, reduction))
+    reduction = resolve_reduction(loss, reduction)
+    total = make_total(loss, y.shape, targets, reduction)
     before, again = (_values_and_gradients(total, flat, loss) for _ in range(2))
     if not all(torch.allclose(first, second, equal_nan=True) for first, second in zip(before, again, strict=True)):
         return True
     if isinstance(mask, Tensor) and mask.dtype == torch.bool and mask.shape == y.shape:  # else it will be refused
         _check_mask(loss, before[1] != 0, mask)
-    could_tell = False
+    could_tell, astray = False, _astray(y.shape, targets)
     for kept in _parts(flat):
-        changed = torch.where(kept[:, None], flat, flat.roll(1, 0))
-        if torch.equal(changed, flat):
+        place = torch.arange(len(flat), device=flat.device)
+        place = torch.where(kept, place, place.roll(1))
+        others = flat[place]
+        if torch.equal(others, flat):
             continue
         could_tell = True
-        after = _values_and_gradients(total, changed, loss)
-        if not all(_are_alike(one[kept], other[kept]) for one, other in zip(before, after, strict=True)):
+        moved = total
+        if astray:  # their targets go with them: each sample alone is still one of the batch
+            moved = make_total(loss, y.shape, _with_rows(targets, astray, place), reduction)
+        after = _values_and_gradients(moved, others, loss)
+        if not _stay(kept, before, after):
+            if astray and _stay(kept, before, _values_and_gradients(total, others, loss)):
+                raise SeparabilityError(_broadcast(loss, y.shape, astray[0]))
             raise SeparabilityError(
                 f"The loss {name_of(loss)} mixes the samples of the batch: the loss of some samples changed when "
                 "only the outputs of others did. A Newton loss needs one loss per sample. Does it use batch statistics,"
@@ -108,6 +118,56 @@ def _parts(flat: Tensor) -> list[Tensor]:
     """
     place = torch.arange(len(flat), device=flat.device)
     return [place < (len(flat) + 1) // 2, place % 2 == 0, signs(1, len(flat), flat)[0] > 0]
+
+
+def _astray(shape: torch.Size, targets: Any) -> list[torch.Size]:
+    """The shapes of targets with as many entries as the outputs, which broadcasting makes a larger tensor of both."""
+    found: list[torch.Size] = []
+
+    def note(part: Any) -> Any:
+        if isinstance(part, Tensor) and part.ndim and part.shape[0] == shape[0] and part.numel() == shape.numel():
+            try:
+                is_larger = _together(part.shape, shape).numel() > shape.numel()
+            except RuntimeError:
+                return part
+            if is_larger:
+                found.append(part.shape)
+        return part
+
+    changed(targets, note)
+    return found
+
+
+def _together(one: torch.Size, other: torch.Size) -> torch.Size:
+    found: torch.Size = torch.broadcast_shapes(one, other)  # type: ignore[no-untyped-call]
+    return found
+
+
+def _with_rows(targets: Any, shapes: list[torch.Size], place: Tensor) -> Any:
+    """Each sample with the target of another, in targets of these shapes."""
+
+    def pick(part: Any) -> Any:
+        return part[place.to(part.device)] if isinstance(part, Tensor) and part.shape in shapes else part
+
+    return changed(targets, pick)
+
+
+def _broadcast(loss: object, outputs: torch.Size, target: torch.Size) -> str:
+    cure = f"Reshape the target to {tuple(outputs)}"
+    if len(outputs) == len(target) + 1 and outputs[-1] == 1:
+        cure = "Pass target.unsqueeze(1) or y.squeeze(1)"
+    elif len(target) == len(outputs) + 1 and target[-1] == 1:
+        cure = "Pass target.squeeze(1) or y.unsqueeze(1)"
+    return (
+        f"The loss {name_of(loss)} compares each sample with the targets of all: outputs of shape {tuple(outputs)} and "
+        f"targets of shape {tuple(target)} broadcast to {tuple(_together(outputs, target))}. {cure}. "
+        "(Targets that all samples share belong in the loss itself.)"
+    )
+
+
+def _stay(kept: Tensor, before: tuple[Tensor, Tensor], after: tuple[Tensor, Tensor]) -> bool:
+    """Whether the kept samples have the same values and gradients."""
+    return all(_are_alike(one[kept], other[kept]) for one, other in zip(before, after, strict=True))
 
 
 def _are_alike(one: Tensor, other: Tensor) -> bool:
