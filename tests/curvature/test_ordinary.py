@@ -22,6 +22,10 @@ WAYS = [
     ("fisher", 1e-6, False),
     ("fisher", "auto", True),
     ("fisher", 0.3, True),
+    ("sample", "auto", False),
+    ("sample", nl.RunningDamping(0.01), False),
+    ("sample", 0.3, False),
+    ("sample", 1e-6, True),
     ("hessian", "auto", False),
     ("hessian", nl.RunningDamping(0.01), False),
 ]
@@ -121,10 +125,11 @@ def test_it_takes_fewer_operators():
         return operators.count
 
     # The mean and its way back go; a direction, the mean, and the product on the way back come.
-    assert counted(nl.NewtonLoss(waves)) <= plain() + 2
+    for curvature in ("fisher", "sample"):
+        assert counted(nl.NewtonLoss(waves, curvature)) <= plain() + 2
 
 
-@pytest.mark.parametrize("curvature", ["fisher", "hessian"])
+@pytest.mark.parametrize("curvature", ["fisher", "sample", "hessian"])
 @pytest.mark.parametrize("scalar", [False, True])
 def test_what_the_loss_learns_itself_gets_its_gradient(curvature, scalar):
     class Scaled(nn.Module):
@@ -147,7 +152,7 @@ def test_what_the_loss_learns_itself_gets_its_gradient(curvature, scalar):
         torch.testing.assert_close(found, wanted)
 
 
-@pytest.mark.parametrize("curvature", ["fisher", "hessian"])
+@pytest.mark.parametrize("curvature", ["fisher", "sample", "hessian"])
 @pytest.mark.parametrize("kind", ["ordinary", "parameter", "linear", "constant", "bad", "large"])
 def test_the_loss_is_called_once_for_each_batch(kind, curvature):
     """One that draws random numbers, or counts its batches, would notice."""
@@ -182,11 +187,12 @@ def test_an_error_of_the_loss_says_what_it_was_called_with():
     assert "(5, 3) of float32" in caught.value.__notes__[0]
 
 
-def test_the_first_derivative_of_a_step_is_that_of_the_quadratic():
+@pytest.mark.parametrize("curvature", ["fisher", "sample"])
+def test_the_first_derivative_of_a_step_is_that_of_the_quadratic(curvature):
     """½‖z* − y‖²/N has the Hessian I/N, also where nothing but the steps is kept."""
     y, target = torch.randn(2, 4, 3, generator=torch.Generator().manual_seed(0))
     y.requires_grad_()
-    newton = nl.NewtonLoss(waves)
+    newton = nl.NewtonLoss(waves, curvature)
     for _ in range(3):
         (gradient,) = torch.autograd.grad(newton(y, target), y, create_graph=True)
         (second,) = torch.autograd.grad(gradient.sum(), y)
@@ -355,12 +361,14 @@ def test_no_hessian_is_stored_that_would_be_large():
     """One sample of many outputs has a small Fisher, and a Hessian of as many rows."""
     run = torch.ones(2)
     for shape, ways in (
-        ((1, 2000), {"fisher", "lists"}),
-        ((64, 64), {"fisher", "lists", "hessian"}),
-        ((64, 65), set()),
+        ((1, 2000), {"fisher", "lists", "sample"}),
+        ((64, 64), {"fisher", "lists", "sample", "hessian"}),
+        ((64, 65), {"sample"}),
+        ((2**10, 2**8), {"sample"}),  # which has no matrix, only N·m numbers
+        ((2**10, 2**8 + 1), set()),
     ):
         y = torch.zeros(shape, requires_grad=True)
-        assert {way for way in ("fisher", "lists", "hessian") if is_ordinary(y, (), run, way)} == ways
+        assert {way for way in ("fisher", "lists", "sample", "hessian") if is_ordinary(y, (), run, way)} == ways
 
 
 def test_a_loss_with_parameters_that_needs_forward_mode():

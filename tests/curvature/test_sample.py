@@ -8,9 +8,19 @@ from torch import Tensor
 
 import newton_losses as nl
 from cases import EXACT, Case, brute_force, quartic
-from newton_losses.curvature import Damped, NormalizedDamping, OwnParts, RelativeDamping, damped_solve, expand
+from newton_losses.curvature import (
+    Damped,
+    Expansion,
+    NormalizedDamping,
+    OwnParts,
+    RelativeDamping,
+    damped_solve,
+    expand,
+    newton_step,
+)
 from newton_losses.smoothing import SmoothedLoss
 from newton_losses.sorting import SortingLoss
+from operators import Operators
 
 BATCH = NormalizedDamping()
 
@@ -234,3 +244,134 @@ def test_the_default_damping_of_few_samples_sees_only_the_outputs_that_exist() -
 
     masked = gradient(y, mask=exists.expand(3, 6))
     torch.testing.assert_close(masked[:, :4], gradient(y[:, :4]))
+
+
+def closed_form_of_a_run(batches: list[Tensor], damping: float | nl.RunningDamping) -> list[Tensor]:
+    """The steps over N, batch after batch in float64, where none is beyond the limit of the run."""
+    steps, total, weight = [], 0.0, 0.0
+    for gradient in batches:
+        gradient = gradient.double()
+        count, size = gradient.shape
+        square = float(gradient.square().mean())
+        total, weight = 0.999 * total + 0.001 * square, 0.999 * weight + 0.001
+        own = gradient.square().sum(1) / count
+        number, length = damping, 1.0
+        if isinstance(damping, nl.RunningDamping):
+            number = damping.factor * float((own.square().sum() / min(count, size)).sqrt())
+            length = number / math.sqrt(total / weight)
+        steps.append(length * gradient / (number + own)[:, None] / count)
+    return steps
+
+
+@pytest.mark.parametrize("damping", [nl.RunningDamping(), nl.RunningDamping(0.01), 0.3], ids=str)
+@pytest.mark.parametrize("shape", [(1, 1), (1, 7), (7, 1), (5, 20), (20, 5), (513, 513)], ids=str)
+@pytest.mark.parametrize(("dtype", "digits"), [(torch.float32, 1e-6), (torch.float64, 1e-14)], ids=["32", "64"])
+def test_a_run_by_its_formula(
+    dtype: torch.dtype, digits: float, shape: tuple[int, int], damping: float | nl.RunningDamping
+) -> None:
+    """On the short way and on the long one, which a large batch and one in float64 go."""
+    generator = torch.Generator().manual_seed(0)
+    uniform = torch.rand(4, *shape, generator=generator, dtype=torch.float64)
+    batches = list((torch.tensor([1.0, 1.0, 1.5, 0.5])[:, None, None] * (uniform + 0.5)).to(dtype))
+    newton = nl.NewtonLoss(lambda y, gradient: (y * gradient).sum(1), "sample", damping, check=False)
+    for gradient, wanted in zip(batches, closed_form_of_a_run(batches, damping), strict=True):
+        y = torch.zeros(shape, dtype=dtype, requires_grad=True)
+        newton(y, gradient).backward()
+        # A few roundings, of which none is of a difference.
+        torch.testing.assert_close(y.grad.double(), wanted, rtol=digits, atol=digits * float(wanted.abs().max()))
+
+
+@pytest.mark.parametrize("shape", [(6, 4), (2**10, 2**9)], ids=str)
+def test_one_sample_that_explodes_stays_within_its_bound(shape: tuple[int, int]) -> None:
+    """Ten times a batch's usual energy is what it counts for, and it makes ρ² at most twice as large."""
+    gradient = torch.ones(shape)
+    newton = nl.NewtonLoss(lambda y, gradient: (y * gradient).sum(1), "sample", check=False)
+    found = []
+    for factor in (1.0, 1.0, 1e6, 1.0):
+        batch = gradient.clone()
+        batch[0] *= factor
+        y = torch.zeros(shape, requires_grad=True)
+        newton(y, batch).backward()
+        found.append(y.grad)
+    assert float(found[2].norm()) <= math.sqrt(10) * float(gradient.norm()) / shape[0]
+    # ρ² was 1, 1 and 2: with another 1 it is the mean of four, since a thousandth of their weight is hardly forgotten.
+    torch.testing.assert_close(found[3] * math.sqrt(7 / 4), found[1], rtol=0.001, atol=0)
+
+
+class _Sloped(torch.autograd.Function):
+    """Values of zero with any gradient, also an infinite one."""
+
+    @staticmethod
+    def forward(ctx, y: Tensor, gradient: Tensor) -> Tensor:
+        ctx.gradient = gradient
+        return y.new_zeros(len(y))
+
+    @staticmethod
+    def backward(ctx, slope: Tensor) -> tuple[Tensor, None]:
+        return slope[:, None] * ctx.gradient, None
+
+
+@pytest.mark.parametrize("damping", ["auto", 0.3])
+@pytest.mark.parametrize("bad", ["value", "gradient", "overflow"])
+def test_a_bad_sample_amid_a_run_takes_no_part(bad: str, damping: float | str) -> None:
+    """Its value alone may be bad, or its gradient alone, or only the square of that. It is the last of a batch."""
+    gradient, values = torch.randn(8, 3, generator=torch.Generator().manual_seed(0)), torch.zeros(8)
+    spoiled, spoiled_values = gradient.clone(), values.clone()
+    if bad == "value":
+        spoiled_values[7] = math.nan
+    else:
+        spoiled[7] = 1e30 if bad == "overflow" else math.inf
+
+    def loss(y: Tensor, gradient: Tensor, value: Tensor) -> Tensor:
+        return _Sloped.apply(y, gradient) + value
+
+    def last_step(*last: Tensor) -> tuple[Tensor, int]:
+        newton = nl.NewtonLoss(loss, "sample", damping, check=False, on_nonfinite="ignore")
+        for given in ((gradient, values), (gradient, values), last):
+            y = torch.zeros_like(given[0], requires_grad=True)
+            newton(y, *given).backward()
+        return y.grad, int(newton.skipped)
+
+    found, skipped = last_step(spoiled, spoiled_values)
+    assert found.isfinite().all()
+    if bad == "overflow":  # such a sample counts, but no more than it may
+        assert skipped == 0
+        assert found.abs().amax(1).all()
+    else:
+        assert skipped == 1
+        assert not found[7].any()
+        torch.testing.assert_close(found[:7], last_step(gradient[:7], values[:7])[0], rtol=1e-6, atol=0)
+
+
+def test_parts_that_are_not_just_those_of_the_gradients() -> None:
+    """In an expansion that somebody else made, or several processes together."""
+    gradient = torch.tensor([[3.0, 4.0], [0.0, 1.0]])
+    value, ones = torch.tensor([0.0, math.nan]), torch.ones(2)
+    mask = torch.tensor([[True, True], [False, False]])
+    sums = torch.tensor([626.0, 26.0, 8.0, 4.0], dtype=torch.float64)  # of four samples
+    wanted = {
+        "all": (OwnParts(gradient), [[3 / 13, 4 / 13], [0, 1]]),
+        "value": (OwnParts(gradient, value), [[3 / 25.5, 4 / 25.5], [0, 0]]),
+        "mask": (OwnParts(gradient, mask=mask), [[3 / 25.5, 4 / 25.5], [0, 1 / 1.5]]),
+        "ranks": (OwnParts(gradient, sums=sums), [[3 / 6.75, 4 / 6.75], [0, 1 / 0.75]]),
+        "half": (OwnParts(gradient.bfloat16()), [[3 / 13, 4 / 13], [0, 1]]),
+        "others": (OwnParts(gradient.flip(0)), [[0, 1], [3 / 13, 4 / 13]]),
+    }
+    for name, (parts, rows) in wanted.items():
+        own = parts.gradient if name == "half" else gradient
+        found = newton_step(Expansion(ones, own, parts), 0.5).rows.float()
+        digits = 1e-2 if name == "half" else 1e-6  # 8 bits, or 24
+        torch.testing.assert_close(found, torch.tensor(rows), rtol=digits, atol=0)
+
+
+def test_a_large_batch_on_a_cpu_takes_few_operators() -> None:
+    """It is documented as the cheapest curvature: a handful of passes over the gradients, and none in float64."""
+    gradient = torch.randn(2**10, 2**9, generator=torch.Generator().manual_seed(0))
+    newton = nl.NewtonLoss(lambda y: (y * gradient).sum(1), "sample", check=False)
+    for _ in range(2):
+        y = torch.zeros_like(gradient, requires_grad=True)
+        newton(y).backward()
+    y = torch.zeros_like(gradient, requires_grad=True)
+    with Operators(views=False) as operators:
+        newton(y).backward()
+    assert operators.count <= 15

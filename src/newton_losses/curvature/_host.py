@@ -2,9 +2,9 @@
 
     length · (C + λI)⁻¹gᵢ
 
-For the empirical Fisher and for stored matrices, if everything in the batch is finite and far from the ends of the
-range of numbers. Otherwise there is no result, and `_running.py`, `_fisher.py` and `_step.py`, whose operators have
-masks and scales, take its place.
+For the empirical Fisher, its samples' own parts and stored matrices, if everything in the batch is finite and far from
+the ends of the range of numbers. Otherwise there is no result, and `_running.py`, `_fisher.py`, `_sample.py` and
+`_step.py`, whose operators have masks and scales, take its place.
 """
 
 import math
@@ -17,7 +17,7 @@ from torch import Tensor
 from ._damping import AUTO, DampingRule, NormalizedDamping, RelativeDamping, RunningDamping
 from ._expansion import FisherFactor, FisherMatrix
 from ._fisher import LEAST_FACTOR, Solved
-from ._forms import Dense
+from ._forms import Dense, OwnParts
 from ._lists import ExchangeableFisher
 from ._loss_contract import full_precision, one_thread
 from ._options import Spectrum
@@ -71,7 +71,7 @@ def host_step(
     """
     form = type(curvature)
     is_fisher = form is FisherMatrix or form is FisherFactor or form is ExchangeableFisher
-    if not (is_fisher or form is Dense) or not may_look(gradient):
+    if not (is_fisher or form is Dense or form is OwnParts) or not may_look(gradient):
         return None
     rule = _factor_or_number(damping, curvature, gradient)
     if rule is None:
@@ -82,6 +82,10 @@ def host_step(
         if curvature.gradient is not gradient or not (curvature.kept is None or bool(curvature.kept.all())):
             return None
         least, given = min(count, size), None
+    elif form is OwnParts:
+        if not _is_of_all_samples(curvature, gradient):
+            return None
+        least, given = 1, None
     else:
         if size > LARGEST_INVERSE or type(curvature.matrix) is not Tensor:
             return None
@@ -96,6 +100,9 @@ def host_step(
         if by_list is None:
             return None
         return Solved(torch.from_numpy(by_list.astype(own.dtype)), None, count, mean_value, counted=True)
+    if form is OwnParts:
+        by_sample = _solved_samples(gradient.detach(), rule, mean, state, update)
+        return None if by_sample is None else Solved(by_sample, None, count, mean_value, counted=True)
     kind = "definite" if curvature.semidefinite else spectrum or ("absolute" if rule[2] else "raw")
     in_numpy = least * least * max(count, size) <= LARGEST_IN_NUMPY
     rows = gradient.detach()
@@ -170,6 +177,20 @@ def host_lists(gradient: Tensor, rule: float | RunningDamping, state: Tensor | N
     numbers = (0.0, rule, False) if type(rule) is float else (rule.factor, 0.0, True)  # type: ignore[union-attr]
     found = _solved_lists(rows.astype(np.float64), None, numbers, True, state, update)
     return None if found is None else torch.from_numpy(found.astype(np.float32))
+
+
+def host_sample(gradient: Tensor, rule: float | RunningDamping, state: Tensor | None, update: bool) -> Tensor | None:
+    """`host_step` with the samples' own parts in float32, all of them there: the steps over N alone.
+
+    >>> host_sample(torch.tensor([[3.0, 4.0], [0.0, 1.0]]), 0.5, None, False)  # over N = 2: ‖gᵢ‖²/N = 12.5 and 0.5
+    tensor([[0.1154, 0.1538],
+            [0.0000, 0.5000]])
+    """
+    if type(rule) is float:
+        return _solved_samples(gradient, (0.0, rule, False), True, state, update)
+    count, size = gradient.shape
+    stretch = math.sqrt(size / count) if count < size else 1.0
+    return _solved_samples(gradient, (rule.factor * stretch, 0.0, True), True, state, update)  # type: ignore[union-attr]
 
 
 def host_hessian(
@@ -261,6 +282,46 @@ def _solved_lists(
     return steps
 
 
+def _solved_samples(
+    gradient: Tensor, rule: tuple[float, float, bool], mean: bool, state: Tensor | None, update: bool
+) -> Tensor | None:
+    """The steps with each sample's own part of the Fisher, length · gᵢ/(λ + ‖gᵢ‖²/N): nothing is solved."""
+    factor, number, is_normalized = rule
+    count, size = gradient.shape
+    rows = gradient.numpy()
+    # Neither threads nor warnings of an overflow, both of which other ways to sum squares have.
+    squares = np.einsum("ij,ij->i", rows, rows).astype(np.float64)
+    energy = float(np.add.reduce(squares))
+    low, high = SAFE
+    if not low < energy < high:
+        return None
+    total = count * number  # N·λ
+    if factor:
+        total = factor * math.sqrt(float(np.einsum("i,i", squares, squares)) / size)
+    if not low < total / count < high:
+        return None
+    length = 1.0
+    if is_normalized:
+        unit = energy / (count * size) if state is None else taken_in(state, energy / (count * size), update)
+        if unit is None:
+            return None
+        length = total / count / math.sqrt(unit)
+    squares += total
+    factors = np.divide(length if mean else length * count, squares).astype(rows.dtype)[:, None]
+    if count * size <= LARGEST_IN_NUMPY:
+        return torch.from_numpy(rows * factors)
+    return gradient * torch.from_numpy(factors)
+
+
+def _is_of_all_samples(parts: OwnParts, gradient: Tensor) -> bool:
+    """Whether these are the parts of this gradient's samples, all of them finite and whole, in one process."""
+    if parts.gradient is not gradient or parts.mask is not None or parts.sums is not None:
+        return False
+    if gradient.dtype.itemsize < 4:
+        return False
+    return parts.value is None or math.isfinite(parts.value.sum().item())
+
+
 def _energy(rows: Any) -> float:
     """The sum of squares, infinite where it is too large: neither of these two functions warns of an overflow."""
     if isinstance(rows, Tensor):
@@ -325,7 +386,7 @@ def _factor_or_number(
     rule: Any = damping
     if kind is RunningDamping and rule.group is None:
         # Of a Hessian, λ is the one of the batch alone.
-        stretch = rule.stretch_in(curvature, gradient) if curvature.semidefinite else 1.0
+        stretch = rule.stretch_in(curvature, gradient) if getattr(curvature, "semidefinite", True) else 1.0
         return rule.factor * float(stretch), 0.0, True
     if kind is float or kind is int:
         return 0.0, rule, False

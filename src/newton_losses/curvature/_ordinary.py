@@ -20,8 +20,8 @@ from ..errors import DerivativeError
 from ._damping import RunningDamping
 from ._derivatives import mean_hessian, on_tape
 from ._expansion import CurvatureKind, Expansion, empirical_fisher
-from ._forms import Dense
-from ._host import LARGEST_IN_NUMPY, LARGEST_INVERSE, host_fisher, host_hessian, host_lists
+from ._forms import Dense, OwnParts
+from ._host import LARGEST_IN_NUMPY, LARGEST_INVERSE, host_fisher, host_hessian, host_lists, host_sample
 from ._lists import exchangeable_fisher
 from ._loss_contract import called, check_values, make_total
 from ._options import HAS_GROUPS, Reduction, Spectrum
@@ -33,7 +33,7 @@ _is_any_autocast_enabled = torch._C._is_any_autocast_enabled
 _top_hooks: Any = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", lambda _: None)
 
 
-Way = Literal["fisher", "lists", "hessian"]
+Way = Literal["fisher", "lists", "sample", "hessian"]
 
 
 def ordinary_way(
@@ -41,8 +41,11 @@ def ordinary_way(
 ) -> Way | None:
     """Which of them a Newton loss with these options can go."""
     is_running = type(rule) is RunningDamping and rule.group is None
-    if kind == "fisher" and (is_running or type(rule) is float):
-        return "lists" if exchangeable else "fisher"
+    if is_running or type(rule) is float:
+        if kind == "sample":  # which no order of the outputs changes
+            return "sample"
+        if kind == "fisher":
+            return "lists" if exchangeable else "fisher"
     has_default = is_running and spectrum in (None, "absolute") and matrix_free is None
     return "hessian" if kind == "hessian" and has_default and not exchangeable else None
 
@@ -60,7 +63,7 @@ def is_ordinary(y: Tensor, targets: tuple[Any, ...], state: Tensor | None, way: 
     if targets and getattr(targets[-1], "dtype", None) is torch.bool:  # which may be a mask
         return False
     count, size = y.shape
-    unknowns = size if way == "hessian" else min(count, size)
+    unknowns = 1 if way == "sample" else size if way == "hessian" else min(count, size)
     return 0 < count * size * unknowns <= LARGEST_IN_NUMPY and unknowns <= LARGEST_INVERSE
 
 
@@ -100,6 +103,8 @@ def ordinary_loss(
                 rows = host_fisher(gradient, True, rule, state, update)
             elif way == "lists":
                 rows = host_lists(gradient, rule, state, update)
+            elif way == "sample":
+                rows = host_sample(gradient, rule, state, update)
             else:
                 rows = host_hessian(gradient, matrix, rule, state, update)
             if rows is not None:
@@ -107,6 +112,8 @@ def ordinary_loss(
                 return recorded, None
     if way == "hessian":
         return None, Expansion(value, gradient, Dense(matrix, count=kept))
+    if way == "sample":
+        return None, Expansion(value, gradient, OwnParts(gradient, value.detach()))
     fisher = exchangeable_fisher if way == "lists" else empirical_fisher
     return None, Expansion(value, gradient, fisher(gradient, value=value.detach()))
 

@@ -3,7 +3,7 @@
     (gᵢgᵢᵀ/N + λI)⁻¹gᵢ = gᵢ/(λ + ‖gᵢ‖²/N)
 
 There is no matrix and nothing to solve: O(N·m). Gradients are divided by their largest entry first, so that no square
-leaves the range of numbers.
+leaves the range of numbers. `_host.py` has a short form of it for batches without bad samples on a CPU.
 """
 
 import math
