@@ -78,6 +78,7 @@ class Problem:
         yield "fisher", nl.NewtonLoss(loss, "fisher")
         yield "unchecked", nl.NewtonLoss(loss, "fisher", check=False, on_nonfinite="ignore")  # as fast: checks are over
         yield "fisher 0.1", nl.NewtonLoss(loss, "fisher", 0.1)
+        yield "sample", nl.NewtonLoss(loss, "sample")
         yield "inject_fisher", lambda y, target: _mean(loss(nl.inject_fisher(y), target))
         if self.y.shape[1] <= LARGEST_HESSIAN:
             yield "hessian", nl.NewtonLoss(loss, "hessian")
