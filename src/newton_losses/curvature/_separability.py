@@ -33,11 +33,11 @@ def check_loss(
     Also if it depends on none but those outputs that do not exist by the `mask`, the meaning of which is then reversed.
 
     Some samples get the outputs of others. A separable loss keeps the values and gradients of the rest; batch
-    statistics, a ranking across the batch, pairs of samples or a reduction over the wrong dimension do not; nor do
-    outputs `(N, 1)` broadcast against targets `(N,)`, whose targets are exchanged as well. Buffers and random
-    generators of the loss are as before afterwards. With
-    fewer than two samples, or where all have the same outputs, the check cannot tell. A loss that draws noise from a
-    generator of its own gives other numbers each time it is called; of such a loss only the dependence is checked.
+    statistics, a ranking across the batch, pairs of samples or a reduction over the wrong dimension do not. Targets of
+    shape `(N,)` go with outputs `(N, 1)`: broadcast, each sample's loss would depend on all targets. With fewer than
+    two samples, or where all have the same outputs, the check cannot tell. A loss that draws noise from a generator of
+    its own gives other numbers each time it is called; of such a loss only the dependence is checked. The buffers and
+    generators of the loss are put back.
 
     >>> check_loss(lambda y: (y - y.mean(0)).square().sum(1), torch.tensor([[1.0], [2.0], [4.0], [8.0]]))
     Traceback (most recent call last):
