@@ -190,7 +190,7 @@ def catalogue() -> list[Known]:
         Known("half cut second", half_cut_second, y, (target,), False, ("no second derivative", "_OldSine", "fisher")),
         Known("no second", old_sine, y, (target,), False, ("no second derivative", "_OldSine", "fisher")),
         Known("one draw", smoothed(1), scores[:8], (ranks[:8],), True, ("The estimate is noise",)),
-        Known("few samples", smoothed(2), scores, (ranks,), False, ("mostly noise", "times the samples")),
+        Known("few samples", smoothed(2), scores, (ranks,), False, ("mostly noise", "times as many draws")),
         Known("many samples", smoothed(1000), scores, (ranks,), False, ()),
     ]  # fmt: skip
     for algorithm, option in (("softsort", {"temperature": 0.1}), ("neuralsort", {"temperature": 1.0}),

@@ -1,5 +1,6 @@
 """The text and the picture of a report against its data: every figure stands where it belongs."""
 
+import json
 import re
 from collections.abc import Iterator
 from dataclasses import replace
@@ -12,6 +13,7 @@ import torch
 from known_losses import centred, detached_weights, draw, honest_waves, smoothed, squares
 
 from newton_losses.diagnose import Eigenvalues, Gradients, Noise, Precision, Report, Spectra, diagnose
+from newton_losses.perturbed import Perturbed
 
 NUMBER = r"[-−]?\d+(?:\.\d+)?(?:e[+-]?\d+)?"
 
@@ -91,7 +93,7 @@ def test_whether_samples_stay_apart() -> None:
     for loss, apart in ((squares, True), (centred, False)):
         report = diagnose(loss, y, target)
         assert report.separable is apart
-        assert line_of(report, "samples apart").strip() == ("yes" if apart else "no")
+        assert line_of(report, "independent samples").strip() == ("yes" if apart else "no")
 
 
 def test_precision_and_noise_have_their_lines(report: Report) -> None:
@@ -118,7 +120,7 @@ def test_the_effects_have_their_lines(report: Report) -> None:
     for candidate, name in zip(descent.candidates, ("Fisher", "Hessian"), strict=True):
         assert after(name, line_of(report, "clips samples softly")) == pytest.approx(candidate.clipped, rel=0.06)
         assert after(name, line_of(report, "turns directions")) == round(candidate.turned)
-        assert after(name, line_of(report, "leads down")) == pytest.approx(descent.lead(candidate), abs=0.006)
+        assert after(name, line_of(report, "lowers the loss")) == pytest.approx(descent.lead(candidate), abs=0.006)
 
 
 def test_a_faulty_loss_has_no_effects() -> None:
@@ -257,3 +259,77 @@ def test_a_scalar_that_is_not_finite_may_be_one_samples_doing() -> None:
     (reason,) = diagnose(lambda y, t: (y - t).square().mean(), draw(20, 3, seed=0), target).reasons
     assert "one number for all samples" in reason
     assert "one value per sample" in reason
+
+
+# What is not known, or no number -------------------------------------------------------------------------------------
+
+
+def test_samples_are_not_called_independent_where_nothing_was_compared() -> None:
+    ignored = diagnose(lambda y, t: t.square().sum(1), draw(16, 3, seed=0), draw(16, 3, seed=1))
+    assert ignored.separable is None
+    assert "does not depend on the outputs" in ignored.reasons[0]
+    assert "Measured" not in str(ignored)
+    for alike in (draw(1, 3, seed=0), torch.ones(16, 3)):
+        report = diagnose(honest_waves, alike, torch.zeros_like(alike))
+        assert report.separable is None
+        assert line_of(report, "independent samples").strip().startswith("not checked")
+
+
+def strict(report: Report) -> Any:
+    """Through JSON that has no word for what is no number."""
+    return json.loads(json.dumps(report.to_dict(), allow_nan=False))
+
+
+def fourth(y: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    return (y - target).pow(4).sum(1)
+
+
+@pytest.mark.parametrize("loss", [squares, fourth, lambda y, t: (y - t).pow(8).sum(1)])
+@pytest.mark.parametrize("everywhere", [False, True])
+def test_numbers_out_of_range_are_said_in_words(loss: Any, everywhere: bool) -> None:
+    y, target = draw(16, 3, seed=0), draw(16, 3, seed=1)
+    if everywhere:
+        y = 1e30 * y
+    y[0, 0], y[1, 0] = 1e30, torch.inf
+    report = diagnose(loss, y, target)
+    assert not re.search(r"\b(nan|inf)\b", str(report))
+    strict(report)
+    assert "No step lowers the loss" not in str(report)
+
+
+def test_a_range_that_squares_leave_is_said_in_words() -> None:
+    """Float64 outputs that float32 has no number for, and a Fisher whose own size float64 has none for."""
+    text = str(diagnose(squares, 1e100 * draw(16, 3, seed=0).double(), draw(16, 3, seed=1).double()))
+    assert "not compared: no gradient is in the range of numbers" in text
+    assert not re.search(r"nan|inf%", text)
+
+
+def test_one_sample_out_of_range_does_not_hide_the_rounding_of_the_others() -> None:
+    y, target = draw(16, 3, seed=0), draw(16, 3, seed=1)
+    usual = diagnose(fourth, y, target).precision.error
+    y[0, 0], y[1, 0] = 1e30, torch.inf
+    report = diagnose(fourth, y, target)
+    assert report.precision.error == pytest.approx(usual, rel=1.0)
+    assert re.search(r"finite norms: \S+ in float32, \S+e\+90 in float64", report.reasons[0])
+    assert after("off by", line_of(report, "float32")) > 1e-9
+    whole = diagnose(fourth, 1e30 * y, target)
+    assert "no norm is finite in float32" in whole.reasons[0]
+    assert "gradient not finite for most samples" in line_of(whole, "float32")
+
+
+@pytest.mark.parametrize("entry", [torch.nan, torch.inf])
+def test_a_target_that_is_no_number_leaves_plain_data(entry: float) -> None:
+    target = draw(16, 3, seed=1)
+    target[3, 1] = entry
+    found = strict(diagnose(squares, draw(16, 3, seed=0), target))
+    assert found["gradients"]["nonfinite"] == 1 / 16
+
+
+def test_the_library_is_not_quoted_as_torch() -> None:
+    def loss(y: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        generator = torch.Generator().manual_seed(0)  # the same draws each time, so that derivatives are looked at
+        ranks = Perturbed(lambda y: y.argsort(-1).argsort(-1).float(), num_samples=50, generator=generator)
+        return (ranks(y) - target).square().mean()
+
+    obstacle = diagnose(loss, draw(8, 3, seed=0), draw(8, 3, seed=1)).derivatives.obstacle
+    assert "(Perturbed: its Jacobian" in obstacle

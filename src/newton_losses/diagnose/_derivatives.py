@@ -5,6 +5,7 @@ tie or a part that is detached on purpose also makes a gradient differ from fini
 """
 
 import math
+import re
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -66,9 +67,10 @@ class Derivatives:
 class Precision:
     """The loss on the same numbers in float32 and in float64.
 
-    `error` is the median over samples of ‖g₃₂ − g₆₄‖ / ‖g₆₄‖, with norms below a thousandth of the batch's root mean
-    square taken as that; `wrong` is the share of samples where it is above a tenth; `p99_float32` and `p99_float64` are
-    the 99th percentiles of the norms. `broken` if more than a hundredth of the samples are wrong.
+    `error` is the median of ‖g₃₂ − g₆₄‖ / ‖g₆₄‖ over the samples that are finite in float64, with norms below a
+    thousandth of the batch's root mean square taken as that, and infinite where float32 is not finite; `wrong` is the
+    share of all samples where it is above a tenth; `p99_float32` and `p99_float64` are the 99th percentiles of the
+    finite norms. All are NaN if there are none. `broken` if more than a hundredth of the samples are wrong.
     """
 
     error: float
@@ -86,19 +88,31 @@ def measure_precision(probe: Probe, double: Probe) -> Precision:
     rounded = probe.y.dtype == torch.float32
     high = (double.here.gradient if rounded else double.gradient(single.flat.double())).double()
     low_norm, high_norm = (torch.linalg.vector_norm(g, dim=1) for g in (low, high))
-    # A vanished gradient may lose all its digits without harm.
-    batch = high_norm[torch.isfinite(high_norm)].square().mean().nan_to_num().sqrt()
-    error = torch.linalg.vector_norm(low - high, dim=1) / high_norm.clamp(min=max(1e-3 * float(batch), 1e-300))
+    is_known = torch.isfinite(high_norm)
+    # A vanished gradient may lose all its digits without harm. What float32 has no number for would be the whole unit.
+    batch = _root_mean_square(high_norm[is_known & finite(single.here)])
+    error = torch.linalg.vector_norm(low - high, dim=1) / high_norm.clamp(min=max(1e-3 * batch, 1e-300))
     # Non-finite in float32 alone is wrong; in both, it is the loss and not the precision.
-    error = torch.where(torch.isfinite(high_norm), error.nan_to_num(nan=torch.inf), 0.0)
-    wrong = float((error > BROKEN).double().mean())
+    error = torch.where(torch.isfinite(error), error, torch.inf)[is_known]
+    wrong = float((error > BROKEN).sum()) / len(is_known)
     return Precision(
-        error=float(error.median()),
+        error=float(error.median()) if len(error) else math.nan,
         wrong=wrong,
-        p99_float32=float(low_norm.quantile(0.99)),
-        p99_float64=float(high_norm.quantile(0.99)),
+        p99_float32=_percentile(low_norm),
+        p99_float64=_percentile(high_norm),
         broken=wrong > BROKEN_SHARE,
     )
+
+
+def _root_mean_square(norms: Tensor) -> float:
+    """Of finite numbers whose squares may not be."""
+    largest = float(norms.amax()) if len(norms) else 0.0
+    return largest * float((norms / largest).square().mean().sqrt()) if largest > 0 else 0.0
+
+
+def _percentile(norms: Tensor) -> float:
+    norms = norms[torch.isfinite(norms)]
+    return float(norms.quantile(0.99)) if len(norms) else math.nan
 
 
 # First derivatives --------------------------------------------------------------------------------------------------
@@ -275,7 +289,10 @@ def _bend_error(probe: Probe, direction: Tensor, predicted: Tensor, move: float)
 
 def why_missing(error: Exception) -> str:
     """The library's errors teach already; torch's are cut to their first line."""
-    return str(error) if isinstance(error, DerivativeError) else str(error).splitlines()[0]
+    if not isinstance(error, DerivativeError):
+        return str(error).splitlines()[0]
+    # An operator of the library, whose words come through torch, begins with its name.
+    return re.sub(r"torch says: (?=\w+: )", "", str(error))
 
 
 def judged(error: float) -> State:

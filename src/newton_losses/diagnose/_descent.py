@@ -123,6 +123,9 @@ def _growth(probe: Probe, rows: Tensor) -> float:
 def _unit(probe: Probe, rows: Tensor) -> Tensor:
     """Rows `(N, m)` of a root mean square of one, in units of each output's scale."""
     rows = torch.where(torch.isfinite(rows), rows, 0.0)
+    # The square of a large gradient may be no number any more.
+    largest = float((rows / probe.scale).abs().amax())
+    rows = rows / largest if largest > 0 else rows
     length = float((rows / probe.scale).double().square().mean().sqrt())
     return rows / length if length > 0 else rows
 

@@ -85,8 +85,8 @@ def diagnose(
     missing, gradients that are rounding or noise, jumps and kinks. It measures what a Newton loss would change: how it
     normalises the batch, clips samples and turns directions, and where each direction leads on the outputs. The loss is
     called a few hundred times, on at most 256 samples; before each call, `progress(stage, calls)` receives the current
-    measurement and the number of calls so far. Neither the loss nor any random state is changed, and the same input
-    gets the same answer.
+    measurement and the number of calls so far. The loss's buffers and every random state are as before afterwards, and
+    the same input gets the same answer.
 
     >>> squares = lambda y, target: (y - target).square().sum(1)
     >>> report = diagnose(squares, torch.arange(12.0).reshape(4, 3), torch.zeros(4, 3))
@@ -106,13 +106,14 @@ def diagnose(
         raise ArgumentError(f"diagnose needs samples to measure at; the outputs have shape {tuple(y.shape)}.")
     probe = Probe(loss, flat.reshape(y.shape), targets, reduction, counter=Counter(progress))
     blank = Report(name_of(loss), probe.count, probe.size, "fix", ())
+    could_tell = False
     with undisturbed(loss, y.device):
         try:
             check_parts(probe)
             probe = probe.part(max(FEWEST, min(SAMPLES, ELEMENTS // probe.size)))
             if can_be_called(loss):
-                check_loss(loss, probe.y, *probe.targets, reduction=reduction)
-            return _measure(probe, blank)
+                could_tell = check_loss(loss, probe.y, *probe.targets, reduction=reduction)
+            return _measure(probe, replace(blank, separable=True if could_tell else None))
         except TypeError:
             if can_be_called(loss):
                 check_targets(loss, y, targets)

@@ -122,7 +122,7 @@ class Noise:
 
     `gradient` is that of a sample's gradient (root mean square over the batch), `hessian` that of the
     batch's mean Hessian, `None` where the loss estimates no Hessian. Both fall with the root of the number
-    of samples: `more_samples(ratio)` says how many times as many make the ratio a half.
+    of draws: `more_samples(ratio)` says how many times as many make the ratio a half.
     """
 
     gradient: float

@@ -2,14 +2,14 @@
 
 import math
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from os import PathLike
 from typing import Any
 
 from ..errors import ArgumentError
 from ._derivatives import Derivatives, Precision
-from ._descent import Descent
+from ._descent import Candidate, Descent
 from ._measurements import Gradients, Noise, Spectra
 from ._verdict import HEADLINES, NOTHING_TO_MEASURE, Expected, Recommendation, Verdict
 
@@ -33,9 +33,9 @@ class Report:
       first reason has how often such a prediction was right.
     - `recommendation`: the variant to try first if it is expected to help, else `None`.
     - The measurements: `gradients`, `precision`, `derivatives`, `noise`, `spectra`, `descent`; `None` if one was not
-      possible or had no meaning. `separable` tells whether the loss keeps the samples of a batch apart, `symmetric`
-      whether it stays the same when the outputs of a sample are permuted together with targets of their shape, `calls`
-      how often the loss was called.
+      possible or had no meaning. `separable` tells whether a sample's loss is independent of the other samples; `None`
+      if this was not checked, or this batch could not tell. `symmetric` tells whether it stays the same when the
+      outputs of a sample are permuted together with targets of their shape, `calls` how often the loss was called.
 
     `str(report)` is a text for people, `to_dict()` plain data for programs, `plot(path)` a picture.
     """
@@ -47,7 +47,7 @@ class Report:
     reasons: tuple[str, ...]
     expected: Expected | None = None
     recommendation: Recommendation | None = None
-    separable: bool = True
+    separable: bool | None = None
     gradients: Gradients | None = None
     precision: Precision | None = None
     derivatives: Derivatives | None = None
@@ -61,7 +61,7 @@ class Report:
         return "\n".join(_lines(self))
 
     def to_dict(self) -> dict[str, Any]:
-        """All of it as dictionaries, lists, numbers and strings; what is not finite becomes `None`."""
+        """All of it as dictionaries, lists, numbers and strings: strict JSON. NaN and infinity become `None`."""
         plain: dict[str, Any] = _plain(asdict(self))
         return plain
 
@@ -114,24 +114,26 @@ def _effects(report: Report) -> Iterator[tuple[str, str]]:
         return
     yield (
         "normalises the batch",
-        f"gradients vary by {descent.batches:.0%} from batch to batch; after a step down they are "
-        f"×{_number(descent.fades)} as large, after one up ×{_number(descent.grows)}",
+        f"gradient norms vary by {_number(100 * descent.batches, '.0f')}% between batches; they change by a factor of "
+        f"{_number(descent.fades)} downhill and {_number(descent.grows)} uphill",
     )
-    for label, text, explained in (
-        ("clips samples softly", "×{clipped:.2g}", "(how much more the largest tenth shrinks than the median)"),
-        ("turns directions", "{turned:.0f}°", "(the angle between step and gradient)"),
-        ("leads down", "×{lead:.2f}", "of the gradient's decrease (best point on the line)"),
-    ):
-        found = [
-            f"{KINDS[one.curvature]} " + text.format(clipped=one.clipped, turned=one.turned, lead=descent.lead(one))
-            for one in descent.candidates
-        ]
+    shrinks = "(how much more the largest tenth shrinks than the median)"
+    decrease = "(best decrease along the line, relative to the gradient's)"
+    rows: tuple[tuple[str, Callable[[Candidate], str], str], ...] = (
+        ("clips samples softly", lambda one: f"×{_number(one.clipped)}", shrinks),
+        ("turns directions", lambda one: f"{_number(one.turned, '.0f')}°", "(the angle between step and gradient)"),
+        ("lowers the loss", lambda one: f"×{_number(descent.lead(one), '.2f')}", decrease),
+    )
+    for label, text, explained in rows:
+        found = [f"{KINDS[one.curvature]} {text(one)}" for one in descent.candidates]
         yield label, f"{', '.join(found)} {explained}"
 
 
 def _facts(report: Report) -> Iterator[tuple[str, str]]:
-    if report.gradients is None or report.gradients.norms:
-        yield "samples apart", "yes" if report.separable else "no"
+    if report.separable is not None and (report.gradients is None or report.gradients.norms):
+        yield "independent samples", "yes" if report.separable else "no"
+    elif report.gradients is not None and report.gradients.norms:
+        yield "independent samples", "not checked: this takes two samples with different outputs"
     yield from _gradient_facts(report)
     yield from _derivative_facts(report)
     yield from _curvature_facts(report)
@@ -152,10 +154,20 @@ def _gradient_facts(report: Report) -> Iterator[tuple[str, str]]:
             f"max {gradients.maximum:.2g}; vanishing {gradients.vanishing:.0%}, exploding {gradients.exploding:.0%}",
         )
     if precision is not None:
-        yield "float32", f"gradient off by {precision.error:.1e} (median) from float64; {precision.wrong:.0%} wrong"
+        yield "float32", _precision(precision)
     if noise is not None:
         hessian = "–" if noise.hessian is None else f"{noise.hessian:.2g}"
         yield "noise over signal", f"gradient of a sample {noise.gradient:.2g}, mean Hessian {hessian}"
+
+
+def _precision(found: Precision) -> str:
+    """A median that no digit of float32 can show is rounding of zero, or a unit that a few samples have set."""
+    if math.isnan(found.error):
+        return "not compared: no gradient is in the range of numbers"
+    if not math.isfinite(found.error):
+        return f"gradient not finite for most samples that are in float64; {found.wrong:.0%} wrong"
+    off = f"{found.error:.1e}" if found.error >= 1e-8 else "less than 1e-8"
+    return f"gradient off by {off} (median) from float64; {found.wrong:.0%} wrong"
 
 
 def _derivative_facts(report: Report) -> Iterator[tuple[str, str]]:
@@ -196,8 +208,8 @@ def _curvature_facts(report: Report) -> Iterator[tuple[str, str]]:
         )
 
 
-def _number(value: float) -> str:
-    return f"{value:.2g}" if math.isfinite(value) else "–"
+def _number(value: float, form: str = ".2g") -> str:
+    return f"{value:{form}}" if math.isfinite(value) else "–"
 
 
 # Picture ------------------------------------------------------------------------------------------------------------

@@ -89,17 +89,24 @@ def _expectation(facts: Facts) -> tuple[tuple[str, ...], Expected | None, Recomm
     fisher = descent.candidates[0]
     grows, leads = descent.grows >= GROWS, descent.lead(fisher) >= LEADS
     expected: Expected = "helps" if grows or leads else "no difference"
-    helped, neither, harmed = LEFT_OUT[expected]
     growth = f"Its gradients {'grow' if grows else 'do not grow'} with the error"
     turning = f"the Fisher's direction leads {'further' if leads else 'no further'} down than the gradient"
     sentence = (
         f"{growth}, {'and' if grows == leads else 'but'} {turning}: the default should "
-        f"{'help' if expected == 'helps' else 'make no difference'}. Of {helped + neither + harmed} small training "
-        f"problems predicted so, it helped in {helped} (an error more than 10% below that of plain and clipped "
-        f"training), made no difference in {neither} and harmed in {harmed}."
+        f"{'help' if expected == 'helps' else 'make no difference'}. {_track_record(expected)}"
     )
     recommended = Recommendation(fisher.curvature, fisher.damping) if expected == "helps" else None
     return (sentence,), expected, recommended
+
+
+def _track_record(expected: Expected) -> str:
+    """How often such a prediction was right, and what the default did otherwise."""
+    outcomes = ("helped", "made no difference", "harmed")
+    right = 0 if expected == "helps" else 1
+    counts = LEFT_OUT[expected]
+    others = [f"{what} on {n}" for i, (n, what) in enumerate(zip(counts, outcomes, strict=True)) if n and i != right]
+    right_of = f"{counts[right]} of {sum(counts)}"
+    return f"This held for {right_of} small training problems; the default {' and '.join(others)}."
 
 
 # Faults -------------------------------------------------------------------------------------------------------------
@@ -122,7 +129,7 @@ def _faults(facts: Facts) -> Iterator[str]:
         yield (
             f"The estimate is noise: between two calls a sample's gradient differs by {_times(facts.noise.gradient)} "
             f"its own size, and {averaged} less than half of a step would be signal. "
-            f"{_more(facts.noise.gradient)} would bring that to half of the gradient."
+            f"{_more(facts.noise.gradient)}"
         )
     if facts.descent is not None and math.isnan(facts.descent.solved):
         yield (
@@ -136,7 +143,8 @@ def _times(ratio: float) -> str:
 
 
 def _more(ratio: float) -> str:
-    return f"About {max(Noise.more_samples(ratio), 2):.0f} times the samples" if ratio < 1e4 else "Many more samples"
+    many = f"About {max(Noise.more_samples(ratio), 2):.0f} times" if ratio < 1e4 else "Many times"
+    return f"{many} as many draws (num_samples) would make the noise half as large as the signal."
 
 
 def _wrong_gradient(found: Derivatives, reference: bool) -> str:
@@ -171,8 +179,16 @@ def _broken_numerics(precision: Precision, reference: bool) -> str:
     )
     return (
         f"The numerics are broken: in float32 {precision.wrong:.0%} of the samples have a gradient that is off by more "
-        f"than a tenth (99th percentile of the norms: {precision.p99_float32:.2g} in float32, "
-        f"{precision.p99_float64:.2g} in float64). What looks like a hard loss is rounding. {cure}"
+        f"than a tenth ({_percentiles(precision)}). What looks like a hard loss is rounding or overflow. {cure}"
+    )
+
+
+def _percentiles(precision: Precision) -> str:
+    if math.isnan(precision.p99_float32):
+        return f"no norm is finite in float32; the 99th percentile is {precision.p99_float64:.2g} in float64"
+    return (
+        f"99th percentile of the finite norms: {precision.p99_float32:.2g} in float32, "
+        f"{precision.p99_float64:.2g} in float64"
     )
 
 
@@ -220,13 +236,12 @@ def _remarks(facts: Facts) -> Iterator[str]:
     if noise is not None and noise.gradient >= NOISE:
         yield (
             f"A single sample's gradient is mostly noise: between two calls it differs by {_times(noise.gradient)} "
-            "its own size. The mean of the batch and many small steps average that; "
-            f"{_more(noise.gradient).lower()} would bring it to half."
+            f"its own size. The mean of the batch and many small steps average that. {_more(noise.gradient)}"
         )
     if noise is not None and noise.hessian is not None and noise.hessian >= NOISE:
         yield (
             f"The Hessian estimate is noise: {_times(noise.hessian)} its own size from call to call, so only "
-            f"curvature='fisher' was followed. {_more(noise.hessian)} would bring that to half."
+            f"curvature='fisher' was followed. {_more(noise.hessian)}"
         )
     if gradients is not None and gradients.vanishing + gradients.exploding > SOME:
         yield (
