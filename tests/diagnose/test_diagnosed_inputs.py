@@ -1,6 +1,7 @@
 """Losses, outputs and targets as users bring them: all shapes and kinds, solvers that refuse NaN, faults in samples."""
 
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy
 import pytest
@@ -76,6 +77,44 @@ def test_nothing_is_disturbed() -> None:
     assert y.grad is None
 
 
+class Centring(nn.Module):
+    """As a teacher's outputs are centred: by a running mean, which every call updates."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(3))
+        self.register_buffer("count", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, y: Tensor, target: Tensor) -> Tensor:
+        shares = (target - self.mean).softmax(1)
+        self.mean.lerp_(target.mean(0).to(self.mean.dtype), 0.1)
+        self.count = self.count + 1
+        return -(shares * y.log_softmax(1)).sum(1)
+
+
+@pytest.mark.parametrize("hold", [lambda loss: loss, lambda loss: lambda y, t: loss(y, t), lambda loss: loss.forward])
+def test_what_the_loss_keeps_is_put_back(hold: Any) -> None:
+    loss = Centring()
+    mean, count = loss.mean, loss.count
+    diagnose(hold(loss), draw(16, 3, seed=0), 3 + draw(16, 3, seed=1))
+    assert loss.mean is mean
+    assert loss.count is count
+    assert (float(mean.abs().max()), int(count)) == (0.0, 0)
+
+
+def test_generators_within_a_closure_are_put_back_and_seeded() -> None:
+    loss, y, ranks = smoothed(4), draw(10, 5, seed=0), draw(10, 5, seed=1).argsort(1).argsort(1)
+    own = loss.generator.get_state()
+    reports = []
+    for _ in range(2):
+        reports.append(diagnose(lambda y, t: loss(y, t), y, ranks))
+        assert torch.equal(loss.generator.get_state(), own)
+        torch.rand(3)
+    loss.generator.manual_seed(5)
+    reports.append(diagnose(lambda y, t: loss(y, t), y, ranks))
+    assert reports[0].to_dict() == reports[1].to_dict() == reports[2].to_dict()
+
+
 def test_a_module_with_weights_is_compared_in_both_precisions() -> None:
     class Weighted(nn.Module):
         def __init__(self) -> None:
@@ -137,7 +176,28 @@ def weighted(scores: Tensor, ranks: Tensor, weight: Tensor) -> Tensor:
     return weight * steep_ranks(scores, ranks)
 
 
+@dataclass(frozen=True, slots=True)
+class Annotated:
+    ranks: Tensor
+    inner: Any
+
+
+@dataclass
+class Checked:
+    """What a new one is made of is looked at, and part of it is made."""
+
+    weight: Tensor
+
+    def __post_init__(self) -> None:
+        assert len(self.weight) > 1
+        self.doubled = 2 * self.weight
+
+
 KINDS = {
+    "dataclass": (
+        lambda r, w: (Annotated(r, Checked(w)),),
+        lambda y, t: weighted(y, t.ranks, t.inner.weight),
+    ),
     "dict": (lambda r, w: ({"ranks": r, "weight": w},), lambda y, t: weighted(y, t["ranks"], t["weight"])),
     "named tuple": (
         lambda r, w: (Wanted(r, w.numpy()),),
@@ -182,6 +242,15 @@ def test_a_table_that_all_samples_share_is_no_target(count: int) -> None:
         diagnose(labelled, y, torch.arange(count).flip(0), prototypes)
     assert diagnose(lambda y: nearest(y, prototypes.to(y.dtype)), y).gradients.nonfinite == 0
     assert diagnose(nearest, y, draw(5, 3, seed=1)).derivatives.first == "right"
+
+
+def test_a_target_that_broadcasts_is_named_with_both_shapes() -> None:
+    """It has one entry per sample, as it should."""
+    report = diagnose(lambda y, t: (y - t).square().sum(1), draw(16, 1, seed=0), draw(16, seed=1))
+    assert report.verdict == "fix"
+    assert report.separable is False
+    for words in ("(16, 1)", "(16,)", "unsqueeze(1)"):
+        assert words in report.reasons[0]
 
 
 def test_errors_of_the_loss_name_the_batch_that_was_given() -> None:

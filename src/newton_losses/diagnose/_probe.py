@@ -6,6 +6,7 @@ random numbers, so that a loss that draws noise is a fixed function until its `s
 
 import contextlib
 import copy
+import dataclasses
 import operator
 import random
 from collections.abc import Callable, Iterator
@@ -20,6 +21,7 @@ from torch import Tensor, nn
 from .._differences import beside, unit_of
 from .._random import seeded
 from .._targets import cast, changed, picked
+from .._unchanged import generators_of, unchanged
 from ..curvature import (
     Curvature,
     CurvatureKind,
@@ -140,7 +142,7 @@ class Probe:
         return replace(self, y=beside(self.flat, self.scale, seed).reshape(self.y.shape))
 
     def _picked(self, chosen: Tensor) -> "Probe":
-        targets = tuple(picked(target, chosen, self.count) for target in self.targets)
+        targets = tuple(_within(target, lambda part: picked(part, chosen, self.count)) for target in self.targets)
         return replace(self, y=self.y[chosen], targets=targets)
 
     def to(self, dtype: torch.dtype) -> "Probe":
@@ -148,7 +150,7 @@ class Probe:
         loss = self.loss
         if isinstance(loss, nn.Module) and any(t.is_floating_point() and t.dtype != dtype for t in _stored(loss)):
             loss = copy.deepcopy(loss).to(dtype)
-        y, targets = self.y.to(dtype), tuple(cast(target, dtype) for target in self.targets)
+        y, targets = self.y.to(dtype), tuple(_within(target, lambda part: cast(part, dtype)) for target in self.targets)
         same = loss is self.loss and y is self.y and all(map(operator.is_, targets, self.targets))
         return self if same else replace(self, loss=loss, y=y, targets=targets)
 
@@ -197,6 +199,20 @@ def _detached(found: Curvature | Tensor | None) -> Curvature | None:
     return Dense(form.dense().detach())
 
 
+def _within(target: Any, change: Callable[[Any], Any]) -> Any:
+    """`change` for a target; for a dataclass, for each of its fields."""
+    if not dataclasses.is_dataclass(target) or isinstance(target, type):
+        return change(target)
+    old = {one.name: getattr(target, one.name) for one in dataclasses.fields(target) if hasattr(target, one.name)}
+    new = {name: _within(value, change) for name, value in old.items()}
+    if all(new[name] is value for name, value in old.items()):
+        return target
+    copied = copy.copy(target)
+    for name, value in new.items():
+        object.__setattr__(copied, name, value)  # also into a frozen one, and past its __post_init__
+    return copied
+
+
 def _stored(module: nn.Module) -> Iterator[Tensor]:
     yield from module.parameters()
     yield from module.buffers()
@@ -205,27 +221,12 @@ def _stored(module: nn.Module) -> Iterator[Tensor]:
 # Random numbers -----------------------------------------------------------------------------------------------------
 
 
-def _owned_generators(loss: object) -> list[torch.Generator]:
-    """Those that the loss keeps as an attribute `generator`, in itself or its modules, or closes over."""
-    parts = list(loss.modules()) if isinstance(loss, nn.Module) else [loss]
-    kept = [getattr(part, "generator", None) for part in parts]
-    kept += [cell.cell_contents for cell in getattr(loss, "__closure__", None) or () if _is_filled(cell)]
-    return [one for one in kept if isinstance(one, torch.Generator)]
-
-
-def _is_filled(cell: Any) -> bool:
-    try:
-        return cell.cell_contents is not None
-    except ValueError:  # a name that is bound later
-        return False
-
-
 def _seed_all(loss: object, seed: int, device: torch.device) -> None:
     torch.default_generator.manual_seed(seed)
     if device.type == "cuda":
         index = torch.cuda.current_device() if device.index is None else device.index
         torch.cuda.default_generators[index].manual_seed(seed)
-    for generator in _owned_generators(loss):
+    for generator in generators_of(loss):
         generator.manual_seed(seed)
     numpy.random.seed(seed)  # noqa: NPY002 — what a user's loss draws from
     random.seed(seed)
@@ -233,14 +234,12 @@ def _seed_all(loss: object, seed: int, device: torch.device) -> None:
 
 @contextlib.contextmanager
 def undisturbed(loss: object, device: torch.device) -> Iterator[None]:
-    """Leave every random state as it was: torch's, NumPy's, Python's, and the generators that the loss owns.
+    """Leave what the loss keeps as it was, and every random state: torch's, NumPy's, Python's.
 
     On one thread: sums in another order would send a loss with plateaus to another one.
     """
-    owned = _owned_generators(loss)
-    states = [generator.get_state() for generator in owned]
     numpys, pythons, threads = numpy.random.get_state(), random.getstate(), torch.get_num_threads()  # noqa: NPY002
-    with seeded(0, device):
+    with unchanged(loss), seeded(0, device):
         try:
             torch.set_num_threads(1)
             yield
@@ -248,8 +247,6 @@ def undisturbed(loss: object, device: torch.device) -> Iterator[None]:
             torch.set_num_threads(threads)
             numpy.random.set_state(numpys)  # noqa: NPY002
             random.setstate(pythons)
-            for generator, state in zip(owned, states, strict=True):
-                generator.set_state(state)
 
 
 def draws_noise(probe: Probe) -> bool:
@@ -264,7 +261,7 @@ def _takes_random_numbers(probe: Probe) -> bool:
 
     def states() -> list[str]:
         gpu = [torch.cuda.get_rng_state(probe.y.device)] if probe.y.is_cuda else []
-        own = [generator.get_state() for generator in _owned_generators(probe.loss)]
+        own = [generator.get_state() for generator in generators_of(probe.loss)]
         torchs = [str(state.tolist()) for state in (torch.get_rng_state(), *gpu, *own)]
         return [*torchs, str(numpy.random.get_state()), str(random.getstate())]  # noqa: NPY002
 
@@ -295,7 +292,8 @@ def is_symmetric(probe: Probe) -> bool | None:
             return numpy.take_along_axis(rows, place.cpu().numpy(), 1).reshape(part.shape)
         return part
 
-    moved = replace(probe, targets=tuple(changed(target, permute) for target in probe.targets))
+    targets = (_within(target, lambda part: changed(part, permute)) for target in probe.targets)
+    moved = replace(probe, targets=tuple(targets))
     try:
         found = moved.values(probe.flat.gather(1, place))
     except Exception:  # the loss is the caller's, and may raise anything
