@@ -21,7 +21,19 @@ class Squares(torch.nn.Module):
 def batch():
     return torch.randn(20, 3), torch.zeros(20, 3)
 
+def bad_batch():
+    outputs, target = batch()
+    target[3, 1] = float("nan")
+    return outputs, target
+
 nothing = 3
+
+def slow_once(y, target, calls=[]):
+    if not calls:
+        import time
+        time.sleep(0.6)
+    calls.append(1)
+    return (y - target).square().sum(1)
 
 def refuses(y, target):
     if bool((y.abs() > 50).any()):
@@ -123,3 +135,20 @@ def test_what_takes_long_shows_its_progress(run, monkeypatch) -> None:
     assert "calls of the loss" in stages[-1]
     assert "measuring" not in found.stdout
     assert "measuring" not in run("my_losses.py:Squares", "-b", "my_losses.py:batch", "--json").stderr
+
+
+def test_a_single_call_that_takes_long_shows_its_progress(run, monkeypatch) -> None:
+    """Before it is over: nothing may follow it for as long again."""
+    monkeypatch.setattr("newton_losses_bench.cli._diagnose.Progress.PATIENCE", 0.1)
+    found = run("my_losses.py:slow_once", "-b", "my_losses.py:batch")
+    assert found.exit_code == 0, found.output
+    assert "measuring: the loss itself, 0 calls of the loss" in found.stderr
+
+
+def test_json_has_no_word_for_what_is_no_number(run) -> None:
+    found = run("my_losses.py:Squares", "-b", "my_losses.py:bad_batch", "--json")
+
+    def refuse(word: str) -> None:
+        raise AssertionError(word)
+
+    assert json.loads(found.stdout, parse_constant=refuse)["gradients"]["nonfinite"] == 0.05

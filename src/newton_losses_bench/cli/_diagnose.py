@@ -8,6 +8,7 @@ import importlib.util
 import inspect
 import json
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Iterator
@@ -76,7 +77,7 @@ def diagnose(
             raise
         finally:
             progress.end()
-        typer.echo(json.dumps(report.to_dict()) if as_json else str(report))
+        typer.echo(json.dumps(report.to_dict(), allow_nan=False) if as_json else str(report))
         if plot is not None:
             _draw(report, plot)
 
@@ -87,25 +88,40 @@ class Progress:
     PATIENCE, PAUSE = 2.0, 0.5
 
     def __init__(self, *, quiet: bool) -> None:
-        self.quiet, self.stage = quiet, ""
-        self.began = self.last = time.monotonic()
-        self.shown = False
+        self.quiet, self.stage, self.calls, self.told = quiet, "", 0, ""
+        self.began = time.monotonic()
+        self.is_over, self.turn = threading.Event(), threading.Lock()
+        self.watch = threading.Thread(target=self._watch, daemon=True)
+        if not quiet:
+            self.watch.start()
 
     def __call__(self, stage: str, calls: int) -> None:
-        is_new, self.stage = stage != self.stage, stage
-        now = time.monotonic()
-        if self.quiet or now - self.began < self.PATIENCE:
-            return
-        line = f"measuring: {stage}, {calls} calls of the loss, {now - self.began:.0f} s"
-        if sys.stderr.isatty() and now - self.last >= self.PAUSE:
-            self.last, self.shown = now, True
-            typer.echo(f"\r{line:79}", err=True, nl=False)
-        elif not sys.stderr.isatty() and is_new:
-            typer.echo(line, err=True)
+        self.stage, self.calls = stage, calls
+        if not self.quiet and stage != self.told and time.monotonic() - self.began >= self.PATIENCE:
+            self._tell()
+
+    def _watch(self) -> None:
+        """From a thread of its own: a single call, of a Hessian for example, can take longer than all others."""
+        self.is_over.wait(self.PATIENCE)
+        while not self.is_over.is_set():
+            self._tell()
+            self.is_over.wait(self.PAUSE)
+
+    def _tell(self) -> None:
+        with self.turn:
+            line = f"measuring: {self.stage}, {self.calls} calls of the loss, {time.monotonic() - self.began:.0f} s"
+            if sys.stderr.isatty():
+                typer.echo(f"\r{line:79}", err=True, nl=False)
+            elif self.stage != self.told:
+                typer.echo(line, err=True)
+            self.told = self.stage
 
     def end(self) -> None:
         """Clear the line for what comes."""
-        if self.shown:
+        self.is_over.set()
+        if self.watch.is_alive():
+            self.watch.join()
+        if self.told and sys.stderr.isatty():
             typer.echo(f"\r{'':79}\r", err=True, nl=False)
 
 
