@@ -340,3 +340,38 @@ def test_the_step_of_its_empirical_fisher_is_exact_at_a_small_damping():
     wide = found.gradient.double()
     system = wide.mT @ wide / 20 + 1e-8 * torch.eye(50, dtype=torch.float64)
     torch.testing.assert_close(found.step.double(), torch.linalg.solve(system, wide.mT).mT, rtol=1e-5, atol=1e-5)
+
+
+def test_wanted_solutions_come_by_name_as_arrays_and_as_lists():
+    y = torch.randn(6, 4, generator=generator(32))
+    wanted = cheapest_two(torch.randn(6, 4, generator=generator(33)))
+
+    def value(*targets, **named):
+        return FenchelYoungLoss(cheapest_two, 0.5, 4, generator=generator(34))(y, *targets, **named)
+
+    for found in (value(target=wanted), value(wanted.numpy()), value(wanted.tolist())):
+        assert torch.equal(found, value(wanted))
+    for targets, named in (((wanted,), {"target": wanted}), ((), {"wanted": wanted})):
+        with pytest.raises(ArgumentError, match=r"FenchelYoungLoss: got .*Pass one.*target=wanted"):
+            value(*targets, **named)
+
+
+@pytest.mark.parametrize(
+    ("shape", "says"),
+    [
+        ((3, 4), r"One solution for all samples: target\.expand\(6, 3, 4\)"),
+        ((6, 3), r"torch\.nn\.functional\.one_hot\(target, 4\)"),
+        ((6, 12), r"target\.reshape\(6, 3, 4\)"),
+        ((5, 3, 4), "of another batch"),
+    ],
+)
+def test_a_wanted_solution_of_another_shape_teaches(shape, says):
+    loss = FenchelYoungLoss(cheapest_two)
+    with pytest.raises(ShapeError, match=r"has the shape of the costs, here \(6, 3, 4\)\. .*" + says) as caught:
+        loss(torch.zeros(6, 3, 4), torch.zeros(shape))
+    assert "bind" not in str(caught.value)
+
+
+def test_a_wanted_solution_gets_no_gradient():
+    with pytest.raises(ArgumentError, match=r"FenchelYoungLoss: a target requires a gradient.*detach"):
+        FenchelYoungLoss(cheapest_two)(torch.zeros(3, 4), torch.zeros(3, 4, requires_grad=True))

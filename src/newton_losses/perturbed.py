@@ -10,7 +10,7 @@ from typing import Any, Literal, Unpack, get_args
 import torch
 from torch import Tensor
 
-from ._arguments import one_of, real_tensor
+from ._arguments import dense_tensor, one_of
 from .errors import ArgumentError, ShapeError
 from .smoothing import BlackBox, EstimatedLoss, SmoothedAlgorithm, SmoothingOptions
 
@@ -38,6 +38,9 @@ class _Optimizing:
                 f"which hold all draws of all samples as one batch. A solution w has the shape of its costs, since it "
                 f"optimises ⟨costs, w⟩: return the one-hot vector or the 0/1 mask, not an index or a value."
             )
+
+    def _wanted(self, shape: tuple[int, ...]) -> str:
+        return f"one solution per row, in the shape of its costs, here {shape}"
 
 
 class Perturbed(_Optimizing, SmoothedAlgorithm):
@@ -134,12 +137,12 @@ class FenchelYoungLoss(_Optimizing, EstimatedLoss):
         return f"{super().extra_repr()}, minimize={self.minimize}, hessian={self.hessian!r}"
 
     def _estimate(
-        self, y: Tensor, targets: tuple[Any, ...], with_hessian: bool
+        self, y: Tensor, targets: Any, with_hessian: bool
     ) -> tuple[Tensor, Tensor, Callable[[Tensor], Tensor]]:
-        target, sign = self._target(y, targets), self._sign
+        target, sign = targets.placed[0].to(y.dtype), self._sign
         noise = self._draw(y)
         centred = self._needs_centre and with_hessian
-        solutions = self._call(y, noise, (), centred).to(y.dtype)
+        solutions = self._call(y, noise, centred).to(y.dtype)
         shape = noise.standard.shape[1:]  # (N, m)
         flat, target, solutions = y.reshape(shape), target.reshape(shape), solutions.reshape(len(solutions), *shape)
         costs = flat + noise.perturbation()
@@ -158,18 +161,39 @@ class FenchelYoungLoss(_Optimizing, EstimatedLoss):
 
         return value, gradient, mean_hessian
 
-    def _target(self, y: Tensor, targets: tuple[Any, ...]) -> Tensor:
-        if len(targets) != 1:
-            raise ArgumentError(f"FenchelYoungLoss: got {len(targets)} targets. Pass one, the wanted solutions.")
-        try:
-            target = torch.as_tensor(targets[0], device=y.device)
-        except (TypeError, ValueError, RuntimeError) as error:
+    def _checked(self, y: Tensor, targets: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        self._check(y)
+        if set(named) - {"target"} or len(targets) + len(named) != 1:
+            by_name = f" and by name {', '.join(named)}" if named else ""
             raise ArgumentError(
-                f"FenchelYoungLoss: the target is {type(targets[0]).__name__}. Pass a tensor of wanted solutions."
-            ) from error
-        if real_tensor(target, "the wanted solutions", "FenchelYoungLoss").shape != y.shape:
-            raise ShapeError(
-                f"FenchelYoungLoss: the target has shape {tuple(target.shape)} and the costs {tuple(y.shape)}. The "
-                f"target is the wanted solution itself, in the form in which the solver returns it."
+                f"FenchelYoungLoss: got {len(targets)} targets{by_name}. Pass one, the wanted solutions: "
+                f"loss(costs, wanted), or loss(costs, target=wanted). What the solver takes beside the costs is bound "
+                f"to it, and holds for all samples."
             )
-        return target.to(y.dtype)
+        wanted = named.get("target", *targets)
+        if not isinstance(wanted, Tensor):
+            try:
+                wanted = torch.as_tensor(wanted)
+            except (TypeError, ValueError, RuntimeError) as error:
+                raise ArgumentError(
+                    f"FenchelYoungLoss: the target is {type(wanted).__name__}. Pass a tensor of wanted solutions."
+                ) from error
+        wanted = dense_tensor(wanted, "the wanted solutions", "FenchelYoungLoss")
+        if wanted.shape != y.shape:
+            raise ShapeError(
+                f"FenchelYoungLoss: the target has shape {tuple(wanted.shape)} and the costs {tuple(y.shape)}. The "
+                f"target is the wanted solution w* of each sample, in the form in which the solver returns it, so it "
+                f"has the shape of the costs, here {tuple(y.shape)}. {_how_to_get(wanted, y)}"
+            )
+        return super()._checked(y, (wanted.to(y.device),), {})
+
+
+def _how_to_get(wanted: Tensor, y: Tensor) -> str:
+    """From a target of another shape to one of the shape of the costs."""
+    if wanted.shape == y.shape[1:]:
+        return f"One solution for all samples: target.expand{tuple(y.shape)}."
+    if wanted.shape == y.shape[:-1]:
+        return f"The indices of the choices: torch.nn.functional.one_hot(target, {y.shape[-1]})."
+    if wanted.numel() == y.numel():
+        return f"The same entries in another shape: target.reshape{tuple(y.shape)}."
+    return "Is it of another batch, or not in the solver's form?"

@@ -3,15 +3,21 @@
 Noise and estimators are in `_draws.py`; the public classes made of them are in `_smoothed.py`.
 """
 
-from collections.abc import Callable
-from typing import Any, TypedDict
+import difflib
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Never, NoReturn, TypedDict
 
+import numpy
 import torch
 from torch import Tensor, nn
 
 from .._arguments import dense_tensor, one_of, positive_number, whole_number
 from .._no_second_derivative import NoSecondDerivative
-from ..errors import ArgumentError, DerivativeError, ShapeError
+from .._targets import changed
+from ..errors import ArgumentError, DerivativeError, NewtonLossesError, ShapeError
 from ._distributions import Distribution, Gaussian
 from ._draws import VARIANCE_REDUCTIONS, Noise, VarianceReduction, leave_one_out, make_sampler
 
@@ -45,8 +51,9 @@ class Smoothed(nn.Module):
       caller: its state is not part of the module's `state_dict`.
 
     `fn` is called once, under `no_grad`, with all draws in one batch `(B, *shape)`: draws and samples are flattened
-    together, and every tensor among the targets, `(N, ...)`, is repeated to match, so any function of a batch works
-    unchanged. It may return integers, booleans or NumPy arrays. Its own parameters get no gradient.
+    together, and every tensor or NumPy array among the targets, `(N, ...)`, is repeated to match, also inside tuples,
+    lists and dicts, so any function of a batch works unchanged. It may return integers, booleans or NumPy arrays. Its
+    own parameters get no gradient.
     """
 
     def __init__(
@@ -60,9 +67,12 @@ class Smoothed(nn.Module):
         antithetic: bool = False,
         quasi: bool = False,
         generator: torch.Generator | None = None,
+        **kwargs: Never,
     ) -> None:
         super().__init__()
         owner = type(self).__name__
+        if kwargs:  # Python would name the class that this method is inherited from
+            _refuse_options(type(self), kwargs)
         if not callable(fn):
             raise ArgumentError(f"{owner}: fn is {fn!r}. Pass a function of a batch of inputs.")
         if not isinstance(distribution, Distribution):
@@ -96,7 +106,7 @@ class Smoothed(nn.Module):
     def _needs_centre(self) -> bool:
         return self.variance_reduction == "value"
 
-    def _check(self, y: Tensor, targets: tuple[Any, ...] = ()) -> None:
+    def _check(self, y: Tensor) -> None:
         owner = type(self).__name__
         dense_tensor(y, "the outputs y", owner)
         if not y.is_floating_point() or y.element_size() < 2 or y.dim() == 0:
@@ -109,44 +119,45 @@ class Smoothed(nn.Module):
                 f"{owner}: the generator is on {self.generator.device} and y on {y.device}. "
                 f"Make it with torch.Generator(device={y.device.type!r})."
             )
-        for target in targets:
-            if not isinstance(target, Tensor):
-                continue
-            if target.is_nested or target.layout != torch.strided or target.device.type == "meta":
-                raise ArgumentError(
-                    f"{owner}: a target is nested, sparse or on the meta device, so it cannot be repeated for every "
-                    f"draw. Pass a dense tensor with one entry per sample, or bind it to fn."
-                )
-            if target.requires_grad and torch.is_grad_enabled():
-                raise ArgumentError(
-                    f"{owner}: a target requires a gradient, but a black box gives one only to y. "
-                    f"Pass target.detach(), or make it a part of y."
-                )
-            if target.dim() > 0 and target.shape[0] != y.shape[0]:
-                raise ShapeError(
-                    f"{owner}: a target has shape {tuple(target.shape)} for {y.shape[0]} samples. Targets have one "
-                    f"entry per sample; bind what all samples share to fn, for example with functools.partial."
-                )
 
     def _draw(self, y: Tensor) -> Noise:
         """Noise for the batch y, `(N, ...)`."""
         return self.sampler.draw(flatten_from(y, 1), self._signed_scale, self.distribution, self.generator)
 
-    def _call(self, y: Tensor, noise: Noise, targets: tuple[Any, ...], centre: bool) -> Tensor:
+    def _call(self, y: Tensor, noise: Noise, centre: bool, targets: "Targets | None" = None) -> Tensor:
         """fn at the draws, preceded by fn at y if `centre`: `(S or 1+S, N, ...)`, in the dtype it returned."""
         flat = flatten_from(y, 1)
         inputs = flat + noise.perturbation()
         if centre:
             inputs = torch.cat([flat.unsqueeze(0), inputs])
         rows, batch = inputs.shape[:2]
-        repeated = [
-            t.expand(rows, *t.shape).flatten(0, 1) if isinstance(t, Tensor) and t.dim() > 0 else t for t in targets
-        ]
         inputs = inputs.reshape(rows * batch, *y.shape[1:])
         shape = tuple(inputs.shape)
-        output = self._as_tensor(self.fn(inputs, *repeated), y)
+        targets = targets or Targets()
+        repeated = targets.repeated(rows, batch)
+        try:
+            returned = self.fn(inputs, *repeated.placed, **repeated.named)
+        except Exception as error:
+            if isinstance(error, TypeError):
+                targets.check_call(self.fn, type(self).__name__)
+            if not isinstance(error, NewtonLossesError):
+                error.add_note(self._how_it_was_called(inputs, repeated, rows - centre, batch))
+            raise
+        output = self._as_tensor(returned, y)
         self._check_output(output, shape)
         return output.reshape(rows, batch, *output.shape[1:])
+
+    def _how_it_was_called(self, inputs: Tensor, targets: "Targets", draws: int, batch: int) -> str:
+        """For an error that fn raised, and which knows nothing of draws."""
+        also = " and the outputs themselves" if len(inputs) > draws * batch else ""
+        return (
+            f"{type(self).__name__}: {_name_of(self.fn)} raised this when it was called with a batch "
+            f"{described(inputs)} and {targets.described()}. All draws of all samples come in one call, stacked along "
+            f"the first dimension: here {draws} draw{'' if draws == 1 else 's'}{also}, for a batch of {batch}. Targets "
+            f"that are passed to the {type(self).__name__} are repeated to match; those in a closure are not. It must "
+            f"return {self._wanted(tuple(inputs.shape))}. If it is made for one sample, call it for each row and join "
+            f"what it returns with torch.stack."
+        )
 
     def _as_tensor(self, output: Any, y: Tensor) -> Tensor:
         try:
@@ -161,11 +172,125 @@ class Smoothed(nn.Module):
         """Raise a ShapeError unless fn's output fits its inputs of this shape, `(B, *shape)`."""
         raise NotImplementedError
 
+    def _wanted(self, shape: tuple[int, ...]) -> str:
+        """What fn has to return for inputs of this shape, `(B, *shape)`."""
+        raise NotImplementedError
+
     def _weights(self, values: Tensor, centred: bool) -> Tensor:
         """The values at the draws minus their baseline. `centred` says that the value at y comes before them."""
         if centred:
             return values[1:] - values[0]
         return leave_one_out(values, self.sampler.groups) if self.variance_reduction == "leave_one_out" else values
+
+
+def _refuse_options(owner: type, unknown: Mapping[str, object]) -> NoReturn:
+    """Raise a TypeError, as Python would, that names the class as its user knows it."""
+    known = [
+        name
+        for base in owner.__mro__
+        if issubclass(base, nn.Module) and base is not nn.Module
+        for name, one in inspect.signature(base.__init__).parameters.items()
+        if one.kind is one.KEYWORD_ONLY
+    ]
+    known = ["scale", "num_samples", *dict.fromkeys(known)]
+    name = next(iter(unknown))
+    close = difflib.get_close_matches(name, known, 1)
+    raise TypeError(
+        f"{owner.__name__} has no option {name!r}. {f'Did you mean {close[0]!r}? ' if close else ''}"
+        f"Its options are {', '.join(known)}."
+    )
+
+
+@dataclass(frozen=True)
+class Targets:
+    """What a black box takes beside its inputs: `placed` by position, `named` by name.
+
+    >>> Targets((torch.arange(2), "all"), {"weights": [torch.ones(2)]}).repeated(2, 2)
+    Targets(placed=(tensor([0, 1, 0, 1]), 'all'), named={'weights': [tensor([1., 1., 1., 1.])]})
+    """
+
+    placed: tuple[Any, ...] = ()
+    named: Mapping[str, Any] = field(default_factory=dict)
+
+    def check(self, count: int, owner: str) -> None:
+        """Raise unless all can be repeated for the draws of `count` samples."""
+
+        def look(part: Any) -> Any:
+            if not isinstance(part, Tensor | numpy.ndarray):
+                return part
+            has_rows = part.shape[:1] == (count,)
+            # What is within a container may well belong to all samples.
+            if part is target and part.ndim > 0 and not has_rows and not _is_unusual(part):
+                raise ShapeError(
+                    f"{owner}: a target has shape {tuple(part.shape)} for {count} samples. Targets have one "
+                    f"entry per sample; bind what all samples share to fn, for example with functools.partial."
+                )
+            if _is_unusual(part) and (has_rows or part is target):
+                raise ArgumentError(
+                    f"{owner}: a target is nested, sparse or on the meta device, so it cannot be repeated for every "
+                    f"draw. Pass a dense tensor with one entry per sample, or bind it to fn."
+                )
+            if isinstance(part, Tensor) and part.requires_grad and torch.is_grad_enabled():
+                raise ArgumentError(
+                    f"{owner}: a target requires a gradient, but a black box gives one only to y. "
+                    f"Pass target.detach(), or make it a part of y."
+                )
+            return part
+
+        for target in (*self.placed, *self.named.values()):
+            changed(target, look)
+
+    def repeated(self, times: int, count: int) -> "Targets":
+        """All that has one entry for each of `count` samples so many times, one batch behind the other."""
+
+        def repeat(part: Any) -> Any:
+            if not isinstance(part, Tensor | numpy.ndarray) or part.ndim == 0 or part.shape[0] != count:
+                return part
+            if isinstance(part, Tensor):
+                return part.expand(times, *part.shape).flatten(0, 1)
+            return numpy.concatenate([part] * times)
+
+        placed = tuple(changed(target, repeat) for target in self.placed)
+        return Targets(placed, {name: changed(target, repeat) for name, target in self.named.items()})
+
+    def check_call(self, fn: BlackBox, owner: str) -> None:
+        """Raise if fn cannot be called with these targets; asked after a call that has failed."""
+        try:
+            signature = inspect.signature(fn.forward if isinstance(fn, nn.Module) else fn)
+        except (TypeError, ValueError):  # a builtin does not say what it is called with
+            return
+        try:
+            signature.bind(None, *self.placed, **self.named)
+        except TypeError as error:
+            listed = ", ".join(signature.parameters)
+            raise ArgumentError(
+                f"{owner}: {_name_of(fn)}({listed}) was called with the outputs and {self.described()}: {error}. "
+                f"They follow the outputs, by position or by name, as in its own signature; what it has in a closure "
+                f"is not passed."
+            ) from None
+
+    def described(self) -> str:
+        named = (f"{name}, {described(target)}" for name, target in self.named.items())
+        given = [*(described(target) for target in self.placed), *named]
+        return f"the target{'s' if len(given) > 1 else ''} {'; '.join(given)}" if given else "no targets"
+
+
+def _is_unusual(target: Tensor | numpy.ndarray[Any, Any]) -> bool:
+    """Whether it has no plain memory that could be repeated."""
+    if isinstance(target, numpy.ndarray):
+        return False
+    return target.is_nested or target.layout != torch.strided or target.device.type == "meta"
+
+
+def described(thing: Any) -> str:
+    """How an error message calls an input or a target."""
+    if not isinstance(thing, Tensor | numpy.ndarray):
+        return f"a {type(thing).__name__}"
+    return f"of shape {tuple(thing.shape)} and dtype {str(thing.dtype).removeprefix('torch.')}"
+
+
+def _name_of(fn: Any) -> str:
+    return _name_of(fn.func) if isinstance(fn, partial) else getattr(fn, "__name__", type(fn).__name__)
 
 
 def flatten_from(tensor: Tensor, dim: int) -> Tensor:

@@ -8,16 +8,16 @@ from torch import Tensor
 
 from ..curvature import CurvatureKind, Expansion, OwnParts, as_curvature, empirical_fisher, full_precision, widen
 from ..errors import ArgumentError, ShapeError
-from ._black_box import Smoothed, estimated, flatten_from
+from ._black_box import Smoothed, Targets, estimated, flatten_from
 from ._draws import Noise
 
 _LOSS_ONCE = (
-    "{owner}: its gradient is estimated from samples, and autograd cannot differentiate it again. "
-    "{owner}.expand(y, ..., curvature='hessian') estimates its Hessian from the same samples; "
+    "{owner}: its gradient is estimated from draws, and autograd cannot differentiate it again. "
+    "{owner}.expand(y, ..., curvature='hessian') estimates its Hessian from the same draws; "
     "NewtonLoss({owner}(...), curvature='hessian') uses that."
 )
 _ALGORITHM_ONCE = (
-    "{owner}: its Jacobian is estimated from samples, and cannot be differentiated again: the second derivative of k "
+    "{owner}: its Jacobian is estimated from draws, and cannot be differentiated again: the second derivative of k "
     "outputs by m inputs has k·m² entries, too many to estimate. Use curvature='fisher' for a loss of its output, or "
     "smooth the whole loss with SmoothedLoss, which has a Hessian."
 )
@@ -31,19 +31,22 @@ class EstimatedLoss(Smoothed):
     A subclass says how they are estimated; how they enter a graph and an `Expansion` is the same for all.
     """
 
-    def forward(self, y: Tensor, *targets: Any) -> Tensor:
-        """The estimated loss of each sample, `(N,)`; its backward gives the estimated gradient."""
-        self._check(y, targets)
+    def forward(self, y: Tensor, *targets: Any, **named: Any) -> Tensor:
+        """The estimated loss of each sample, `(N,)`; its backward gives the estimated gradient.
+
+        Targets may come by name, as `fn` calls them.
+        """
+        given = self._checked(y, targets, named)
 
         def evaluate(y: Tensor) -> tuple[Tensor, ...]:
             with full_precision(y):
-                return self._estimate(widen(y.detach()), targets, False)[:2]
+                return self._estimate(widen(y.detach()), given, False)[:2]
 
         reason = _LOSS_ONCE.format(owner=type(self).__name__)
         return estimated(y, evaluate, lambda outer, gradient: outer.unsqueeze(-1) * gradient, reason)
 
     @torch.no_grad()
-    def expand(self, y: Tensor, *targets: Any, curvature: CurvatureKind | None = "hessian") -> Expansion:
+    def expand(self, y: Tensor, *targets: Any, curvature: CurvatureKind | None = "hessian", **named: Any) -> Expansion:
         """The expansion at y: value `(N,)`, gradient `(N, m)` and the batch's curvature, all from the same draws.
 
         "hessian" is the mean of the samples' estimated Hessians, symmetric and in general indefinite; "fisher" is the
@@ -55,9 +58,16 @@ class EstimatedLoss(Smoothed):
             raise ArgumentError(
                 f"{type(self).__name__}: curvature is {curvature!r}. Choose 'hessian', 'fisher', 'sample' or None."
             )
-        self._check(y, targets)
+        if "mask" in named:
+            # A Newton loss would take it for a mask of outputs, and believe that the derivatives kept to it.
+            raise ArgumentError(
+                f"The loss {type(self).__name__} brings its own derivatives, and its method expand takes no mask: the "
+                f"noise would reach the padded outputs. Give the Newton loss a function of (y, ..., mask) that calls "
+                f"this loss with y.masked_fill(~mask, 0.0) and the mask as a target."
+            )
+        given = self._checked(y, targets, named)
         with full_precision(y):
-            value, gradient, mean_hessian = self._estimate(widen(y.detach()), targets, curvature == "hessian")
+            value, gradient, mean_hessian = self._estimate(widen(y.detach()), given, curvature == "hessian")
             if curvature == "hessian":
                 # Of NaN, every comparison is false; `isfinite` would be twice as many kernels.
                 keep = (value.abs() < torch.inf) & (gradient.abs() < torch.inf).all(-1)
@@ -66,7 +76,14 @@ class EstimatedLoss(Smoothed):
                 return Expansion(value, gradient, OwnParts(gradient, value))
             return Expansion(value, gradient, empirical_fisher(gradient, value=value) if curvature else None)
 
-    def _estimate(self, y: Tensor, targets: tuple[Any, ...], with_hessian: bool) -> tuple[Tensor, Tensor, MeanHessian]:
+    def _checked(self, y: Tensor, targets: tuple[Any, ...], named: dict[str, Any]) -> Targets:
+        """The targets of outputs that can be differentiated at, if they can be repeated for the draws."""
+        self._check(y)
+        given = Targets(targets, named)
+        given.check(y.shape[0], type(self).__name__)
+        return given
+
+    def _estimate(self, y: Tensor, targets: Targets, with_hessian: bool) -> tuple[Tensor, Tensor, MeanHessian]:
         """Value `(N,)`, gradient `(N, m)`, and a function from a mask `(N,)` to the mean Hessian of the samples in it.
 
         The last is only called if `with_hessian`.
@@ -101,9 +118,9 @@ class SmoothedLoss(EstimatedLoss):
     torch.Size([3, 3])
     """
 
-    def _estimate(self, y: Tensor, targets: tuple[Any, ...], with_hessian: bool) -> tuple[Tensor, Tensor, MeanHessian]:
+    def _estimate(self, y: Tensor, targets: Targets, with_hessian: bool) -> tuple[Tensor, Tensor, MeanHessian]:
         noise = self._draw(y)
-        values = self._call(y, noise, targets, self._needs_centre).to(y.dtype)
+        values = self._call(y, noise, self._needs_centre, targets).to(y.dtype)
         value = values[-self.sampler.num_samples :].mean(0)
         weights = self._weights(values, self._needs_centre)
         return value, noise.gradient(weights), lambda keep: noise.mean_hessian(weights, keep)
@@ -117,9 +134,12 @@ class SmoothedLoss(EstimatedLoss):
             else f"Did it forget to reduce its last {output.dim() - 1} dimension(s)?"
         )
         raise ShapeError(
-            f"SmoothedLoss: fn returned shape {tuple(output.shape)} for inputs of shape {shape}, which hold all draws "
-            f"of all samples as one batch. It must return one value per row, here {shape[:1]}. {hint}"
+            f"{type(self).__name__}: fn returned shape {tuple(output.shape)} for inputs of shape {shape}, which hold "
+            f"all draws of all samples as one batch. It must return {self._wanted(shape)}. {hint}"
         )
+
+    def _wanted(self, shape: tuple[int, ...]) -> str:
+        return f"one value per row, here {shape[:1]}"
 
 
 class SmoothedAlgorithm(Smoothed):
@@ -154,7 +174,7 @@ class SmoothedAlgorithm(Smoothed):
             with full_precision(y):
                 y = widen(y.detach())
                 noise = self._draw(y)
-                outputs = self._call(y, noise, (), self._needs_centre)
+                outputs = self._call(y, noise, self._needs_centre)
                 mean = outputs[-self.sampler.num_samples :].to(y.dtype).mean(0)
             return mean, outputs, noise.standard
 
@@ -186,7 +206,7 @@ class SmoothedAlgorithm(Smoothed):
         with full_precision(y):
             work = widen(y.detach())
             noise = self._draw(work)
-            outputs = self._call(work, noise, (), self._needs_centre)
+            outputs = self._call(work, noise, self._needs_centre)
             weights = self._weights(flatten_from(outputs, 2).to(work.dtype), self._needs_centre)
             matrix = noise.jacobian(weights)
         return matrix.reshape(y.shape[0], *outputs.shape[2:], *y.shape[1:])
@@ -195,6 +215,9 @@ class SmoothedAlgorithm(Smoothed):
         if output.dim() == 0 or output.shape[0] != shape[0]:
             raise ShapeError(
                 f"{type(self).__name__}: fn returned shape {tuple(output.shape)} for inputs of shape {shape}, which "
-                f"hold all draws of all samples as one batch. It must return one result per row, ({shape[0]}, ...). "
+                f"hold all draws of all samples as one batch. It must return {self._wanted(shape)}. "
                 f"Did it drop or reduce the batch dimension?"
             )
+
+    def _wanted(self, shape: tuple[int, ...]) -> str:
+        return f"one result per row, ({shape[0]}, ...)"
