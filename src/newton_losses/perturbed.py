@@ -4,6 +4,9 @@ A solver of min_w ⟨y, w⟩ (or max_w) is a black box; under noise on its costs
 the loss that compares it with a wanted solution. Draws and estimators are those of `smoothing`.
 """
 
+import math
+import sys
+import warnings
 from collections.abc import Callable
 from typing import Any, Literal, Unpack, get_args
 
@@ -11,10 +14,17 @@ import torch
 from torch import Tensor
 
 from ._arguments import dense_tensor, one_of
+from ._tracing import is_captured, sees_operators
 from .errors import ArgumentError, ShapeError
 from .smoothing import BlackBox, EstimatedLoss, SmoothedAlgorithm, SmoothingOptions
 
 HessianEstimator = Literal["jacobian", "optimal_value"]
+# The sign of a mean is judged from so many draws, and is clear where all have it, or at so many standard errors.
+ENOUGH_DRAWS, CLEAR = 8, 4.0
+# On a CPU, so many calls are looked at if none before is clear.
+LOOKS = 32
+# A value is zero up to this share of the costs that it is the difference of: some solvers round them to whole numbers.
+ROUNDING = 1e-3
 
 
 class _Optimizing:
@@ -107,6 +117,9 @@ class FenchelYoungLoss(_Optimizing, EstimatedLoss):
     wanted. The value and "optimal_value" assume that the solver optimises ⟨c, w⟩; a solver that first clamps its
     costs, say, makes them approximate. Cauchy noise has no finite value; its gradient and its "jacobian" are fine.
 
+    In training, a mean value that is clearly negative warns once: most likely `minimize` is not what the solver does.
+    The first call is looked at, and on a CPU up to 31 more until the sign is clear. On a GPU that call waits for it.
+
     >>> def cheapest(costs):
     ...     return torch.nn.functional.one_hot(costs.argmin(-1), costs.shape[-1])
     >>> generator = torch.Generator().manual_seed(0)
@@ -132,6 +145,7 @@ class FenchelYoungLoss(_Optimizing, EstimatedLoss):
         super().__init__(solver, scale, num_samples, **options)
         self.minimize = minimize
         self.hessian = one_of(hessian, get_args(HessianEstimator), "hessian", "FenchelYoungLoss")
+        self._sign_watch = _SignWatch()
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, minimize={self.minimize}, hessian={self.hessian!r}"
@@ -149,6 +163,8 @@ class FenchelYoungLoss(_Optimizing, EstimatedLoss):
         drawn = solutions[-len(costs) :]
         value = sign * torch.einsum("snm,snm->n", costs, drawn - target) / len(costs)
         gradient = sign * (drawn.mean(0) - target)
+        if self.training and not self._sign_watch.is_over:
+            self._sign_watch.look(sign * costs * (drawn - target), self.minimize)
 
         def mean_hessian(keep: Tensor) -> Tensor:
             """Of the smoothed optimum E⟨c, w(c)⟩."""
@@ -197,3 +213,59 @@ def _how_to_get(wanted: Tensor, y: Tensor) -> str:
     if wanted.numel() == y.numel():
         return f"The same entries in another shape: target.reshape{tuple(y.shape)}."
     return "Is it of another batch, or not in the solver's form?"
+
+
+class _SignWatch:
+    """Says once that the value is negative in the mean, which no solver that does what `minimize` says makes it.
+
+    Such a loss falls without end, since training makes the wanted solutions the worst of all. Where the solver is
+    exact, the values at the draws have one sign; where it is not, their spread says what is noise.
+    """
+
+    def __init__(self) -> None:
+        self.is_over = False
+        self._looks = 0
+        # Over all looks: draws below zero and above it, all of them, the sum of their values, and of the squares.
+        self._sums = [0.0] * 5
+
+    def look(self, parts: Tensor, minimize: bool) -> None:
+        """At `parts` `(S, N, m)`, whose sums over m are the values at the draws. Waits for the device."""
+        if sees_operators() or is_captured(parts.device):
+            return
+        self._looks += 1
+        # No training waits for its GPU in every call.
+        self.is_over = parts.device.type != "cpu" or self._looks == LOOKS
+        values, size = parts.sum(-1), parts.abs().sum(-1)
+        usable = values.isfinite()
+        values = torch.where(usable & (values.abs() > ROUNDING * size), values, 0.0)
+        new = (values < 0).sum(), (values > 0).sum(), usable.sum(), values.sum(), values.square().sum()
+        self._sums = [old + one for old, one in zip(self._sums, torch.stack(new).tolist(), strict=True)]
+        below, above, draws, total, squares = self._sums
+        if max(below, above) < ENOUGH_DRAWS:
+            return
+        mean = total / draws
+        error = math.sqrt(max(squares / draws - mean**2, 0.0) / draws)
+        if min(below, above) > 0 and abs(mean) <= CLEAR * error:
+            return
+        self.is_over = True
+        if mean < 0:
+            does, would = ("minimises", "maximises") if minimize else ("maximises", "minimises")
+            warnings.warn(
+                f"FenchelYoungLoss: the mean value is {mean:.3g} ± {error:.1g}. It is never negative for a solver that "
+                f"{does} ⟨costs, w⟩, as minimize={minimize} says. If the solver {would} it, pass "
+                f"minimize={not minimize}: as it is, training makes the wanted solutions the worst of all, and the "
+                f"loss falls without end. Else see whether the wanted solutions are ones that the solver could return, "
+                f"and whether it changes its costs first. This is said once.",
+                stacklevel=_level_of_the_caller(),
+            )
+
+
+def _level_of_the_caller() -> int:
+    """The level for a warning of the function that calls this, of the line that is neither this library's nor torch's.
+
+    How far away that is depends on whether a Newton loss, an autograd node or neither lies between.
+    """
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back and str(frame.f_globals.get("__name__")).split(".")[0] in ("newton_losses", "torch"):
+        level, frame = level + 1, frame.f_back
+    return level
