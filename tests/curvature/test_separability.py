@@ -83,7 +83,9 @@ def test_targets_of_another_shape_are_no_fault_and_take_no_further_calls() -> No
         return lambda *given: calls.append(1) or loss(*given)
 
     y, target = drawn(16, 1), drawn(16, seed=1)
-    for loss, outputs, wanted in (
+    table = drawn(16, 4, seed=2)
+    for loss, outputs, *wanted in (
+        (lambda y, t, shared: (y - t[:, None]).square().sum(1) + (y - shared.sum(1)).abs().sum(1), y, target, table),
         (lambda y, t: (y - t[:, None]).square().sum(1), y, target),
         (lambda y, t: (y.squeeze(1) - t).abs(), y, target),
         (lambda y, t: t * y.square().sum(1), y, target),
@@ -93,7 +95,7 @@ def test_targets_of_another_shape_are_no_fault_and_take_no_further_calls() -> No
         (lambda y, shared: torch.cdist(y, shared).sum(1), drawn(3, 3), drawn(3, 3, seed=1)),
     ):
         calls.clear()
-        assert check_loss(counted(loss), outputs, wanted)
+        assert check_loss(counted(loss), outputs, *wanted)
         assert len(calls) == 5
 
 

@@ -309,9 +309,9 @@ def test_one_sample_out_of_range_does_not_hide_the_rounding_of_the_others() -> N
     usual = diagnose(fourth, y, target).precision.error
     y[0, 0], y[1, 0] = 1e30, torch.inf
     report = diagnose(fourth, y, target)
-    assert report.precision.error == pytest.approx(usual, rel=1.0)
+    assert usual / 2 < report.precision.error < 2 * usual
     assert re.search(r"finite norms: \S+ in float32, \S+e\+90 in float64", report.reasons[0])
-    assert after("off by", line_of(report, "float32")) > 1e-9
+    assert after("off by", line_of(report, "float32")) == pytest.approx(report.precision.error, rel=0.06)
     whole = diagnose(fourth, 1e30 * y, target)
     assert "no norm is finite in float32" in whole.reasons[0]
     assert "gradient not finite for most samples" in line_of(whole, "float32")
