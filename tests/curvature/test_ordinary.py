@@ -1,6 +1,8 @@
 """The short way of an ordinary batch on a CPU against the long way through the other pieces."""
 
 import gc
+import statistics
+import time
 import warnings
 import weakref
 from typing import Any
@@ -127,6 +129,24 @@ def test_it_takes_fewer_operators():
     # The mean and its way back go; a direction, the mean, and the product on the way back come.
     for curvature in ("fisher", "sample"):
         assert counted(nl.NewtonLoss(waves, curvature)) <= plain() + 2
+
+
+@pytest.mark.parametrize("shape", [(128, 100), (20000, 1)], ids=str)
+@pytest.mark.parametrize(("curvature", "exchangeable"), [("fisher", False), ("fisher", True), ("sample", False)])
+def test_no_other_thread_is_woken(curvature, exchangeable, shape):
+    """For so few numbers that takes longer than all of the rest."""
+    newton = nl.NewtonLoss(waves, curvature, exchangeable=exchangeable, check=False)
+    y, target = torch.randn(2, *shape, generator=torch.Generator().manual_seed(0))
+    for _ in range(3):
+        newton(y.requires_grad_(), target).backward()
+    shares = []
+    for _ in range(10):
+        time.sleep(0.02)  # in which threads that were busy before go to sleep
+        own, all_threads = time.thread_time(), time.process_time()
+        newton(y, target).backward()
+        own, all_threads = time.thread_time() - own, time.process_time() - all_threads
+        shares.append(all_threads / own)
+    assert statistics.median(shares) < 1.5
 
 
 @pytest.mark.parametrize("curvature", ["fisher", "sample", "hessian"])
