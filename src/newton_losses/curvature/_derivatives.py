@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from .._backends import takes_triton
+from ..errors import DerivativeError
 from ._derivative_errors import (
     cut_gradient,
     is_once_differentiable,
@@ -323,9 +324,9 @@ def _reverse_graph(total: Total, flat: Tensor, loss: object) -> tuple[Tensor, Te
         except (RuntimeError, NotImplementedError) as error:
             if is_out_of_memory(error):
                 raise with_advice(error) from None
-            raise no_second_derivative(
-                loss, names_of(operators), f"torch says: {str(error).splitlines()[0]}"
-            ) from error
+            said = str(error).splitlines()[0]
+            said = said if isinstance(error, DerivativeError) else f"torch says: {said}"
+            raise no_second_derivative(loss, names_of(operators), said) from error
 
     # What the loss itself has to learn, and targets that have a gradient, get theirs through the values.
     is_shared = torch.is_grad_enabled() and other_leaves
