@@ -168,6 +168,8 @@ def host_fisher(
             return None
         length = number / math.sqrt(unit)
     inverse *= length / count if mean else length
+    if len(inverse) == 1:  # of a long vector, a product of matrices wakes other threads
+        return torch.from_numpy(rows * inverse)
     return torch.from_numpy(inverse.dot(rows) if few else rows.dot(inverse))
 
 
@@ -240,6 +242,8 @@ def _solved(
             return None
         length = number / math.sqrt(unit)
     inverse *= length / count if mean else length
+    if len(inverse) == 1:
+        return rows * inverse
     return inverse @ rows if few else rows @ inverse
 
 
