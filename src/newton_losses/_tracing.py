@@ -20,17 +20,16 @@ def is_captured(device: torch.device) -> bool:
 
 
 # What packs the tensors that are saved for the way back, as a checkpoint does.
-_top_hooks: Any = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", lambda _: None)
-
-
-def packs_saves() -> bool:
-    """Whether somebody packs saved tensors; a checkpoint counts them, and wants as many when it computes once more."""
-    return _top_hooks(True) is not None
+top_hooks: Any = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", lambda _: None)
 
 
 def unpacked_saves() -> AbstractContextManager[Any]:
-    """A context in which tensors are saved as they are, and nobody counts them."""
-    return torch.autograd.graph.saved_tensors_hooks(_itself, _itself) if packs_saves() else nullcontext()
+    """A context in which tensors are saved as they are, and nobody counts them.
+
+    A checkpoint does, and wants as many when it computes once more.
+    """
+    is_packed = top_hooks(True) is not None
+    return torch.autograd.graph.saved_tensors_hooks(_itself, _itself) if is_packed else nullcontext()
 
 
 def _itself(tensor: Tensor) -> Tensor:

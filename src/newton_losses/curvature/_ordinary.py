@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from .._tracing import top_hooks
 from ..errors import DerivativeError
 from ._damping import RunningDamping
 from ._derivatives import mean_hessian, on_tape
@@ -29,8 +30,6 @@ from ._options import HAS_GROUPS, Reduction, Spectrum
 _tracing_state = torch._C._get_tracing_state
 _are_transforms_active = torch._C._are_functorch_transforms_active
 _is_any_autocast_enabled = torch._C._is_any_autocast_enabled
-# What packs saved tensors, as a checkpoint does, which counts them; nothing is saved here.
-_top_hooks: Any = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", lambda _: None)
 
 
 Way = Literal["fisher", "lists", "sample", "hessian"]
@@ -58,7 +57,8 @@ def is_ordinary(y: Tensor, targets: tuple[Any, ...], state: Tensor | None, way: 
         return False
     if _are_transforms_active() or forward_ad._current_level >= 0 or _tracing_state() or _is_any_autocast_enabled():
         return False
-    if _top_hooks(True) is not None or (HAS_GROUPS and dist.is_initialized()) or not (state is None or state.is_cpu):
+    # What packs saved tensors counts them, and nothing is saved here.
+    if top_hooks(True) is not None or (HAS_GROUPS and dist.is_initialized()) or not (state is None or state.is_cpu):
         return False
     if targets and getattr(targets[-1], "dtype", None) is torch.bool:  # which may be a mask
         return False
