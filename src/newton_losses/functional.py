@@ -25,6 +25,7 @@ from .curvature import (
     check_value,
     expand,
     newton_step,
+    plain_value,
     resolve_damping,
     resolve_group,
     resolve_reduction,
@@ -34,7 +35,6 @@ from .newton import (
     NewtonOptions,
     Value,
     compute_newton_loss,
-    plain_value,
 )
 
 

@@ -37,18 +37,19 @@ from .curvature import (
     expand_loss,
     host_step,
     is_ordinary,
-    loss_values,
+    mean_value,
     name_of,
     ordinary_loss,
     ordinary_way,
     plain_damping,
+    plain_value,
     resolve_damping,
     resolve_group,
     resolve_reduction,
     settle,
     share_curvature,
     solve_step,
-    values_of_kept,
+    value_of_kept,
     warn_of_the_loss,
 )
 
@@ -309,57 +310,12 @@ def compute_newton_loss(
     elif step.value is not None and is_mean and not expansion.value.requires_grad:
         front = step.value
     elif expansion.value.requires_grad and step.kept is not None and _may_wait(y):
-        front = _front_of_kept(loss, y, targets, expansion.value, step.kept, reduction)
+        front = value_of_kept(loss, y, targets, expansion.value, step.kept, reduction)
     else:
-        front = _reduced(expansion.value, reduction)
+        front = mean_value(expansion.value, reduction)
     surrogate = _surrogate if is_compiling or _is_transformed() else _Surrogate.record
     is_scalar = expansion.value.stride() == (0,)  # one number, shown as that of every sample
     return surrogate(y, front, rows, step.kept, divisor), step, is_scalar
-
-
-def plain_value(
-    loss: Loss | Expandable,
-    y: Tensor,
-    targets: tuple[Any, ...],
-    reduction: Reduction | None,
-    mask: Tensor | None = None,
-) -> Tensor:
-    return _reduced(loss_values(loss, y, *targets, reduction=reduction, mask=mask), reduction)
-
-
-def _front_of_kept(
-    loss: Loss | Expandable,
-    y: Tensor,
-    targets: tuple[Any, ...],
-    values: Tensor,
-    kept: Tensor,
-    reduction: Reduction | None,
-) -> Tensor:
-    """The value, with the gradient of the samples that are kept for what the loss itself has to learn."""
-    if bool(kept.all()):
-        return _reduced(values, reduction)
-    front = _reduced(values.detach(), reduction)
-    if isinstance(loss, Expandable):
-        return front
-    total = torch.where(kept, values_of_kept(loss, y, targets, values, kept, reduction), 0.0).sum()
-    if reduction != "sum":
-        total = total / kept.sum().clamp(min=1)
-    return front + (total - total.detach())
-
-
-def _reduced(values: Tensor, reduction: Reduction | None) -> Tensor:
-    """The mean, or the sum, of the values that are finite: the same with derivatives and without.
-
-    Where there are samples and none is finite it is NaN: as 0 it would be the best of all losses to whoever compares.
-    """
-    if len(values) == 0:
-        return values.sum()
-    usable = values.abs() < torch.inf
-    total = torch.where(usable, values, 0.0).sum()
-    if reduction != "sum" and not values.requires_grad:
-        return total / usable.sum()  # 0/0 is the NaN that is wanted
-    # Chosen at the end: nothing on the way back is NaN, also to torch's anomaly mode.
-    return torch.where(usable.any(), total if reduction == "sum" else total / usable.sum().clamp(min=1), torch.nan)
 
 
 def _surrogate(y: Tensor, front: Tensor, rows: Tensor, kept: Tensor | None, divisor: Tensor | float) -> Tensor:

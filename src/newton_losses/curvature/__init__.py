@@ -22,7 +22,6 @@ from ._expansion import expand_lists as expand_lists
 from ._expansion import expand_loss as expand_loss
 from ._expansion import finite as finite
 from ._expansion import loss_values as loss_values
-from ._expansion import values_of_kept as values_of_kept
 from ._fisher import Solved as Solved
 from ._fisher import default_fisher_step as default_fisher_step
 from ._fisher import fisher_step as fisher_step
@@ -72,3 +71,6 @@ from ._solve import damped_solve as damped_solve
 from ._step import Step as Step
 from ._step import newton_step as newton_step
 from ._step import solve_step as solve_step
+from ._values import mean_value as mean_value
+from ._values import plain_value as plain_value
+from ._values import value_of_kept as value_of_kept

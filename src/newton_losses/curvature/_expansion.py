@@ -5,14 +5,11 @@ form is smaller, both of which are here. The derivatives themselves are in `_der
 """
 
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
-from .._arguments import WithTargets
-from .._targets import picked
 from ..errors import ArgumentError, ShapeError
 from ._derivatives import (
     Derivatives,
@@ -20,7 +17,6 @@ from ._derivatives import (
     first_order,
     is_finite,
     mean_hessian,
-    nothing_through,
     second_products,
 )
 from ._forms import Curvature, Dense, Exchangeable, LowRank, OwnParts, Products, as_curvature, widened
@@ -328,25 +324,6 @@ def loss_values(
         if flat.numel() == 0:
             return flat.new_zeros(len(flat))
         return make_total(loss, y.shape, targets, resolve_reduction(loss, reduction))(flat)[1]
-
-
-def values_of_kept(
-    loss: Loss, y: Tensor, targets: tuple[Any, ...], values: Tensor, kept: Tensor, reduction: Reduction | None
-) -> Tensor:
-    """The `values` ℓᵢ `(N,)` once more, with a graph, and with another sample in the place of each not `kept` `(N,)`.
-
-    A weight of zero does not keep what is not finite out of a gradient: on the way back it becomes 0·∞, in everything
-    that the samples share. Where no sample is kept, everything shared gets zeros.
-    """
-    if not bool(kept.any()):
-        return nothing_through(values).expand(len(kept))
-    count, flat = len(kept), flatten_outputs(y)
-    places = torch.where(kept, torch.arange(count, device=kept.device), kept.int().argmax())
-    others = tuple(picked(target, places, count) for target in targets)
-    if isinstance(loss, WithTargets):
-        loss = partial(loss.func, *loss.args, **picked(loss.keywords, places, count))
-    with full_precision(flat):
-        return make_total(loss, y.shape, others, reduction)(flat[places])[1]
 
 
 def finite(found: Derivatives | Expansion) -> Tensor:
