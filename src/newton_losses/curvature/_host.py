@@ -96,12 +96,12 @@ def host_step(
     if form is ExchangeableFisher:
         mask = None if curvature.mask is None else curvature.mask.numpy()
         own = gradient.detach().numpy()
-        by_list = _solved_lists(own.astype(np.float64), mask, rule, mean, state, update)
+        by_list = solved_lists(own.astype(np.float64), mask, rule, mean, state, update)
         if by_list is None:
             return None
         return Solved(torch.from_numpy(by_list.astype(own.dtype)), None, count, mean_value, counted=True)
     if form is OwnParts:
-        by_sample = _solved_samples(gradient.detach(), rule, mean, state, update)
+        by_sample = solved_samples(gradient.detach(), rule, mean, state, update)
         return None if by_sample is None else Solved(by_sample, None, count, mean_value, counted=True)
     kind = "definite" if curvature.semidefinite else spectrum or ("absolute" if rule[2] else "raw")
     in_numpy = least * least * max(count, size) <= LARGEST_IN_NUMPY
@@ -113,11 +113,11 @@ def host_step(
         given = given.detach().to(rows.dtype, copy=True)  # which changes on the way
     if in_numpy:
         matrix = None if given is None else given.numpy()
-        found = _solved(rows.numpy(), matrix, rule, kind, mean, state, update)
+        found = solved(rows.numpy(), matrix, rule, kind, mean, state, update)
         found = None if found is None else torch.from_numpy(found)
     else:
         with one_thread(gradient, max(gradient.numel(), least * least)), full_precision(gradient):
-            found = _solved(rows, given, rule, kind, mean, state, update)
+            found = solved(rows, given, rule, kind, mean, state, update)
     if found is None:
         return None
     steps = found if found.dtype is gradient.dtype else found.to(gradient.dtype)
@@ -133,7 +133,7 @@ def host_fisher(
 ) -> Tensor | None:
     """`host_step` with the Fisher of a few float32 gradients `(N, m)`, for a λ or the default's rule: the steps alone.
 
-    These are the lines of `_solved` for that case, and change with them. Kept short: one that Python has not run for a
+    These are the lines of `solved` for that case, and change with them. Kept short: one that Python has not run for a
     while costs as much as a NumPy operation on a small batch.
 
     >>> host_fisher(torch.tensor([[2.0]]), mean=False)  # F = λ = 4 and ρ = 2, the batch's own
@@ -155,7 +155,7 @@ def host_fisher(
         number = factor * spread
     if not (LEAST_FACTOR * spread <= number < high and spread < high):
         numbers = factor, number / count, factor > 0
-        found = _solved(rows.astype(np.float64), None, numbers, "definite", mean, state, update)
+        found = solved(rows.astype(np.float64), None, numbers, "definite", mean, state, update)
         return None if found is None else torch.from_numpy(found.astype(np.float32))
     diagonal = matrix.ravel()[:: len(matrix) + 1]
     diagonal += number
@@ -173,38 +173,7 @@ def host_fisher(
     return torch.from_numpy(inverse.dot(rows) if few else rows.dot(inverse))
 
 
-def host_lists(gradient: Tensor, rule: float | RunningDamping, state: Tensor | None, update: bool) -> Tensor | None:
-    """`host_step` with the Fisher of a few lists in float32, all of them whole: the steps over N alone."""
-    rows = gradient.numpy()
-    numbers = (0.0, rule, False) if type(rule) is float else (rule.factor, 0.0, True)  # type: ignore[union-attr]
-    found = _solved_lists(rows.astype(np.float64), None, numbers, True, state, update)
-    return None if found is None else torch.from_numpy(found.astype(np.float32))
-
-
-def host_sample(gradient: Tensor, rule: float | RunningDamping, state: Tensor | None, update: bool) -> Tensor | None:
-    """`host_step` with the samples' own parts in float32, all of them there: the steps over N alone.
-
-    >>> host_sample(torch.tensor([[3.0, 4.0], [0.0, 1.0]]), 0.5, None, False)  # over N = 2: ‖gᵢ‖²/N = 12.5 and 0.5
-    tensor([[0.1154, 0.1538],
-            [0.0000, 0.5000]])
-    """
-    if type(rule) is float:
-        return _solved_samples(gradient, (0.0, rule, False), True, state, update)
-    count, size = gradient.shape
-    stretch = math.sqrt(size / count) if count < size else 1.0
-    return _solved_samples(gradient, (rule.factor * stretch, 0.0, True), True, state, update)  # type: ignore[union-attr]
-
-
-def host_hessian(
-    gradient: Tensor, matrix: Tensor, rule: RunningDamping, state: Tensor | None, update: bool
-) -> Tensor | None:
-    """`host_step` with a small Hessian in float32 and the default's rule: the steps over N alone."""
-    numbers = rule.factor, 0.0, True
-    found = _solved(gradient.numpy(), matrix.numpy().copy(), numbers, "absolute", True, state, update)
-    return None if found is None else torch.from_numpy(found).to(gradient.dtype)
-
-
-def _solved(
+def solved(
     rows: Any,
     given: Any,
     rule: tuple[float, float, bool],
@@ -229,7 +198,7 @@ def _solved(
     if not (SAFE[0] < number < SAFE[1] and spread < high):
         return None
     if number < LEAST_FACTOR * spread and rows.dtype.itemsize < 8:
-        return _solved(_doubled(rows), _doubled(given), rule, kind, mean, state, update)
+        return solved(_doubled(rows), _doubled(given), rule, kind, mean, state, update)
     inverse = _inverse(matrix, number, spread, kind)
     # A matrix that is not definite can be close to a singular one.
     if inverse is None or (kind == "raw" and not float(abs(inverse).max()) * math.sqrt(energy) < SAFE[1]):
@@ -254,7 +223,7 @@ def _doubled(numbers: Any) -> Any:
     return numbers.to(torch.float64, copy=True) if isinstance(numbers, Tensor) else numbers.astype(np.float64)
 
 
-def _solved_lists(
+def solved_lists(
     rows: Any, mask: Any, rule: tuple[float, float, bool], mean: bool, state: Tensor | None, update: bool
 ) -> Any:
     """The steps with the Fisher of lists, which has two eigenvalues: one for a list's mean, one for what differs."""
@@ -286,7 +255,7 @@ def _solved_lists(
     return steps
 
 
-def _solved_samples(
+def solved_samples(
     gradient: Tensor, rule: tuple[float, float, bool], mean: bool, state: Tensor | None, update: bool
 ) -> Tensor | None:
     """The steps with each sample's own part of the Fisher, length · gᵢ/(λ + ‖gᵢ‖²/N): nothing is solved."""

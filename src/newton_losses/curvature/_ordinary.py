@@ -22,7 +22,7 @@ from ._damping import RunningDamping
 from ._derivatives import mean_hessian, on_tape
 from ._expansion import CurvatureKind, Expansion, empirical_fisher
 from ._forms import Dense, OwnParts
-from ._host import LARGEST_IN_NUMPY, LARGEST_INVERSE, host_fisher, host_hessian, host_lists, host_sample
+from ._host import LARGEST_IN_NUMPY, LARGEST_INVERSE, host_fisher, solved, solved_lists, solved_samples
 from ._lists import exchangeable_fisher
 from ._loss_contract import called, check_values, make_total
 from ._options import HAS_GROUPS, Reduction, Spectrum
@@ -82,6 +82,7 @@ def ordinary_loss(
     It ends at the first batch of a run, at a loss that has something to learn itself, and where something is not
     finite, very large or very small.
     """
+    matrix: Tensor | None = None
     kept: Tensor | None = None
     if way == "hessian":
         value, gradient, matrix, kept = mean_hessian(make_total(loss, y.shape, targets, reduction), y.detach(), loss)
@@ -99,23 +100,40 @@ def ordinary_loss(
     if kept is None and not value.requires_grad:
         front = value.mean()
         if math.isfinite(front.item()):
-            if way == "fisher":
-                rows = host_fisher(gradient, True, rule, state, update)
-            elif way == "lists":
-                rows = host_lists(gradient, rule, state, update)
-            elif way == "sample":
-                rows = host_sample(gradient, rule, state, update)
-            else:
-                rows = host_hessian(gradient, matrix, rule, state, update)
+            rows = _rows(way, gradient, matrix, rule, state, update)
             if rows is not None:
                 recorded: Tensor = super(torch.autograd.Function, _OneStep).apply(y, (front, rows))  # type: ignore[no-untyped-call]
                 return recorded, None
-    if way == "hessian":
+    if matrix is not None:
         return None, Expansion(value, gradient, Dense(matrix, count=kept))
     if way == "sample":
         return None, Expansion(value, gradient, OwnParts(gradient, value.detach()))
     fisher = exchangeable_fisher if way == "lists" else empirical_fisher
     return None, Expansion(value, gradient, fisher(gradient, value=value.detach()))
+
+
+def _rows(
+    way: Way, gradient: Tensor, matrix: Tensor | None, rule: Any, state: Tensor | None, update: bool
+) -> Tensor | None:
+    """The steps over N, if `_host.py` can take them.
+
+    >>> _rows("sample", torch.tensor([[3.0, 4.0], [0.0, 1.0]]), None, 0.5, None, False)  # ‖gᵢ‖²/N = 12.5 and 0.5
+    tensor([[0.1154, 0.1538],
+            [0.0000, 0.5000]])
+    """
+    if way == "fisher":
+        return host_fisher(gradient, True, rule, state, update)
+    numbers = (0.0, rule, False) if type(rule) is float else (rule.factor, 0.0, True)
+    if way == "sample":
+        count, size = gradient.shape
+        stretch = math.sqrt(size / count) if count < size else 1.0
+        return solved_samples(gradient, (numbers[0] * stretch, *numbers[1:]), True, state, update)
+    rows = gradient.numpy()
+    if matrix is not None:
+        found = solved(rows, matrix.clone().numpy(), numbers, "absolute", True, state, update)
+    else:
+        found = solved_lists(rows.astype(float), None, numbers, True, state, update)
+    return None if found is None else torch.from_numpy(found).to(gradient.dtype)
 
 
 class _OneStep(torch.autograd.Function):
