@@ -3,18 +3,19 @@
 import math
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from ..groups import Group
-from ..statistics import LEVEL, Summary, mark, paired_p_value
+from ..statistics import LEVEL, Summary, mark, paired_p_value, summarise
 from ..store import RunRecord
 from .collect import (
     CONTROLS,
     LEAST_SEEDS,
     METHODS,
     NEWTON,
+    TITLES,
     Evidence,
     PaperFigures,
     Runs,
@@ -114,7 +115,11 @@ class Lead:
     def of(cls, new: Group | None, base: Group | None, *, averaged: bool = False) -> "Lead | None":
         if new is None or base is None:
             return None
-        ahead = new.ahead_of(base, main_metric(new.cell), averaged=averaged).values()
+        return cls.over(new.ahead_of(base, main_metric(new.cell), averaged=averaged).values())
+
+    @classmethod
+    def over(cls, ahead: Collection[float]) -> "Lead | None":
+        """Given the lead on each seed."""
         if not ahead:
             return None
         mean = statistics.fmean(ahead)
@@ -239,6 +244,70 @@ def behind_table(settings: Sequence[tuple[Runs, Sequence[str], str]]) -> Table |
         for method, count in entered.items()
     ]
     return Table("behind-the-best", caption, ("method", "columns", "which"), rows) if rows else None
+
+
+def default_table(settings: Sequence[tuple[Runs, Sequence[str], str]]) -> Table | None:
+    """The library's default beside the plain loss with the same smoothing, in families of settings.
+
+    No setting is picked: a family's figure is the mean over all of its settings that have seeds enough, seed by seed.
+    """
+    families: defaultdict[str, list[list[Group | None]]] = defaultdict(list)
+    for runs, names, numerics in settings:
+        for column in names:
+            is_smoothed = column.startswith("smoothed-")  # where the paper's smoothing makes another plain loss
+            methods = ["plain-library" if is_smoothed else "baseline", "fisher-auto:1000", "fisher-library"]
+            methods[1] += "-library" if is_smoothed else ""
+            plain, normalised, default = (runs.runs(column, method, numerics) for method in methods)
+            if plain and default and len(plain.records) >= LEAST_SEEDS <= len(default.records):
+                families[_family(column)].append([plain, normalised, default])
+    rows = []
+    for family, several in families.items():
+        means = [_mean_by_seed(groups) for groups in zip(*several, strict=True)]
+        gains = [_lead(one, means[0]) for one in means]
+        bold = ["significant" if gain and gain.is_clear and gain.mean > 0 else "" for gain in gains]
+        figures = [
+            figure_cell(summarise(one.values()) if one else None, mark) for one, mark in zip(means, bold, strict=True)
+        ]
+        leads = [_lead_cell(gains[-1]), _lead_cell(_lead(means[-1], means[1]))]
+        single = [Lead.of(one[-1], one[0]) for one in several]
+        clear = [lead.mean > 0 for lead in single if lead and lead.is_clear]
+        counts = [Cell(f"{number} of {len(single)}", number) for number in (clear.count(True), clear.count(False))]
+        rows.append((Cell(family), *figures, *leads, *counts))
+    caption = (
+        "The default, as a user of the library gets it, beside the plain loss with the same smoothing: means over all "
+        "settings of a kind with three seeds. p: paired over the seeds, one-sided for whichever is ahead. Bold: ahead "
+        "of plain with p below .05. The last two columns count the settings in which the default is clearly ahead of "
+        "plain, or behind, on their own; not corrected for their number."
+    )
+    heads = ("losses", "plain", "normalised only", "the default", "to plain", "to normalised", "ahead", "behind")
+    return Table("default", caption, heads, rows) if rows else None
+
+
+def _family(column: str) -> str:
+    """The kind of settings that a column belongs to.
+
+    >>> _family("softsort-n5"), _family("bellman-ford-for-l1")
+    ('Sorting, n=5', 'Bellman-Ford')
+    """
+    loss, _, length = column.rpartition("-n")
+    return f"Sorting, n={length}" if loss else next(TITLES[name] for name in TITLES if column.startswith(name))
+
+
+def _mean_by_seed(groups: Iterable[Group | None]) -> dict[int, float]:
+    """The mean over groups on each seed that all of them have; empty where a group is missing."""
+    figures = [group.by_seed(main_metric(group.cell)) if group else {} for group in groups]
+    shared = set(figures[0]).intersection(*figures)
+    return {seed: statistics.fmean(one[seed] for one in figures) for seed in sorted(shared)}
+
+
+def _lead(new: Mapping[int, float], base: Mapping[int, float]) -> Lead | None:
+    return Lead.over([new[seed] - base[seed] for seed in new if seed in base])
+
+
+def _lead_cell(lead: Lead | None) -> Cell:
+    return (
+        NOTHING if lead is None else Cell(signed(lead.mean), lead.mean, "" if math.isnan(lead.p) else f"p {lead.p:.3f}")
+    )
 
 
 def paths_table(table: str, warcraft: Runs, terrain: Runs) -> Table:
