@@ -104,8 +104,8 @@ def _apart(found: Evidence) -> str:
         if not fits
     ]
     return (
-        "A figure repeats the paper’s if it lies in the 95 % prediction interval of the paper’s ten seeds, which is wide "
-        "where those differ much, as for the logistic networks."
+        "A figure repeats the paper’s if it lies in the 95 % prediction interval of the paper’s ten seeds, which is "
+        "wide where those differ much, as for the logistic networks."
     ) + (f" These do not: {'; '.join(apart)}." if apart else "")
 
 
@@ -124,15 +124,15 @@ def _controls(found: Evidence) -> Section:
         for name, count in counts.items()
     ]
     text = (
-        "How much of a Newton loss’s gain is only the size of the step? Its effects are added to the plain loss one at "
-        "a time: normalising (“normalised only”: λ so large that no curvature is left), a soft clip of each sample (“sample”: "
-        "its own part of the Fisher), and curvature (the Fisher, or the Hessian where it has more seeds). The verdict "
-        "says whether the last is ahead of plain, and which steps are clear. p is of a paired t-test, one-sided for "
-        "whichever is ahead: first of the Newton loss against plain, then of each effect against the one before. Clear is below "
-        ".05; of twenty tests one is by chance. “The default” is what a user of the library gets: the Fisher in the "
-        "unit of the run (“running”), taken over all orders of a set’s items, and with leave-one-out smoothing. "
-        "“Clipped” is the plain loss with the gradient’s norm at most 1. "
-        "Averaged weights are a mean over a run’s steps, on average a tenth of the run old; any run can be averaged."
+        "How much of a Newton loss’s gain is only the size of the step? Its effects are added to the plain loss one "
+        "at a time: normalising (“normalised only”: λ so large that no curvature is left), a soft clip of each sample "
+        "(“sample”: its own part of the Fisher), and curvature (the Fisher, or the Hessian where it has more seeds). "
+        "The verdict says whether the last is ahead of plain, and which steps are clear. p is of a paired t-test, "
+        "one-sided for whichever is ahead: first of the Newton loss against plain, then of each effect against the "
+        "one before. Clear is below .05; of twenty tests one is by chance. “The default” is what a user of the "
+        "library gets: the Fisher in the unit of the run (“running”), taken over all orders of a set’s items, and "
+        "with leave-one-out smoothing. “Clipped” is the plain loss with the gradient’s norm at most 1. Averaged "
+        "weights are a mean over a run’s steps, on average a tenth of the run old; any run can be averaged."
     )
     answer = f"The Newton loss is, beside the plain one: {'; '.join(answers)}." if answers else "Not run."
     settings = [(found.short, sorting, "stable"), (found.terrain, maps, "reference")]
