@@ -181,6 +181,8 @@ def main() -> None:
                 for name, function in GROUPS[title](n).items()
                 if any(part in name for part in arguments.names)
             }
+            if not functions:
+                continue
             taken = rounds_of(functions, arguments.rounds, warm_up=2)
             base = 1000 * statistics.median(next(iter(taken.values())))
             print(f"\n{title}, n = {n:,}: {base:.3f} ms for the first")
