@@ -9,7 +9,7 @@ import sys
 import pytest
 import torch
 
-from newton_losses import NewtonLoss
+from newton_losses import NewtonLoss, newton_loss
 from newton_losses.curvature import expand
 from on_cuda import capture
 from operators import Operators
@@ -144,3 +144,20 @@ def test_the_rule_changes_no_number():
         / 4
     )
     torch.testing.assert_close(found, expected)
+
+
+def test_values_in_16_bits_and_infinite_ones_are_looked_at_as_well() -> None:
+    y = torch.randn(8, 3, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    wanted = y.detach().pow(3).mul(4)
+    newton_loss(lambda y: y.pow(4).sum(1).bfloat16(), y, curvature="hessian", damping=1e6).backward()
+    assert y.grad is not None
+    torch.testing.assert_close(y.grad * 8e6, wanted, rtol=2e-2, atol=1e-2)
+
+    def infinite_first(y: torch.Tensor) -> torch.Tensor:
+        return y.pow(4).sum(1) + torch.tensor([torch.inf, *[0.0] * 7])
+
+    found, others = (
+        expand(loss, at.detach()).curvature.dense()
+        for loss, at in ((infinite_first, y), (lambda y: y.pow(4).sum(1), y[1:]))
+    )
+    torch.testing.assert_close(found, others)

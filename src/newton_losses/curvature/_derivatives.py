@@ -117,7 +117,7 @@ def _mean(found: Derivatives, passes: Callable[[], Iterable[Tensor]]) -> MeanHes
         sums = [one.sum(1) for one in passes()]
         total = sums[0] if len(sums) == 1 else torch.cat(sums)
         total = total.detach()  # forward mode leaves it a graph where the loss has parameters
-        if _are_finite(total, gradient.detach(), value.detach()):
+        if _are_finite(total, gradient.detach()) and math.isfinite(value.detach().sum().item()):
             rows = total.numpy()
             return MeanHessian(value, gradient, torch.from_numpy((rows + rows.T) * (0.5 / len(value))), None)
     second = _stored(passes(), gradient.shape[1])
