@@ -375,3 +375,16 @@ def test_a_large_batch_on_a_cpu_takes_few_operators() -> None:
     with Operators(views=False) as operators:
         newton(y).backward()
     assert operators.count <= 15
+
+
+@pytest.mark.parametrize(("count", "size"), [(4, 65_536), (2, 1_000_000)])
+def test_sums_over_many_outputs_keep_their_digits(count: int, size: int) -> None:
+    """Added up in float32 one behind the other, equal numbers lose three of them."""
+    gradient = torch.full((count, size), 0.1)
+    gradient[1] *= 3
+    form = OwnParts(gradient)
+    for damping in (0.3, BATCH):
+        found = newton_step(Expansion(torch.zeros(count), gradient, form), damping).rows
+        wide = gradient.double()
+        exact = newton_step(Expansion(torch.zeros(count).double(), wide, OwnParts(wide)), damping).rows
+        torch.testing.assert_close(found.double(), exact, rtol=2e-6, atol=0.0)

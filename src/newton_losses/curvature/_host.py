@@ -262,7 +262,7 @@ def solved_samples(
     factor, number, is_normalized = rule
     count, size = gradient.shape
     rows = gradient.numpy()
-    squares = np.einsum("ij,ij->i", rows, rows).astype(np.float64)
+    squares = np.einsum("ij,ij->i", rows, rows, dtype=np.float64)
     energy = float(np.add.reduce(squares))  # here and in `_energy`, nothing warns of an overflow
     low, high = SAFE
     if not low < energy < high:
@@ -297,12 +297,13 @@ def _is_of_all_samples(parts: OwnParts, gradient: Tensor) -> bool:
 def _energy(rows: Any) -> float:
     """The sum of squares, infinite where it is too large: neither of these two functions warns of an overflow.
 
-    Of more than 10 000 numbers in float64, NumPy's own product of vectors wakes other threads, which takes 10 ms.
+    Of more than 10 000 numbers in float64, NumPy's own product of vectors wakes other threads, which takes 10 ms. And
+    `einsum` adds them up one behind the other, in which float32 would lose digits.
     """
     if isinstance(rows, Tensor):
         return float(rows.reshape(-1).dot(rows.reshape(-1)))
     flat = rows.ravel()
-    return float(np.einsum("i,i", flat, flat))
+    return float(np.einsum("i,i", flat, flat, dtype=np.float64))
 
 
 def _inverse(matrix: Any, damping: float, spread: float, kind: str) -> Any:
