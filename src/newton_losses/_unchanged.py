@@ -1,13 +1,15 @@
-"""What a loss keeps between calls, put back after calls that are no part of training: buffers and random generators.
+"""What a loss keeps between calls, put back after calls that are no part of training.
 
-Looked for in the loss itself and one level within it: what a partial binds, whose method it is, what a function closes
-over, and the attributes of an object. Numbers, lists and tensors that are no buffers stay as the calls left them.
+Buffers, generators, and attributes that are numbers, flags, words or tensors. Looked for in the loss itself and one
+level within it: what a partial binds, whose method it is, what a function closes over, and the attributes of an object.
+Lists, what is bound in a closure itself, globals, and tensors of more than 16 million entries stay as the calls left
+them.
 """
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial, wraps
-from types import MethodType
+from types import MethodType, ModuleType
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import torch
@@ -16,6 +18,9 @@ from torch.nn.parameter import is_lazy
 
 Given = ParamSpec("Given")
 T = TypeVar("T")
+PLAIN = (bool, int, float, complex, str, bytes, Tensor)
+# Of larger tensors no copy is made.
+MOST_NUMBERS = 2**24
 
 
 def _parts(loss: object) -> list[object]:
@@ -51,27 +56,64 @@ def generators_of(loss: object) -> list[torch.Generator]:
 
 
 @contextmanager
-def unchanged(loss: object) -> Iterator[None]:
-    """Put the loss's buffers, the tensors and what is in them, and its generators back at the end."""
-    modules = [part for part in _parts(loss) if isinstance(part, nn.Module)]
-    buffers = [(module, name, one, _copy(one)) for module in modules for name, one in module._buffers.items()]
-    generators = [(generator, generator.get_state()) for generator in generators_of(loss)]
+def same_draws(loss: object) -> Iterator[None]:
+    """Put the loss's generators back at the end, so that the next call draws the same."""
+    states = [(generator, generator.get_state()) for generator in generators_of(loss)]
     try:
         yield
     finally:
-        for generator, state in generators:
+        for generator, state in states:
             generator.set_state(state)
-        for module, name, one, content in buffers:
-            if name not in module._buffers or module._buffers[name] is not one:
-                module._buffers[name] = one
-            if one is not None and content is not None:
-                # As data: a graph that holds the buffer, of the caller's own last call, need not hear of this.
-                with torch.inference_mode(one.is_inference()):
-                    one.data.copy_(content)
 
 
-def _copy(buffer: Tensor | None) -> Tensor | None:
-    return None if buffer is None or is_lazy(buffer) else buffer.detach().clone()
+@contextmanager
+def unchanged(loss: object) -> Iterator[None]:
+    """Put back at the end what the loss keeps: buffers, plain attributes, what is in either, and generators.
+
+    All of it or nothing: a mean without the number of calls that it is a mean over would be worse than both changed.
+    """
+    parts = _parts(loss)
+    buffers = [(one._buffers, dict(one._buffers)) for one in parts if isinstance(one, nn.Module)]
+    attributes = [(found, _plain(found)) for part in parts if (found := _attributes(part)) is not None]
+    kept = [*buffers, *attributes]
+    tensors = {id(one): one for _, before in kept for one in before.values() if isinstance(one, Tensor)}
+    contents = [(one, one.detach().clone()) for one in tensors.values() if _can_be_copied(one)]
+    with same_draws(loss):
+        try:
+            yield
+        finally:
+            for there, before in kept:
+                for name in set(_plain(there)) - set(before):
+                    del there[name]
+                there.update(before)
+            for one, content in contents:
+                _put_back(one, content)
+
+
+def _attributes(part: object) -> dict[str, Any] | None:
+    found = getattr(part, "__dict__", None)
+    return None if isinstance(part, type | ModuleType) or type(found) is not dict else found
+
+
+def _plain(attributes: dict[str, Any]) -> dict[str, Any]:
+    """Those that are numbers, flags, words or tensors."""
+    return {name: one for name, one in attributes.items() if one is None or isinstance(one, PLAIN)}
+
+
+def _can_be_copied(tensor: Tensor) -> bool:
+    return not is_lazy(tensor) and tensor.numel() <= MOST_NUMBERS
+
+
+def _put_back(tensor: Tensor, content: Tensor) -> None:
+    """What was in a tensor, if it is not there any more: nothing is written to memory that may only be read."""
+    with torch.inference_mode(tensor.is_inference()):
+        if tensor.shape != content.shape:
+            tensor.data = content
+            return
+        is_dense = tensor.layout is torch.strided and not (tensor.is_meta or tensor.is_nested or tensor.is_quantized)
+        if not (is_dense and torch.equal(tensor, content)):
+            # As data: a graph that holds the tensor, of the caller's own last call, need not hear of this.
+            tensor.data.copy_(content)
 
 
 def leaves_unchanged(check: Callable[Concatenate[Any, Given], T]) -> Callable[Concatenate[Any, Given], T]:

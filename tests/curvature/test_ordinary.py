@@ -242,7 +242,7 @@ def test_the_first_derivative_of_a_step_is_that_of_the_quadratic(curvature):
 def test_a_graph_ends_with_its_loss(backward, is_short):
     """A circle of references would keep the network's graph until Python looks for circles."""
     newton = nl.NewtonLoss(waves)
-    newton(*torch.randn(2, 8, 3).requires_grad_()).backward()
+    newton(torch.randn(8, 3).requires_grad_(), torch.randn(8, 3)).backward()
     newton._way = newton._way if is_short else None
     y, target = torch.randn(2, 8, 3)
     y.requires_grad_()

@@ -1,8 +1,13 @@
 """Which samples are compared when a loss is asked whether it mixes them, and that asking leaves the loss as it was."""
 
 import functools
+import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -35,9 +40,17 @@ def test_an_empty_batch_tells_nothing() -> None:
         newton(torch.randn(4, 3, generator=torch.Generator().manual_seed(0), requires_grad=True))
 
 
-def test_a_loss_with_noise_of_its_own_needs_no_second_look() -> None:
+def test_a_loss_with_noise_that_nobody_finds_needs_no_second_look() -> None:
+    hidden = [torch.Generator().manual_seed(0)]
+    assert check_loss(lambda y: (y + torch.randn(3, generator=hidden[0])).square().sum(1), torch.ones(4, 3)) is True
+
+
+def test_a_loss_that_mixes_samples_cannot_hide_behind_its_own_noise() -> None:
     noise = torch.Generator().manual_seed(0)
-    assert check_loss(lambda y: (y + torch.randn(3, generator=noise)).square().sum(1), torch.ones(4, 3)) is True
+    y = torch.randn(8, 3, generator=torch.Generator().manual_seed(0))
+    assert check_loss(lambda y: (y + torch.randn(3, generator=noise)).square().sum(1), y)
+    with pytest.raises(SeparabilityError, match="mixes the samples"):
+        check_loss(lambda y: (y - y.roll(1, 0) + torch.randn(3, generator=noise)).square().sum(1), y)
 
 
 # Outputs that broadcast against targets ------------------------------------------------------------------------------
@@ -63,7 +76,7 @@ def test_targets_of_other_samples_are_found(kind: str) -> None:
     y, target = drawn(*outputs), drawn(*targets, seed=1)
     with pytest.raises(SeparabilityError) as raised:
         check_loss(loss, y, target)
-    for words in (f"outputs of shape {outputs}", f"targets of shape {targets}", cure):
+    for words in (f"Outputs of shape {outputs}", f"targets of shape {targets}", cure):
         assert words in str(raised.value)
     with pytest.raises(SeparabilityError, match="broadcast"):
         check_loss(lambda y, t: loss(y, t["wanted"]), y, {"wanted": target})
@@ -76,7 +89,19 @@ def test_other_mixing_is_not_blamed_on_shapes() -> None:
         check_loss(lambda y, t: (y - y.mean(0)).square().sum(1) * t, drawn(16, 1), drawn(16, seed=1))
 
 
-def test_targets_of_another_shape_are_no_fault_and_take_no_further_calls() -> None:
+def weighted(y: Tensor, t: Tensor) -> Tensor:
+    """The mean over the classes, whose weights come from the targets."""
+    weight = torch.where(t > 0, (t <= 0).sum() / (t > 0).sum(), 1.0)
+    return (weight * (y.squeeze(1) - t).square()).sum() / weight.sum()
+
+
+def ragged(y: Tensor, t: Tensor, rows: list[Tensor]) -> Tensor:
+    """Each target chooses from a row of its own length."""
+    chosen = torch.stack([row[int(place)] for row, place in zip(rows, t, strict=True)])
+    return (y.squeeze(1) - chosen).square()
+
+
+def test_targets_of_another_shape_are_no_fault_and_take_one_further_call() -> None:
     calls = []
 
     def counted(loss: Any) -> Any:
@@ -89,6 +114,9 @@ def test_targets_of_another_shape_are_no_fault_and_take_no_further_calls() -> No
         (lambda y, t: (y - t[:, None]).square().sum(1), y, target),
         (lambda y, t: (y.squeeze(1) - t).abs(), y, target),
         (lambda y, t: t * y.square().sum(1), y, target),
+        (lambda y, t: (y.squeeze(1) - t).abs(), y - 10, target),  # far from its kinks
+        (weighted, y, target),
+        (ragged, y, torch.arange(16), [drawn(1 + length) for length in range(16)]),
         (lambda y, t: (y - t.squeeze(1)).square(), y.squeeze(1), target[:, None]),
         (lambda y, t: (y - t).square().sum(1), drawn(16, 16), drawn(16, 16, seed=1)),
         (lambda y, shared: (y - shared).square().sum(1), drawn(16, 16), target),  # which has one entry per output
@@ -96,7 +124,7 @@ def test_targets_of_another_shape_are_no_fault_and_take_no_further_calls() -> No
     ):
         calls.clear()
         assert check_loss(counted(loss), outputs, *wanted)
-        assert len(calls) == 5
+        assert len(calls) <= 6
 
 
 # What a loss keeps ---------------------------------------------------------------------------------------------------
@@ -157,6 +185,76 @@ def test_the_first_call_changes_a_loss_as_one_plain_call_does(kind: str, curvatu
     torch.testing.assert_close(checked.mean, plain.mean)
     assert checked.count == plain.count
     assert torch.equal(checked.generator.get_state(), plain.generator.get_state())
+
+
+class Counting(nn.Module):
+    """A running mean in a buffer, corrected by the number of calls, which is an attribute; and by its first batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(3))
+        self.calls, self.is_ready, self.first = 0, False, None
+
+    def forward(self, y: Tensor, target: Tensor) -> Tensor:
+        self.calls += 1
+        self.mean.lerp_(target.mean(0).to(self.mean.dtype), 0.1)
+        if not self.is_ready:
+            self.first, self.is_ready = target.mean(0), True
+        if not hasattr(self, "second"):
+            self.second = 2 * target.mean(0)
+        assert self.first is not None
+        return (y - self.mean / (1 - 0.9**self.calls) - (self.first + self.second).to(y)).square().sum(1)
+
+
+@pytest.mark.parametrize("kind", ["itself", "a closure", "a bound method"])
+def test_numbers_and_flags_are_put_back_with_the_buffers_that_they_are_about(kind: str) -> None:
+    y, target = torch.zeros(8, 3), torch.full((8, 3), 2.0)
+    Counting.called = Counting.forward  # type: ignore[attr-defined]
+    for check in (True, False):
+        loss = Counting()
+        newton = NewtonLoss(HELD[kind](loss), check=check)
+        assert newton(y.clone().requires_grad_(), target).item() == 3 * 8.0**2
+        assert loss.calls == 1
+    loss = Counting()
+    check_loss(loss, y, target)
+    assert (loss.calls, loss.is_ready, loss.first, hasattr(loss, "second")) == (0, False, None, False)
+
+
+class Held(nn.Module):
+    def __init__(self, weight: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("weight", weight)
+
+    def forward(self, y: Tensor, target: Tensor) -> Tensor:
+        return (self.weight.to(y) * (y - target).square()).sum(1)
+
+
+class Growing(Held):
+    """It gives its buffer another shape in place."""
+
+    def forward(self, y: Tensor, target: Tensor) -> Tensor:
+        self.weight.data = torch.cat([self.weight, torch.ones(3)])
+        return (y - target).square().sum(1)
+
+
+def test_a_buffer_that_only_may_be_read_is_not_written(tmp_path: Path) -> None:
+    np.save(tmp_path / "weight.npy", np.ones(3, dtype=np.float32))
+    script = (
+        "import torch, numpy as np; from test_separability import Held; from newton_losses.curvature import check_loss;"
+        f"check_loss(Held(torch.from_numpy(np.load({str(tmp_path / 'weight.npy')!r}, mmap_mode='r'))),"
+        "torch.randn(4, 3), torch.zeros(4, 3))"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
+    # In a process of its own, which writing would end.
+    subprocess.run([sys.executable, "-W", "ignore", "-c", script], check=True, env=environment)
+
+
+def test_buffers_that_are_expanded_or_change_their_shape_are_no_obstacle() -> None:
+    y, target = drawn(4, 3), torch.zeros(4, 3)
+    assert check_loss(Held(torch.tensor(2.0).expand(3)), y, target)
+    growing = Growing(torch.zeros(3))
+    assert check_loss(growing, y, target)
+    assert growing.weight.tolist() == [0.0, 0.0, 0.0]
 
 
 def test_a_smoothed_loss_in_a_closure_keeps_its_random_state() -> None:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from .._random import seeded
 from .._targets import changed, picked
-from .._unchanged import leaves_unchanged
+from .._unchanged import leaves_unchanged, same_draws
 from ..errors import ArgumentError, SeparabilityError
 from ._derivative_errors import no_dependence
 from ._forms import signs
@@ -35,9 +35,9 @@ def check_loss(
     Some samples get the outputs of others. A separable loss keeps the values and gradients of the rest; batch
     statistics, a ranking across the batch, pairs of samples or a reduction over the wrong dimension do not. Targets of
     shape `(N,)` go with outputs `(N, 1)`: broadcast, each sample's loss would depend on all targets. With fewer than
-    two samples, or where all have the same outputs, the check cannot tell. A loss that draws noise from a generator of
-    its own gives other numbers each time it is called; of such a loss only the dependence is checked. The buffers and
-    generators of the loss are put back.
+    two samples, or where all have the same outputs, the check cannot tell. Of a loss that gives other numbers each time
+    it is called, from a generator that is found neither in torch nor in the loss, only the dependence is checked. The
+    buffers and generators of the loss are put back.
 
     >>> check_loss(lambda y: (y - y.mean(0)).square().sum(1), torch.tensor([[1.0], [2.0], [4.0], [8.0]]))
     Traceback (most recent call last):
@@ -61,20 +61,43 @@ def check_loss(
         if torch.equal(others, flat):
             continue
         could_tell = True
-        moved = total
-        if astray:  # their targets go with them: each sample alone is still one of the batch
-            moved = make_total(loss, y.shape, _with_rows(targets, astray, place), reduction)
-        after = _values_and_gradients(moved, others, loss)
-        if not _stay(kept, before, after):
-            if astray and _stay(kept, before, _values_and_gradients(total, others, loss)):
-                raise SeparabilityError(_broadcast(loss, y.shape, astray[0]))
+        if not _stay(kept, before, _values_and_gradients(total, others, loss)):
+            hint = f" {_broadcast(y.shape, astray[0])}" if astray else ""
             raise SeparabilityError(
                 f"The loss {name_of(loss)} mixes the samples of the batch: the loss of some samples changed when "
                 "only the outputs of others did. A Newton loss needs one loss per sample. Does it use batch statistics,"
                 " compare samples or reduce over the batch dimension? If the items that it compares belong together, "
-                "make them one sample: outputs of shape (1, N)."
+                f"make them one sample: outputs of shape (1, N, ...).{hint}"
             )
+    if astray and _compares_with_all(loss, y, targets, reduction, astray, before):
+        raise SeparabilityError(
+            f"The loss {name_of(loss)} compares each sample with the targets of all. {_broadcast(y.shape, astray[0])}"
+        )
     return could_tell
+
+
+def _compares_with_all(
+    loss: Loss,
+    y: Tensor,
+    targets: tuple[Any, ...],
+    reduction: Reduction | None,
+    shapes: list[torch.Size],
+    before: tuple[Tensor, Tensor],
+) -> bool:
+    """Whether no sample's loss depends on which of the targets is its own, but on what they all are.
+
+    Both together: the weights of a mean may come from all targets, and far from a kink no target may matter.
+    """
+    order = torch.arange(len(y), device=y.device)
+
+    def is_alike(rows: Tensor) -> bool:
+        total = make_total(loss, y.shape, _with_rows(targets, shapes, rows), reduction)
+        return _stay(order, before, _values_and_gradients(total, flatten_outputs(y), loss))
+
+    try:
+        return is_alike(order.roll(1)) and not is_alike(order - order % 2)
+    except Exception:  # these targets may belong together with others
+        return False
 
 
 def _check_mask(loss: Loss, learns: Tensor, mask: Tensor) -> None:
@@ -152,16 +175,15 @@ def _with_rows(targets: Any, shapes: list[torch.Size], place: Tensor) -> Any:
     return changed(targets, pick)
 
 
-def _broadcast(loss: object, outputs: torch.Size, target: torch.Size) -> str:
+def _broadcast(outputs: torch.Size, target: torch.Size) -> str:
     cure = f"Reshape the target to {tuple(outputs)}"
     if len(outputs) == len(target) + 1 and outputs[-1] == 1:
         cure = "Pass target.unsqueeze(1) or y.squeeze(1)"
     elif len(target) == len(outputs) + 1 and target[-1] == 1:
         cure = "Pass target.squeeze(1) or y.unsqueeze(1)"
     return (
-        f"The loss {name_of(loss)} compares each sample with the targets of all: outputs of shape {tuple(outputs)} and "
-        f"targets of shape {tuple(target)} broadcast to {tuple(_together(outputs, target))}. {cure}. "
-        "(Targets that all samples share belong in the loss itself.)"
+        f"Outputs of shape {tuple(outputs)} and targets of shape {tuple(target)} broadcast to "
+        f"{tuple(_together(outputs, target))}. {cure}. (Targets that all samples share belong in the loss itself.)"
     )
 
 
@@ -178,8 +200,8 @@ def _are_alike(one: Tensor, other: Tensor) -> bool:
 
 
 def _values_and_gradients(total: Any, flat: Tensor, loss: object) -> tuple[Tensor, Tensor]:
-    # Seeded, so that a loss that draws noise draws the same each time.
-    with torch.enable_grad(), full_precision(flat), seeded(0, flat.device):
+    # A loss that draws noise shall draw the same each time.
+    with torch.enable_grad(), full_precision(flat), seeded(0, flat.device), same_draws(loss):
         leaf = flat.clone().requires_grad_()
         found, value = total(leaf)
         (gradient,) = torch.autograd.grad(found.sum(), leaf, allow_unused=True) if found.requires_grad else (None,)
