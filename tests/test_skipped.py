@@ -1,9 +1,11 @@
 """Skipped samples are counted, and said: training that stands still does not do so without a word."""
 
 import copy
+import functools
 import pickle
 import warnings
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -333,6 +335,50 @@ def test_a_batch_without_a_good_sample_leaves_what_the_loss_learns_as_it_is() ->
     newton = NewtonLoss(loss, on_nonfinite="ignore")
     newton(y, torch.full((8, 3), torch.nan)).backward()
     assert loss.log_temperature.grad == 0  # and not None, which data parallelism would wait for
+
+
+def test_where_a_sample_cannot_be_replaced_the_loss_learns_from_all_of_them() -> None:
+    """What is shared looks like an entry per sample, in a batch of its length; or there is no value per sample."""
+    b = nn.Parameter(torch.tensor(0.3))
+    y, labels, table = leaf(3, 3), torch.tensor([0, 1, 1]), torch.tensor([1.0, 10.0, 100.0])
+    y.data[1] = 1.0  # where the root has an infinite slope, and a value
+
+    def root(y: Tensor, labels: Tensor) -> Tensor:
+        return (y - labels[:, None]).square().sum(1).sqrt()
+
+    def shared(y: Tensor, labels: Tensor, table: Tensor) -> Tensor:
+        return table[labels] * (b * y.square().sum(1) + root(y, labels))
+
+    def paired(y: Tensor, pair: tuple[Tensor, float, str]) -> Tensor:
+        return b * pair[1] * y.square().sum(1) + root(y, pair[0])
+
+    def reduced(y: Tensor, labels: Tensor) -> Tensor:
+        return (b * y.square().sum(1) + root(y, labels)).mean()
+
+    cases: list[tuple[Any, tuple[Any, ...]]] = [
+        (shared, (labels, table)), (paired, ((labels, 2.0, "x"),)), (reduced, (labels,)),
+    ]  # fmt: skip
+    for loss, targets in cases:
+        (wanted,) = torch.autograd.grad(loss(y, *targets).mean(), [b])
+        b.grad = None
+        newton = NewtonLoss(loss, check=False, on_nonfinite="ignore")
+        newton(y, *targets).backward()
+        assert newton.skipped == 1
+        torch.testing.assert_close(b.grad, wanted)
+
+
+def test_what_a_user_bound_is_no_target_of_the_call() -> None:
+    b = nn.Parameter(torch.tensor(0.3))
+
+    def loss(y: Tensor, *, target: Tensor, table: Tensor) -> Tensor:
+        return b * table[0] * y.square().sum(1) + (y - target).log().sum(1)
+
+    y, target = leaf(3, 3), torch.full((3, 3), -5.0)
+    target[0] = torch.nan
+    newton = NewtonLoss(functools.partial(loss, table=torch.tensor([1.0, 10.0, 100.0])), on_nonfinite="ignore")
+    newton(y, target=target).backward()
+    assert b.grad is not None
+    torch.testing.assert_close(b.grad, y[1:].detach().square().sum(1).mean())
 
 
 def test_a_module_that_is_made_empty_from_the_meta_device_counts_from_zero() -> None:

@@ -82,11 +82,24 @@ def one_of(thing: Any, choices: Iterable[str], name: str, where: str) -> Any:
 
 
 class WithTargets(partial):  # type: ignore[type-arg]
-    """A loss with targets of this call that came by name: unlike what users bind themselves, one entry per sample."""
+    """A loss with targets of this call that came by name: unlike what users bind themselves, one entry per sample.
+
+    Python makes one partial of two, so the names say which of the keywords these are.
+    """
+
+    names: frozenset[str] = frozenset()
+
+    @property
+    def targets(self) -> dict[str, Any]:
+        return {name: self.keywords[name] for name in self.names}
 
 
 def _with_targets(loss: Any, named: dict[str, Any]) -> Any:
-    return partial(loss, **named) if torch.compiler.is_compiling() else WithTargets(loss, **named)
+    if torch.compiler.is_compiling():
+        return partial(loss, **named)
+    bound = WithTargets(loss, **named)
+    bound.names = frozenset(named).union(loss.names if isinstance(loss, WithTargets) else ())
+    return bound
 
 
 def bound_targets(

@@ -50,17 +50,20 @@ def value_of_kept(
     """The value, with the gradient of the samples that are kept for what the loss itself has to learn."""
     if bool(kept.all()):
         return mean_value(values, reduction)
-    front = mean_value(values.detach(), reduction)
-    if isinstance(loss, Expandable):
-        return front
-    total = torch.where(kept, _values_of_kept(loss, y, targets, values, kept, reduction), 0.0).sum()
+    again = _values_of_kept(loss, y, targets, values, kept, reduction)
+    # Of a reduced loss the others cannot be left out, and one with other values was not called with the same: what is
+    # shared may look as if it had an entry per sample, or the loss draws and counts. Its gradient is then what it is.
+    is_reduced = values.stride() == (0,)
+    if is_reduced or not torch.allclose(again[kept].detach(), values[kept].detach()):
+        return mean_value(values, reduction)
+    total = torch.where(kept, again, 0.0).sum()
     if reduction != "sum":
         total = total / kept.sum().clamp(min=1)
-    return front + (total - total.detach())
+    return mean_value(values.detach(), reduction) + (total - total.detach())
 
 
 def _values_of_kept(
-    loss: Loss, y: Tensor, targets: tuple[Any, ...], values: Tensor, kept: Tensor, reduction: Reduction | None
+    loss: Any, y: Tensor, targets: tuple[Any, ...], values: Tensor, kept: Tensor, reduction: Reduction | None
 ) -> Tensor:
     """The `values` ℓᵢ `(N,)` once more, with a graph, and with another sample in the place of each not `kept` `(N,)`.
 
@@ -73,6 +76,6 @@ def _values_of_kept(
     places = torch.where(kept, torch.arange(count, device=kept.device), kept.int().argmax())
     others = tuple(picked(target, places, count) for target in targets)
     if isinstance(loss, WithTargets):
-        loss = partial(loss.func, *loss.args, **picked(loss.keywords, places, count))
+        loss = partial(loss.func, *loss.args, **loss.keywords | picked(loss.targets, places, count))
     with full_precision(flat):
         return make_total(loss, y.shape, others, reduction)(flat[places])[1]
