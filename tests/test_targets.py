@@ -96,7 +96,7 @@ def test_wrong_targets_are_named_beside_the_words_of_torch(loss: Any, target: An
             NewtonLoss(loss, kind)(Y.clone().requires_grad_(), target)
         (note,) = raised.value.__notes__
         assert re.search(words, note), note
-        assert "shape and dtype" in note
+        assert "shape, dtype and range" in note
 
 
 def test_the_loss_is_named_where_a_newton_loss_is_shown() -> None:

@@ -33,6 +33,7 @@ from .curvature import (
     check_loss,
     check_options,
     check_value,
+    check_who_learns,
     expand,
     expand_loss,
     host_step,
@@ -158,7 +159,8 @@ class NewtonLoss(RunningScale):
     ) -> None:
         super().__init__()
         check_is_loss(loss)
-        check_options(curvature, damping, spectrum, process_group=process_group, exchangeable=exchangeable)
+        choices = {"matrix_free": matrix_free, "process_group": process_group, "exchangeable": exchangeable}
+        check_options(curvature, damping, spectrum, **choices)
         check_value(value)
         self.loss = loss
         self.options: NewtonOptions = {
@@ -173,9 +175,8 @@ class NewtonLoss(RunningScale):
         self._rule = resolve_damping(self.options["damping"], None)
         self._keep_scale(self._rule)
         can_be = self.options["reduction"] != "sum" and not isinstance(loss, Expandable)
-        choices = spectrum, matrix_free, bool(self.options["exchangeable"])
         if can_be:
-            self._way = ordinary_way(curvature, self._rule, *choices)
+            self._way = ordinary_way(curvature, self._rule, spectrum, matrix_free, bool(self.options["exchangeable"]))
         self.value: Value = value
         self.check = check
         self._was_checked = False
@@ -235,6 +236,8 @@ class NewtonLoss(RunningScale):
 
     def _check_loss(self, loss: Loss | Expandable, y: Tensor, targets: tuple[Any, ...], mask: Tensor | None) -> None:
         """Until a batch can tell; but a batch of one sample never can, and such are not checked a second time."""
+        if not self._was_checked:
+            check_who_learns(loss, y, targets)
         if isinstance(loss, Expandable):
             self.check = False
         elif not self._was_checked or len(y) > 1:

@@ -22,6 +22,8 @@ from ._expansion import expand_lists as expand_lists
 from ._expansion import expand_loss as expand_loss
 from ._expansion import finite as finite
 from ._expansion import loss_values as loss_values
+from ._first_call import check_who_learns as check_who_learns
+from ._first_call import warn_of_the_loss as warn_of_the_loss
 from ._fisher import Solved as Solved
 from ._fisher import default_fisher_step as default_fisher_step
 from ._fisher import fisher_step as fisher_step
@@ -65,7 +67,6 @@ from ._ordinary import ordinary_way as ordinary_way
 from ._running import RunningScale as RunningScale
 from ._running import settle as settle
 from ._sample import sample_step as sample_step
-from ._second_check import warn_of_the_loss as warn_of_the_loss
 from ._separability import check_loss as check_loss
 from ._solve import damped_solve as damped_solve
 from ._step import Step as Step

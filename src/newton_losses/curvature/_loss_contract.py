@@ -142,7 +142,9 @@ def _add_shapes(error: Exception, loss: Loss, outputs: Tensor, targets: tuple[An
     """Say with what the loss was called, beside the words of torch, which knows no outputs and targets."""
     if not isinstance(error, NewtonLossesError) and not getattr(error, "__notes__", None):
         given = ", ".join(map(_described, targets)) or "no targets"
-        advice = "Do the targets have the shape and dtype that it expects?"
+        advice = "Do outputs and targets have the shape, dtype and range that it expects?"
+        if "numpy" in str(error).lower():
+            advice = "NumPy has no gradients: newton_losses.smoothing.SmoothedLoss can wrap such a function."
         if "leaf Variable that requires grad is being used in an in-place" in str(error):
             advice = "It changes its outputs in place. Begin it with y = y.clone()."
         error.add_note(
@@ -164,12 +166,19 @@ def check_values(out: object, shape: torch.Size, reduction: Reduction | None, lo
             return
         if out.dim() == 0 and reduction != "none":
             return
-    name = name_of(loss)
+    name, wanted = name_of(loss), f"({count},)"
     if not isinstance(out, Tensor):
-        raise ArgumentError(f"The loss {name} returned a {type(out).__name__}, not a tensor.")
+        cure = "Return the loss alone" if isinstance(out, tuple | list | dict) else "Return a tensor, without .item()"
+        raise ArgumentError(
+            f"The loss {name} returned a {type(out).__name__}. {cure}: one value per sample, here {wanted}, or their "
+            "mean as a scalar."
+        )
     if not out.is_floating_point():
-        raise ArgumentError(f"The loss {name} returned {out.dtype}; a loss has real, floating values.")
-    got, wanted = tuple(out.shape), f"({count},)"
+        raise ArgumentError(
+            f"The loss {name} returned {out.dtype}; a loss has real, floating values. Is it a count or an accuracy? "
+            "newton_losses.smoothing.SmoothedLoss makes one differentiable."
+        )
+    got = tuple(out.shape)
     if got == () and reduction == "none":
         raise ShapeError(
             f"The loss {name} returned a scalar, but reduction='none' promises one value per sample, here {wanted}."
@@ -180,6 +189,10 @@ def check_values(out: object, shape: torch.Size, reduction: Reduction | None, lo
     )
     if got == (count,):
         raise ShapeError(f"{message}; it returned one per sample, although reduction={reduction!r}.")
+    if got == (count, count) and got != tuple(shape):
+        raise ShapeError(f"{message}. Did outputs of shape {tuple(shape)} broadcast against targets of another shape?")
+    if got == (1,):
+        raise ShapeError(f"{message}: .squeeze() makes one of it.")
     if got[:1] == (count,):
         raise ShapeError(f"{message}. Did it not reduce over the outputs of a sample? Try .flatten(1).sum(1).")
     raise ShapeError(f"{message}. Did it reduce over the batch dimension?")

@@ -45,8 +45,9 @@ def check_options(
     if spectrum is not None:
         check_spectrum(spectrum)
     check_group(process_group)
-    if exchangeable is not None and not isinstance(exchangeable, bool):
-        raise ArgumentError(f"exchangeable={exchangeable!r}; it is True, False or None.")
+    for name, choice in {"exchangeable": exchangeable, "matrix_free": matrix_free}.items():
+        if choice is not None and not isinstance(choice, bool):
+            raise ArgumentError(f"{name}={choice!r}; it is True, False or None.")
 
 
 def check_value(value: object) -> None:

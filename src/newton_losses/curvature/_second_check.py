@@ -5,7 +5,6 @@ wrong second derivative, without an error. This is one comparison for the first 
 measures it along more directions.
 """
 
-import warnings
 from typing import Any, NamedTuple
 
 import torch
@@ -14,12 +13,11 @@ from torch import Tensor
 from .._differences import MOVES, beside, excess, least, unit_of
 from .._random import seeded
 from .._targets import cast
-from .._unchanged import leaves_unchanged
+from .._unchanged import leaves_unchanged, same_draws
 from ._derivative_errors import custom_operators, names_of
 from ._derivatives import second_products
-from ._loss_contract import Loss, Total, flatten_outputs, full_precision, make_total, name_of, outside_inference_mode
+from ._loss_contract import Loss, Total, flatten_outputs, full_precision, make_total, outside_inference_mode
 from ._options import Reduction, resolve_reduction
-from ._separability import is_sum
 
 # A second derivative is wrong if it is off by this much, for this share of the samples. Those that are known to be
 # wrong in public packages are off by 24 to 77 % for all of them.
@@ -63,59 +61,6 @@ def wrong_second_derivative(
     return None
 
 
-def warn_of_the_loss(
-    loss: Loss, y: Tensor, targets: tuple[Any, ...], reduction: Reduction | None, curvature: str
-) -> None:
-    """In the first call of a Newton loss: second derivatives that are wrong or zero, and a sum taken for a mean."""
-    found = wrong_second_derivative(loss, y, *targets, reduction=reduction) if curvature == "hessian" else None
-    if found is None and curvature == "hessian" and has_no_curvature(loss, y, *targets, reduction=reduction):
-        warnings.warn(
-            f"NewtonLoss: the Hessian of the loss {name_of(loss)} is zero at all of these outputs, as that of an L1 or "
-            "hinge loss is between its kinks. Only the damping acts: the step is the plain gradient in another unit. "
-            "curvature='fisher' has something to work with.",
-            stacklevel=6,
-        )
-    # Behind this are two methods of the module and two of torch's own: then the line that called it.
-    if found is not None:
-        blamed = "a part that is detached, or rounding"
-        if found.operators:
-            blamed = f"the backward pass of {' and '.join(found.operators)}"
-        warnings.warn(
-            f"NewtonLoss: the second derivatives of the loss {name_of(loss)} are about {100 * found.error:.0f} % off, "
-            f"for {100 * found.share:.0f} % of the samples: they are not those of its gradient. The likely reason is "
-            f"{blamed}. curvature='fisher' needs first derivatives only.",
-            stacklevel=6,
-        )
-    if reduction is None and is_sum(loss, y, *targets):
-        warnings.warn(
-            f"NewtonLoss: the loss {name_of(loss)} returns a scalar that doubles when every sample is given twice. It "
-            "is a sum over the batch, and is taken for a mean: pass reduction='sum'. (reduction='mean' keeps it.)",
-            stacklevel=6,
-        )
-
-
-@outside_inference_mode
-@leaves_unchanged
-def has_no_curvature(loss: Loss, y: Tensor, *targets: Any, reduction: Reduction | None = None) -> bool:
-    """Whether the Hessian of every sample is exactly zero, where gradients are not; a random direction shows it.
-
-    >>> has_no_curvature(lambda y: y.abs().sum(1), torch.tensor([[1.0, -2.0]]))
-    True
-    """
-    flat = flatten_outputs(y)
-    if flat.numel() == 0:
-        return False
-    asked = _Asked(make_total(loss, y.shape, targets, resolve_reduction(loss, reduction)), loss)
-    direction = torch.randn(1, flat.shape[1], generator=torch.Generator().manual_seed(0)).to(flat)
-    gradient = asked.gradient(flat)
-    is_usable = torch.isfinite(gradient).all(1)
-    try:
-        product = asked.product(flat, direction)
-    except Exception:  # without a second derivative the call itself will say so
-        return False
-    return bool((gradient[is_usable] != 0).any()) and not bool(product[is_usable].any())
-
-
 def _doubled(flat: Tensor) -> Tensor | None:
     return None if flat.device.type == "mps" else flat.double()
 
@@ -124,7 +69,7 @@ def _compared(total: Total, flat: Tensor, loss: object) -> WrongSecond | None:
     unit = unit_of(flat)
     drawn = torch.randn(1, flat.shape[1], generator=torch.Generator().manual_seed(0)).to(flat)
     direction = torch.nn.functional.normalize(drawn, dim=1) * unit
-    asked = _Asked(total, loss)
+    asked = Asked(total, loss)
     first = asked.gradient(flat)
     if not torch.allclose(first, asked.gradient(flat), equal_nan=True):
         return None  # other numbers each time
@@ -143,7 +88,7 @@ def _compared(total: Total, flat: Tensor, loss: object) -> WrongSecond | None:
     return WrongSecond(float(known[wrong].median()), float(wrong.double().mean()), operators)
 
 
-class _Asked(NamedTuple):
+class Asked(NamedTuple):
     """A loss, asked with the same random numbers each time."""
 
     total: Total
@@ -151,7 +96,7 @@ class _Asked(NamedTuple):
 
     def call(self, flat: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The outputs as a leaf, the total and the values."""
-        with torch.enable_grad(), full_precision(flat), seeded(0, flat.device):
+        with torch.enable_grad(), full_precision(flat), seeded(0, flat.device), same_draws(self.loss):
             leaf = flat.detach().clone().requires_grad_()
             found, value = self.total(leaf)
             return leaf, found.sum(), value
@@ -162,14 +107,14 @@ class _Asked(NamedTuple):
         return found
 
     def product(self, flat: Tensor, direction: Tensor) -> Tensor:
-        with full_precision(flat), seeded(0, flat.device):
+        with full_precision(flat), seeded(0, flat.device), same_draws(self.loss):
             return second_products(self.total, flat, self.loss)[1](direction)[0].detach()
 
     def operators(self, flat: Tensor) -> list[str]:
         return names_of(custom_operators(self.call(flat)[1]))
 
 
-def _errors(asked: _Asked, flat: Tensor, unit: Tensor, direction: Tensor) -> Tensor:
+def _errors(asked: Asked, flat: Tensor, unit: Tensor, direction: Tensor) -> Tensor:
     """Relative errors `(N,)` of each sample's product with the direction, the least of all moves."""
     predicted = asked.product(flat, direction) * unit
     epsilon = torch.finfo(flat.dtype).eps
@@ -188,7 +133,7 @@ def _errors(asked: _Asked, flat: Tensor, unit: Tensor, direction: Tensor) -> Ten
     return least(error(move) for move in MOVES)
 
 
-def _is_gradient_of_value(asked: _Asked, flat: Tensor, direction: Tensor) -> bool:
+def _is_gradient_of_value(asked: Asked, flat: Tensor, direction: Tensor) -> bool:
     """Whether the gradient is that of the value; not where a part of the loss is detached on purpose."""
     slope = (asked.gradient(flat) * direction).sum()
     epsilon = torch.finfo(flat.dtype).eps

@@ -1,0 +1,135 @@
+"""What the first call of a Newton loss says of the loss and of its targets, beside the errors of `check_loss`."""
+
+import warnings
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .._arguments import WithTargets
+from .._targets import changed
+from .._unchanged import leaves_unchanged
+from ..errors import ArgumentError
+from ._loss_contract import Loss, flatten_outputs, make_total, name_of, outside_inference_mode
+from ._options import Reduction, resolve_reduction
+from ._second_check import Asked, wrong_second_derivative
+from ._separability import is_sum
+
+
+def check_who_learns(loss: object, y: Tensor, targets: tuple[Any, ...]) -> None:
+    """Raise where outputs and targets seem to be swapped, and warn of a target that has a gradient as well."""
+    given = {f"target {place}": target for place, target in enumerate(targets, 1)}
+    if isinstance(loss, WithTargets):
+        given |= {f"the target {name}": target for name, target in loss.targets.items()}
+    learning = [name for name, target in given.items() if _has_gradient(target)]
+    if not learning or not torch.is_grad_enabled():
+        return
+    if not y.requires_grad:
+        raise ArgumentError(
+            f"NewtonLoss: the outputs do not require a gradient, but {learning[0]} does. Were they swapped? Call "
+            "newton(outputs, target). If the loss takes them the other way round, wrap it: "
+            "NewtonLoss(lambda y, target: loss(target, y))."
+        )
+    warnings.warn(
+        f"NewtonLoss: {learning[0]} requires a gradient. Only the outputs, the first argument, get a Newton step; "
+        f"{learning[0]} gets the gradient of the plain loss, in another unit. If both come from the network, join "
+        "them, y = torch.cat([first, second], 1), and split y in the loss. If no gradient should reach the target, "
+        "pass it with .detach().",
+        stacklevel=6,
+    )
+
+
+def _has_gradient(target: Any) -> bool:
+    found = []
+
+    def note(part: Any) -> Any:
+        found.append(isinstance(part, Tensor) and part.requires_grad)
+        return part
+
+    changed(target, note)
+    return any(found)
+
+
+def warn_of_the_loss(
+    loss: Loss, y: Tensor, targets: tuple[Any, ...], reduction: Reduction | None, curvature: str
+) -> None:
+    """In the first call of a Newton loss: derivatives that are wrong or zero, and a sum taken for a mean."""
+    if is_piecewise_constant(loss, y, *targets, reduction=reduction):
+        warnings.warn(
+            f"NewtonLoss: the gradient of the loss {name_of(loss)} is exactly zero at all of these outputs, although "
+            "its values differ: nothing is learned from them. Does it use round, floor, sign or a comparison? "
+            "newton_losses.smoothing.SmoothedLoss makes such a loss differentiable.",
+            stacklevel=6,
+        )
+    found = wrong_second_derivative(loss, y, *targets, reduction=reduction) if curvature == "hessian" else None
+    if found is None and curvature == "hessian" and has_no_curvature(loss, y, *targets, reduction=reduction):
+        warnings.warn(
+            f"NewtonLoss: the Hessian of the loss {name_of(loss)} is zero at all of these outputs, as that of a "
+            "loss that is linear in them, or of an L1 or hinge loss between its kinks. Only the damping acts: the step "
+            "is the plain gradient in another unit. curvature='fisher' has something to work with.",
+            stacklevel=6,
+        )
+    # Behind this are two methods of the module and two of torch's own: then the line that called it.
+    if found is not None:
+        blamed = "a part that is detached, or rounding"
+        if found.operators:
+            blamed = f"the backward pass of {' and '.join(found.operators)}"
+        warnings.warn(
+            f"NewtonLoss: the second derivatives of the loss {name_of(loss)} are about {100 * found.error:.0f} % off, "
+            f"for {100 * found.share:.0f} % of the samples: they are not those of its gradient. The likely reason is "
+            f"{blamed}. curvature='fisher' needs first derivatives only.",
+            stacklevel=6,
+        )
+    if reduction is None and is_sum(loss, y, *targets):
+        warnings.warn(
+            f"NewtonLoss: the loss {name_of(loss)} returns a scalar that doubles when every sample is given twice. It "
+            "is a sum over the batch, and is taken for a mean: pass reduction='sum'. (reduction='mean' keeps it.)",
+            stacklevel=6,
+        )
+
+
+@outside_inference_mode
+@leaves_unchanged
+def is_piecewise_constant(loss: Loss, y: Tensor, *targets: Any, reduction: Reduction | None = None) -> bool:
+    """Whether the gradient is exactly zero for all samples, also with each other's outputs, and the values are not.
+
+    A hinge loss in which every margin is kept has no gradient either, but the same values.
+
+    >>> is_piecewise_constant(lambda y: y.round().sum(1), torch.tensor([[1.0], [-2.0]]))
+    True
+    """
+    flat = flatten_outputs(y)
+    if len(flat) < 2 or flat.numel() == 0:
+        return False
+    asked = Asked(make_total(loss, y.shape, targets, resolve_reduction(loss, reduction)), loss)
+    values = []
+    for at in (flat, flat.roll(1, 0)):
+        leaf, summed, value = asked.call(at)
+        (gradient,) = torch.autograd.grad(summed, leaf)
+        if bool((gradient != 0).any()):
+            return False
+        values.append(value.detach())
+    first, second = values
+    return bool(((first != second) & torch.isfinite(first) & torch.isfinite(second)).any())
+
+
+@outside_inference_mode
+@leaves_unchanged
+def has_no_curvature(loss: Loss, y: Tensor, *targets: Any, reduction: Reduction | None = None) -> bool:
+    """Whether the Hessian of every sample is exactly zero, where gradients are not; a random direction shows it.
+
+    >>> has_no_curvature(lambda y: y.abs().sum(1), torch.tensor([[1.0, -2.0]]))
+    True
+    """
+    flat = flatten_outputs(y)
+    if flat.numel() == 0:
+        return False
+    asked = Asked(make_total(loss, y.shape, targets, resolve_reduction(loss, reduction)), loss)
+    direction = torch.randn(1, flat.shape[1], generator=torch.Generator().manual_seed(0)).to(flat)
+    gradient = asked.gradient(flat)
+    is_usable = torch.isfinite(gradient).all(1)
+    try:
+        product = asked.product(flat, direction)
+    except Exception:  # without a second derivative the call itself will say so
+        return False
+    return bool((gradient[is_usable] != 0).any()) and not bool(product[is_usable].any())

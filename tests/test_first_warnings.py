@@ -1,0 +1,106 @@
+"""What the first call of a Newton loss says of the loss and its targets, and what it keeps silent about."""
+
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from newton_losses import ArgumentError, NewtonLoss, SeparabilityError, ShapeError
+from newton_losses.sorting import SortingLoss
+
+
+def leaf(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).requires_grad_()
+
+
+def squares(y: Tensor, target: Tensor) -> Tensor:
+    return (y - target).square().sum(1)
+
+
+# Who learns ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("form", ["by position", "by name", "in a dict"])
+def test_a_target_with_a_gradient_is_told_that_it_gets_no_newton_step(form: str) -> None:
+    y, other = leaf(8, 3), leaf(8, 3, seed=1)
+    loss: Any = (lambda y, t: squares(y, t["wanted"])) if form == "in a dict" else squares
+    newton = NewtonLoss(loss)
+    targets = {"by position": (other,), "by name": (), "in a dict": ({"wanted": other},)}[form]
+    named = {"target": other} if form == "by name" else {}
+    with pytest.warns(UserWarning, match=r"target.* requires a gradient.*torch\.cat") as said:
+        newton(y, *targets, **named)
+    assert len(said) == 1
+    assert said[0].filename == __file__  # the line that called it
+    newton(y, {"wanted": other} if form == "in a dict" else other)  # said once
+    with torch.no_grad():
+        NewtonLoss(squares)(y, other)
+
+
+def test_swapped_arguments_are_an_error_that_shows_the_order() -> None:
+    for loss in (squares, SortingLoss("softsort")):
+        with pytest.raises(ArgumentError, match=r"swapped\? Call newton\(outputs, target\)"):
+            NewtonLoss(loss)(leaf(8, 3).detach(), leaf(8, 3, seed=1))
+    assert NewtonLoss(squares)(leaf(8, 3).detach(), leaf(8, 3, seed=1).detach()) > 0  # nobody learns
+
+
+# A gradient of zero --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("loss", [lambda y, t: (y.round() - t).abs().sum(1), lambda y, t: (y.sign() * t).sum(1).mean()])
+def test_a_loss_in_steps_is_told_that_it_teaches_nothing(loss: Any) -> None:
+    newton, y, target = NewtonLoss(loss), leaf(16, 3), leaf(16, 3, seed=1).detach()
+    with pytest.warns(UserWarning, match=r"exactly zero at all of these outputs.*SmoothedLoss"):
+        newton(y, target)
+    newton(y, target)
+
+
+def test_a_loss_that_has_nothing_to_correct_yet_is_left_in_peace() -> None:
+    """Each margin is kept, or nothing can be compared: the gradient is zero, and so is the value."""
+    y = leaf(16, 3)
+    for loss in (
+        lambda y: torch.relu(y.abs() - 100).sum(1),
+        lambda y: (y * torch.zeros(3)).sum(1),
+        lambda y: torch.where(y > torch.nan, y, torch.nan).sum(1),
+    ):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            NewtonLoss(loss, on_nonfinite="ignore")(y)
+
+
+# Errors that say what to do ------------------------------------------------------------------------------------------
+
+
+def counted(y: Tensor, t: Tensor) -> Tensor:
+    return (y.detach() > t).sum(1)
+
+
+MISTAKES: dict[str, tuple[Any, tuple[int, ...], tuple[int, ...], type[Exception], str]] = {
+    "a count": (counted, (8, 3), (8, 3), ArgumentError, r"a count or an accuracy\?.*SmoothedLoss"),
+    "item": (lambda y, t: squares(y, t).mean().item(), (8, 3), (8, 3), ArgumentError, r"returned a float.*\.item\(\)"),
+    "a tuple": (lambda y, t: (squares(y, t), 1), (8, 3), (8, 3), ArgumentError, "a tuple. Return the loss alone"),
+    "one entry": (lambda y, t: squares(y, t).sum().reshape(1), (8, 3), (8, 3), ShapeError, r"\.squeeze\(\)"),
+    "a square": (lambda y, t: (y - t).square(), (8, 1), (8,), ShapeError, r"outputs of shape \(8, 1\) broadcast"),
+    "columns": (lambda y, t: (y - t).abs().mean(1), (8,), (8, 1), SeparabilityError, r"target\.squeeze\(1\)"),
+    "samples": (lambda y, t: squares(y, t) - y.mean(), (8, 3), (8, 3), SeparabilityError, r"shape \(1, N, \.\.\.\)"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", MISTAKES)
+def test_an_error_says_what_to_do(kind: str) -> None:
+    loss, outputs, targets, error, words = MISTAKES[kind]
+    with pytest.raises(error, match=words):
+        NewtonLoss(loss)(leaf(*outputs), leaf(*targets, seed=1).detach())
+
+
+def test_numpy_within_a_loss_is_not_blamed_on_the_targets() -> None:
+    with pytest.raises(RuntimeError) as raised:
+        NewtonLoss(lambda y: torch.from_numpy(np.abs(y.numpy())).sum(1))(leaf(4, 3))
+    assert "NumPy has no gradients" in raised.value.__notes__[0]
+
+
+def test_an_option_that_is_no_truth_is_refused() -> None:
+    with pytest.raises(ArgumentError, match="matrix_free='yes'; it is True, False or None"):
+        NewtonLoss(squares, "hessian", matrix_free="yes")  # type: ignore[arg-type]
