@@ -107,8 +107,40 @@ def test_it_is_taken(curvature, damping, exchangeable):
     newton(y.requires_grad_(), target).backward()
     run = newton.running_square
     assert is_ordinary(y, (target,), run, newton._way)
-    found, _ = ordinary_loss(waves, y, (target,), newton._way, None, newton._rule, run, True)
-    assert found is not None
+    scale = torch.ones(3, requires_grad=True)
+    for loss in (waves, lambda y, target: waves(y * scale, target)):
+        found, _ = ordinary_loss(loss, y, (target,), newton._way, None, newton._rule, run, True)
+        assert found is not None
+
+
+@pytest.mark.parametrize(("curvature", "damping", "exchangeable"), WAYS)
+@pytest.mark.parametrize("scalar", [False, True])
+@pytest.mark.parametrize("bad", [None, torch.nan])
+def test_a_loss_that_learns_goes_it_too(curvature, damping, exchangeable, scalar, bad):
+    """It gets the gradient of the plain loss, times whatever the Newton loss is multiplied by, and so does a target."""
+    scale = torch.tensor([0.5, 1.0, 2.0], requires_grad=True)
+    options: dict[str, Any] = {"exchangeable": exchangeable, "check": False, "on_nonfinite": "ignore"}
+
+    def loss(y: Tensor, target: Tensor) -> Tensor:
+        values = waves(y * scale, target)
+        return values.mean() if scalar else values
+
+    short, long = (nl.NewtonLoss(loss, curvature, damping, **options) for _ in range(2))
+    long_way(long)
+    for batch in range(3):
+        y, target = torch.randn(2, 8, 3, generator=torch.Generator().manual_seed(batch))
+        if bad is not None and not scalar:
+            y[2, 1] = bad
+        found = []
+        for newton in (short, long):
+            leaves = y.clone().requires_grad_(), scale, target.clone().requires_grad_()
+            value = newton(leaves[0], leaves[2])
+            found.append([value, *torch.autograd.grad(3 * value, leaves)])
+        plain = torch.autograd.grad(3 * loss(y, target).mean(), [scale])
+        for one, other in zip(*found, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5 * float(other.detach().abs().max()))
+        if bad is None or scalar:
+            torch.testing.assert_close(found[0][2], plain[0])
 
 
 def test_it_takes_fewer_operators():

@@ -79,8 +79,7 @@ def ordinary_loss(
 ) -> tuple[Tensor | None, Expansion | None]:
     """The Newton loss of a batch, or where this way ends on the way, the expansion that there is by then.
 
-    It ends at the first batch of a run, at a loss that has something to learn itself, and where something is not
-    finite, very large or very small.
+    It ends at the first batch of a run, and where something is not finite, very large or very small.
     """
     matrix: Tensor | None = None
     kept: Tensor | None = None
@@ -97,12 +96,14 @@ def ordinary_loss(
             return None, None
         if is_mean:
             value = value.expand(len(y))
-    if kept is None and not value.requires_grad:
+    if kept is None:
         front = value.mean()
         if math.isfinite(front.item()):
             rows = _rows(way, gradient, matrix, rule, state, update)
             if rows is not None:
-                recorded: Tensor = super(torch.autograd.Function, _OneStep).apply(y, (front, rows))  # type: ignore[no-untyped-call]
+                learns = front if front.requires_grad else None  # the loss itself, or its targets
+                made = (front if learns is None else front.detach(), rows)
+                recorded: Tensor = super(torch.autograd.Function, _OneStep).apply(y, learns, made)  # type: ignore[no-untyped-call]
                 return recorded, None
     if matrix is not None:
         return None, Expansion(value, gradient, Dense(matrix, count=kept))
@@ -128,7 +129,7 @@ def _rows(
         count, size = gradient.shape
         stretch = math.sqrt(size / count) if count < size else 1.0
         return solved_samples(gradient, (numbers[0] * stretch, *numbers[1:]), True, state, update)
-    rows = gradient.numpy()
+    rows = gradient.detach().numpy()  # forward mode leaves a graph where the loss has parameters
     if matrix is not None:
         found = solved(rows, matrix.clone().numpy(), numbers, "absolute", True, state, update)
     else:
@@ -137,14 +138,14 @@ def _rows(
 
 
 class _OneStep(torch.autograd.Function):
-    """A number with the gradient and Hessian of ½‖z* − y‖²/N, given the steps over N.
+    """A number with the gradient and Hessian of ½‖z* − y‖²/N, given the steps over N; and its own for what `learns`.
 
     Called by C's `apply`, without the questions about transforms that Python's asks. The outputs are not saved for the
     way back, which takes longer: only a second derivative needs them.
     """
 
     @staticmethod
-    def forward(ctx: Any, y: Tensor, made: tuple[Tensor, Tensor]) -> Tensor:
+    def forward(ctx: Any, y: Tensor, learns: Tensor | None, made: tuple[Tensor, Tensor]) -> Tensor:
         front, ctx.rows = made  # the front is what this returns: kept as well, it would keep the graph in a circle
         ctx.y, ctx.version = y, y._version
         return front
@@ -161,4 +162,4 @@ class _OneStep(torch.autograd.Function):
                 )
             moved = y - y.detach()  # zero, with a gradient; but not where an output is infinite
             rows = rows + torch.where(torch.isfinite(moved), moved, 0.0) / len(y)
-        return rows * slope, None
+        return rows * slope, slope if ctx.needs_input_grad[1] else None, None
