@@ -375,6 +375,3 @@ def test_a_wanted_solution_of_another_shape_teaches(shape, says):
 def test_a_wanted_solution_gets_no_gradient():
     with pytest.raises(ArgumentError, match=r"FenchelYoungLoss: a target requires a gradient.*detach"):
         FenchelYoungLoss(cheapest_two)(torch.zeros(3, 4), torch.zeros(3, 4, requires_grad=True))
-
-
-# Any of these has finite values but Cauchy's, whose draws all have the right sign nevertheless.

@@ -1,6 +1,7 @@
 """The targets of a loss for fewer samples and in another precision, whatever containers they come in."""
 
 import copy
+import dataclasses
 import operator
 from collections.abc import Callable, MutableMapping
 from typing import Any
@@ -22,12 +23,16 @@ def picked(target: Any, chosen: Tensor, count: int) -> Any:
             return part[chosen.to(part.device)]
         if isinstance(part, numpy.ndarray) and _has_rows(part, count):
             return part[chosen.cpu().numpy()]
-        # A pair of tensors for two samples each is not a list of two samples.
-        if type(part) in (list, tuple) and len(part) == count and not all(_has_rows(one, count) for one in part):
+        if is_listed(part, count):
             return type(part)(part[index] for index in chosen.tolist())
         return part
 
     return changed(target, pick)
+
+
+def is_listed(part: Any, count: int) -> bool:
+    """Whether this is a list of one entry per sample, and not of tensors that have one each."""
+    return type(part) in (list, tuple) and len(part) == count and not all(_has_rows(one, count) for one in part)
 
 
 def cast(target: Any, dtype: torch.dtype) -> Any:
@@ -64,4 +69,13 @@ def changed(target: Any, change: Callable[[Any], Any]) -> Any:
         if all(map(operator.is_, entries, target)):
             return target
         return getattr(type(target), "_make", type(target))(entries)  # a named tuple takes no list
+    if dataclasses.is_dataclass(target) and not isinstance(target, type):
+        old = {one.name: getattr(target, one.name) for one in dataclasses.fields(target) if hasattr(target, one.name)}
+        new = {name: changed(value, change) for name, value in old.items()}
+        if all(new[name] is value for name, value in old.items()):
+            return target
+        other: Any = copy.copy(target)
+        for name, value in new.items():
+            object.__setattr__(other, name, value)  # also into a frozen one, and past its __post_init__
+        return other
     return target

@@ -254,8 +254,9 @@ class _SignWatch:
                 f"FenchelYoungLoss: the mean value is {mean:.3g} ± {error:.1g}. It is never negative for a solver that "
                 f"{does} ⟨costs, w⟩, as minimize={minimize} says. If the solver {would} it, pass "
                 f"minimize={not minimize}: as it is, training makes the wanted solutions the worst of all, and the "
-                f"loss falls without end. Else see whether the wanted solutions are ones that the solver could return, "
-                f"and whether it changes its costs first. This is said once.",
+                f"loss falls without end. Otherwise, is the solver approximate (then nothing is wrong), does it change "
+                f"its costs first, or can it not return some of the wanted solutions, such as zeros for padding? This "
+                f"is said once.",
                 stacklevel=_level_of_the_caller(),
             )
 

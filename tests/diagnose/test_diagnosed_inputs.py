@@ -1,5 +1,6 @@
 """Losses, outputs and targets as users bring them: all shapes and kinds, solvers that refuse NaN, faults in samples."""
 
+from collections import UserDict
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -193,11 +194,27 @@ class Checked:
         self.doubled = 2 * self.weight
 
 
+@dataclass
+class Mapped(UserDict[str, Tensor]):
+    """As the outputs of some libraries' models: its entries are read by name."""
+
+    ranks: Tensor
+    weight: Tensor
+
+    def __post_init__(self) -> None:
+        super().__init__(ranks=self.ranks, weight=self.weight)
+
+
 KINDS = {
     "dataclass": (
         lambda r, w: (Annotated(r, Checked(w)),),
         lambda y, t: weighted(y, t.ranks, t.inner.weight),
     ),
+    "dataclass in a dict": (
+        lambda r, w: ({"both": Annotated(r, Checked(w))},),
+        lambda y, t: weighted(y, t["both"].ranks, t["both"].inner.weight),
+    ),
+    "dataclass that is a dict": (lambda r, w: (Mapped(r, w),), lambda y, t: weighted(y, t["ranks"], t["weight"])),
     "dict": (lambda r, w: ({"ranks": r, "weight": w},), lambda y, t: weighted(y, t["ranks"], t["weight"])),
     "named tuple": (
         lambda r, w: (Wanted(r, w.numpy()),),

@@ -1,5 +1,6 @@
 """How a black box is called: targets in containers and by name, all draws at once, and what is said where it fails."""
 
+import dataclasses
 import re
 from typing import NamedTuple
 
@@ -58,19 +59,40 @@ def test_targets_are_repeated_in_any_container(container, baseline):
     torch.testing.assert_close(NewtonLoss(packed)(y, pack(wanted)), plain.value.mean())
 
 
-def test_what_has_no_entry_per_sample_is_passed_on_as_it_is():
-    names, weights, table = ["a", "b", "c"], torch.ones(5), numpy.ones((4, 4))
+def test_what_is_no_tensor_of_entries_is_passed_on_as_it_is():
+    names, ragged, factor = ["a", "b", "c"], [torch.ones(3, 2), torch.ones(1), torch.ones(2)], torch.tensor(2.0)
     seen = []
 
     def cost(inputs, target, others):
         seen.append((target, others))
         return inputs.sum(-1)
 
-    SmoothedLoss(cost, num_samples=4)(torch.zeros(3, 2), {"weights": weights, "table": table}, names)
+    SmoothedLoss(cost, num_samples=4)(torch.zeros(3, 2), {"factor": factor, "ragged": ragged}, names)
     ((target, others),) = seen
-    assert target["weights"] is weights
-    assert target["table"] is table
-    assert others is names
+    assert target["factor"] is factor
+    assert [tuple(one.shape) for one in target["ragged"]] == [(3, 2), (1,), (2,)]
+    assert others == names
+
+
+@pytest.mark.parametrize("shared", [torch.eye(4), numpy.ones((4, 4))], ids=["tensor", "array"])
+def test_what_all_samples_share_is_refused_within_a_container_too(shared):
+    """In a batch of its length it would be taken for one entry per sample, and repeated."""
+    with pytest.raises(ShapeError, match=r"shape \(4, 4\) for 3 samples.*bind what all samples share"):
+        SmoothedLoss(lambda y, t: y.sum(-1))(torch.zeros(3, 2), {"table": shared})
+
+
+def test_tensors_in_a_dataclass_are_repeated_as_well():
+    @dataclasses.dataclass
+    class Wanted:
+        ranks: torch.Tensor
+        name: str
+
+    ranks = torch.arange(6.0).reshape(3, 2)
+    seen = []
+    loss = SmoothedLoss(lambda y, wanted: seen.append(wanted) or y.sum(-1), num_samples=4)
+    loss(torch.zeros(3, 2), Wanted(ranks, "x"))
+    assert torch.equal(seen[0].ranks, ranks.repeat(4, 1))
+    assert seen[0].name == "x"
 
 
 @pytest.mark.parametrize("wrap", [lambda t: t, lambda t: {"t": t}, lambda t: [(t,)]], ids=["bare", "dict", "nested"])

@@ -6,7 +6,6 @@ random numbers, so that a loss that draws noise is a fixed function until its `s
 
 import contextlib
 import copy
-import dataclasses
 import operator
 import random
 from collections.abc import Callable, Iterator
@@ -142,7 +141,7 @@ class Probe:
         return replace(self, y=beside(self.flat, self.scale, seed).reshape(self.y.shape))
 
     def _picked(self, chosen: Tensor) -> "Probe":
-        targets = tuple(_within(target, lambda part: picked(part, chosen, self.count)) for target in self.targets)
+        targets = tuple(picked(target, chosen, self.count) for target in self.targets)
         return replace(self, y=self.y[chosen], targets=targets)
 
     def to(self, dtype: torch.dtype) -> "Probe":
@@ -150,7 +149,7 @@ class Probe:
         loss = self.loss
         if isinstance(loss, nn.Module) and any(t.is_floating_point() and t.dtype != dtype for t in _stored(loss)):
             loss = copy.deepcopy(loss).to(dtype)
-        y, targets = self.y.to(dtype), tuple(_within(target, lambda part: cast(part, dtype)) for target in self.targets)
+        y, targets = self.y.to(dtype), tuple(cast(target, dtype) for target in self.targets)
         same = loss is self.loss and y is self.y and all(map(operator.is_, targets, self.targets))
         return self if same else replace(self, loss=loss, y=y, targets=targets)
 
@@ -197,20 +196,6 @@ def _detached(found: Curvature | Tensor | None) -> Curvature | None:
     if isinstance(form, Products):
         return replace(form, function=lambda rows: form.function(rows).detach())
     return Dense(form.dense().detach())
-
-
-def _within(target: Any, change: Callable[[Any], Any]) -> Any:
-    """`change` for a target; for a dataclass, for each of its fields."""
-    if not dataclasses.is_dataclass(target) or isinstance(target, type):
-        return change(target)
-    old = {one.name: getattr(target, one.name) for one in dataclasses.fields(target) if hasattr(target, one.name)}
-    new = {name: _within(value, change) for name, value in old.items()}
-    if all(new[name] is value for name, value in old.items()):
-        return target
-    copied = copy.copy(target)
-    for name, value in new.items():
-        object.__setattr__(copied, name, value)  # also into a frozen one, and past its __post_init__
-    return copied
 
 
 def _stored(module: nn.Module) -> Iterator[Tensor]:
@@ -292,7 +277,7 @@ def is_symmetric(probe: Probe) -> bool | None:
             return numpy.take_along_axis(rows, place.cpu().numpy(), 1).reshape(part.shape)
         return part
 
-    targets = (_within(target, lambda part: changed(part, permute)) for target in probe.targets)
+    targets = (changed(target, permute) for target in probe.targets)
     moved = replace(probe, targets=tuple(targets))
     try:
         found = moved.values(probe.flat.gather(1, place))

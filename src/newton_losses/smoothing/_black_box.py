@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from .._arguments import dense_tensor, one_of, positive_number, whole_number
 from .._no_second_derivative import NoSecondDerivative
-from .._targets import changed
+from .._targets import changed, is_listed
 from ..errors import ArgumentError, DerivativeError, NewtonLossesError, ShapeError
 from ._distributions import Distribution, Gaussian
 from ._draws import VARIANCE_REDUCTIONS, Noise, VarianceReduction, leave_one_out, make_sampler
@@ -216,11 +216,13 @@ class Targets:
         """Raise unless all can be repeated for the draws of `count` samples."""
 
         def look(part: Any) -> Any:
+            if is_listed(part, count):
+                return None  # what is within has no entry per sample, and need not
             if not isinstance(part, Tensor | numpy.ndarray):
                 return part
+            # Also within a container: what all samples share would be repeated in a batch of its length.
             has_rows = part.shape[:1] == (count,)
-            # What is within a container may well belong to all samples.
-            if part is target and part.ndim > 0 and not has_rows and not _is_unusual(part):
+            if part.ndim > 0 and not has_rows and not _is_unusual(part):
                 raise ShapeError(
                     f"{owner}: a target has shape {tuple(part.shape)} for {count} samples. Targets have one "
                     f"entry per sample; bind what all samples share to fn, for example with functools.partial."
@@ -244,6 +246,8 @@ class Targets:
         """All that has one entry for each of `count` samples so many times, one batch behind the other."""
 
         def repeat(part: Any) -> Any:
+            if is_listed(part, count):
+                return type(part)(part)  # as it is, with what is within
             if not isinstance(part, Tensor | numpy.ndarray) or part.ndim == 0 or part.shape[0] != count:
                 return part
             if isinstance(part, Tensor):
