@@ -17,7 +17,7 @@ from torch import Tensor
 from ._damping import AUTO, DampingRule, NormalizedDamping, RelativeDamping, RunningDamping
 from ._expansion import FisherFactor, FisherMatrix
 from ._fisher import LEAST_FACTOR, Solved
-from ._forms import Dense, OwnParts
+from ._forms import Dense, Masked, OwnParts
 from ._lists import ExchangeableFisher
 from ._loss_contract import full_precision, one_thread
 from ._options import Spectrum
@@ -71,7 +71,7 @@ def host_step(
     """
     form = type(curvature)
     is_fisher = form is FisherMatrix or form is FisherFactor or form is ExchangeableFisher
-    if not (is_fisher or form is Dense or form is OwnParts) or not may_look(gradient):
+    if not (is_fisher or form in (Dense, OwnParts, Masked)) or not may_look(gradient):
         return None
     rule = _factor_or_number(damping, curvature, gradient)
     if rule is None:
@@ -86,6 +86,8 @@ def host_step(
         if not _is_of_all_samples(curvature, gradient):
             return None
         least, given = 1, None
+    elif form is Masked:
+        least, given = size, None
     else:
         if size > LARGEST_INVERSE or type(curvature.matrix) is not Tensor:
             return None
@@ -103,6 +105,12 @@ def host_step(
     if form is OwnParts:
         by_sample = solved_samples(gradient.detach(), rule, mean, state, update)
         return None if by_sample is None else Solved(by_sample, None, count, mean_value, counted=True)
+    if form is Masked:
+        from ._host_masked import masked_rows  # which takes from this file
+
+        usual = "absolute" if rule[2] else "clip" if curvature.semidefinite else "raw"
+        by_mask = masked_rows(curvature, gradient.detach(), rule, spectrum or usual, mean, state, update)
+        return None if by_mask is None else Solved(by_mask, None, count, mean_value, counted=True)
     kind = "definite" if curvature.semidefinite else spectrum or ("absolute" if rule[2] else "raw")
     in_numpy = least * least * max(count, size) <= LARGEST_IN_NUMPY
     rows = gradient.detach()

@@ -1,0 +1,78 @@
+"""The Newton step where outputs are missing, on a CPU: one small system for each set of outputs that exist.
+
+Ragged lists of up to m items have m such sets, however many samples there are. What is computed is `_solve_masked` of
+`_solve.py`, in the unit of the run; `_host.py` says for which batches.
+"""
+
+import math
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ._forms import Masked
+from ._host import EPSILON, LARGEST_IN_NUMPY, SAFE, taken_in
+from ._loss_contract import one_thread
+
+# Entries of all samples' matrices together.
+MOST_CELLS = 2**22
+
+
+def masked_rows(
+    curvature: Masked,
+    gradient: Tensor,
+    rule: tuple[float, float, bool],
+    kind: str,
+    mean: bool,
+    state: Tensor | None,
+    update: bool,
+) -> Tensor | None:
+    """The steps, if all gradients are finite and the numbers far from the ends of their range.
+
+    Negative eigenvalues count as zero ("clip") or without their sign ("absolute").
+    """
+    factor, number, is_normalized = rule
+    count, size = gradient.shape
+    if kind == "raw" or size**3 > LARGEST_IN_NUMPY or count * size**2 > MOST_CELLS:
+        return None
+    mask, matrix, pairs = (one.numpy() for one in (curvature.mask, curvature.matrix.double(), curvature.pairs.double()))
+    rows = gradient.numpy().astype(np.float64)
+    items, energy = float(mask.sum()), float(np.einsum("ij,ij", rows, rows))
+    if not SAFE[0] < energy < SAFE[1]:
+        return None
+    if factor:
+        squares = float(np.einsum("ij,ij,ij", matrix, matrix, pairs))
+        number = factor * math.sqrt(squares / max(1.0, float(pairs.trace())))
+    if not SAFE[0] < number < SAFE[1]:
+        return None
+    length = 1.0
+    if is_normalized:
+        unit = energy / items if state is None else taken_in(state, energy / items, update)
+        if unit is None:
+            return None
+        length = number / math.sqrt(unit)
+    packed = np.packbits(mask, axis=1)
+    keys = packed.view(np.dtype((np.void, packed.shape[1]))).ravel()
+    _, first, which = np.unique(keys, return_index=True, return_inverse=True)
+    own = torch.from_numpy(mask[first])
+    parts = torch.where(own[:, :, None] & own[:, None, :], torch.from_numpy(matrix), 0.0)
+    with one_thread(gradient, parts.numel()):
+        inverses = _inverses(parts, number, kind)
+        inverses *= length / count if mean else length
+        steps = (inverses[torch.from_numpy(which)] @ torch.from_numpy(rows)[:, :, None])[:, :, 0]
+    return torch.where(curvature.mask, steps, 0.0).to(gradient.dtype)
+
+
+def _inverses(matrices: Tensor, damping: float, kind: str) -> Tensor:
+    """(C + λI)⁻¹ of each, `(K, m, m)`, of C's eigenvalues as `kind` says.
+
+    Most have no negative one by more than rounding beside λ, which takes a third of the time to see.
+    """
+    unit = torch.eye(matrices.shape[-1], dtype=matrices.dtype)
+    failed = torch.linalg.cholesky_ex(matrices + damping * EPSILON[8] * unit)[1] != 0
+    inverses: Tensor = torch.linalg.inv_ex(matrices + damping * unit)[0]
+    if bool(failed.any()):
+        values, vectors = torch.linalg.eigh(matrices[failed])
+        values = values.abs() if kind == "absolute" else values.clamp(min=0)
+        inverses[failed] = (vectors / (values + damping)[:, None, :]) @ vectors.mT
+    return inverses

@@ -1,0 +1,106 @@
+"""The short form of a masked step on a CPU, against the operators that every other device has."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from newton_losses import NewtonLoss, NormalizedDamping
+from newton_losses.curvature import _host_masked
+from newton_losses.curvature._host_masked import masked_rows
+
+
+def coupled(y: Tensor, target: Tensor, mask: Tensor) -> Tensor:
+    """Of the outputs that exist; its Hessian has eigenvalues of both signs."""
+    wide = torch.where(mask, y - target, 0.0)
+    return wide.sin().square().sum(1) + 0.3 * (wide.sum(1) - wide.square().sum(1)).cos()
+
+
+def masks(kind: str, count: int, size: int, generator: torch.Generator) -> Tensor:
+    if kind == "ragged":
+        return torch.arange(size) < torch.randint(0, size + 1, (count, 1), generator=generator)
+    if kind == "whole":
+        return torch.ones(count, size, dtype=torch.bool)
+    return torch.rand(count, size, generator=generator) < 0.6
+
+
+def steps(newton: NewtonLoss, kind: str, shape: tuple[int, int], scale: float = 1.0) -> list[Tensor]:
+    found = []
+    for batch in range(4):
+        generator = torch.Generator().manual_seed(batch)
+        y, target = (scale * torch.randn(2, *shape, generator=generator)).unbind()
+        y.requires_grad_()
+        mask = masks(kind, *shape, generator)
+        value = newton(y, target, mask=mask)
+        value.backward()
+        assert y.grad is not None
+        assert (y.grad[~mask] == 0).all()
+        found += [value.detach(), y.grad]
+    return found
+
+
+@pytest.mark.parametrize("shape", [(1, 3), (9, 4), (40, 12), (6, 20)], ids=str)
+@pytest.mark.parametrize("kind", ["ragged", "random", "whole"])
+@pytest.mark.parametrize(
+    ("curvature", "damping", "spectrum"),
+    [
+        ("fisher", "auto", None),
+        ("fisher", 0.1, None),
+        ("fisher", NormalizedDamping(0.3), "clip"),
+        ("hessian", "auto", None),
+        ("hessian", 0.5, "absolute"),
+        ("hessian", 0.5, "clip"),
+    ],
+)
+def test_it_is_that_of_the_operators(
+    monkeypatch: pytest.MonkeyPatch, curvature: Any, damping: Any, spectrum: Any, kind: str, shape: tuple[int, int]
+) -> None:
+    options: dict[str, Any] = {"spectrum": spectrum, "check": False, "on_nonfinite": "ignore"}
+    short, long = (NewtonLoss(coupled, curvature, damping, **options) for _ in range(2))
+    taken = []
+    monkeypatch.setattr(_host_masked, "masked_rows", lambda *given: taken.append(masked_rows(*given)) or taken[-1])
+    found = steps(short, kind, shape)
+    assert sum(one is not None for one in taken) >= 2  # not the first batch of a run, nor one without outputs
+    monkeypatch.setattr(_host_masked, "masked_rows", lambda *_: None)
+    for one, other in zip(found, steps(long, kind, shape), strict=True):
+        torch.testing.assert_close(one, other, rtol=2e-5, atol=2e-6 * float(other.abs().max()))
+    if short.running_square is not None:
+        torch.testing.assert_close(short.running_square, long.running_square)
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_a_sample_that_is_left_out_is_none_of_its_business(bad: float) -> None:
+    newton = NewtonLoss(coupled, check=False, on_nonfinite="ignore")
+    steps(newton, "ragged", (8, 3))
+    y, target = torch.randn(2, 8, 3, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    mask = torch.arange(3) < torch.tensor([[3, 2, 1, 0, 3, 3, 2, 2]]).T
+    target = target.detach()
+    target[1, 0] = bad
+    y = y.detach().requires_grad_()
+    newton(y, target, mask=mask).backward()
+    assert newton.skipped == 1
+    assert y.grad is not None
+    assert (y.grad[1] == 0).all()
+    assert (y.grad[0] != 0).all()
+
+
+def test_a_sample_without_a_finite_hessian_is_solved_with_that_of_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    def loss(y: Tensor, target: Tensor, mask: Tensor) -> Tensor:
+        return coupled(y, target, mask) + torch.where(mask, y.abs().pow(1.5), 0.0).sum(1)
+
+    found = []
+    for is_short in (True, False):
+        if not is_short:
+            monkeypatch.setattr(_host_masked, "masked_rows", lambda *_: None)
+        newton = NewtonLoss(loss, "hessian", check=False, on_nonfinite="ignore")
+        for batch in range(3):
+            y = torch.randn(8, 3, generator=torch.Generator().manual_seed(batch))
+            y[2, 0] = 0.0  # where the slope of |y|^1.5 is zero, and its curvature infinite
+            mask = torch.arange(3) < torch.tensor([[3, 2, 1, 1, 3, 3, 2, 2]]).T
+            y.requires_grad_()
+            newton(y, torch.ones(8, 3), mask=mask).backward()
+        found.append(y.grad)
+        assert newton.running_square is not None
+        found.append(newton.running_square)
+    torch.testing.assert_close(found[:2], found[2:], rtol=2e-5, atol=1e-6)
