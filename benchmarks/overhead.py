@@ -43,6 +43,13 @@ def pairwise(y: Tensor, target: Tensor) -> Tensor:
     return torch.nn.functional.softplus(-wanted * (y[:, :, None] - y[:, None, :])).mean((1, 2))
 
 
+def ragged(y: Tensor, target: Tensor, mask: Tensor) -> Tensor:
+    """The same for lists of different lengths, up to m."""
+    wanted = torch.sign(target[:, :, None] - target[:, None, :]) * (mask[:, :, None] & mask[:, None, :])
+    pairs = torch.nn.functional.softplus(-wanted * (y[:, :, None] - y[:, None, :])) * wanted.abs()
+    return pairs.sum((1, 2)) / mask.sum(1).square()
+
+
 def lists(y: Tensor, target: Tensor) -> Tensor:
     """Softmax cross-entropy between scores and relevance, as in ListNet."""
     return -(torch.softmax(target, 1) * torch.log_softmax(y, 1)).sum(1)
@@ -58,11 +65,12 @@ def black_box() -> nl.smoothing.SmoothedLoss:
 
 LOSSES: dict[str, Callable[[], Any]] = {
     "pairwise": lambda: pairwise,
+    "ragged": lambda: ragged,
     "lists": lambda: lists,
     "black-box": black_box,
     "sorting": lambda: nl.sorting.SortingLoss("softsort", temperature=0.5),
 }
-LARGEST = {"sorting": 128, "black-box": 1000}
+LARGEST = {"sorting": 128, "ragged": 128, "black-box": 1000}
 
 
 @dataclass(frozen=True)
@@ -70,24 +78,30 @@ class Problem:
     loss: Any
     y: Tensor
     target: Tensor
+    mask: Tensor | None = None
 
     def arms(self) -> Iterator[tuple[str, Callable[[Tensor, Tensor], Tensor]]]:
         """The plain loss first, then every way to make it a Newton loss."""
-        loss = self.loss
-        yield "plain", lambda y, target: _mean(loss(y, target))
-        yield "fisher", nl.NewtonLoss(loss, "fisher")
-        yield "unchecked", nl.NewtonLoss(loss, "fisher", check=False, on_nonfinite="ignore")  # as fast: checks are over
-        yield "fisher 0.1", nl.NewtonLoss(loss, "fisher", 0.1)
-        yield "sample", nl.NewtonLoss(loss, "sample")
-        yield "inject_fisher", lambda y, target: _mean(loss(nl.inject_fisher(y), target))
+        loss, masked = self.loss, {} if self.mask is None else {"mask": self.mask}
+        plain = partial(loss, **masked)
+        yield "plain", lambda y, target: _mean(plain(y, target))
+        yield "fisher", partial(nl.NewtonLoss(loss, "fisher"), **masked)
+        # As fast as the one before: checks are over.
+        yield "unchecked", partial(nl.NewtonLoss(loss, "fisher", check=False, on_nonfinite="ignore"), **masked)
+        yield "fisher 0.1", partial(nl.NewtonLoss(loss, "fisher", 0.1), **masked)
+        if masked:
+            yield "exchangeable", partial(nl.NewtonLoss(loss, "fisher", exchangeable=True), **masked)
+        yield "sample", partial(nl.NewtonLoss(loss, "sample"), **masked)
+        yield "inject_fisher", lambda y, target: _mean(plain(nl.inject_fisher(y), target))
         if self.y.shape[1] <= LARGEST_HESSIAN:
-            yield "hessian", nl.NewtonLoss(loss, "hessian")
+            yield "hessian", partial(nl.NewtonLoss(loss, "hessian"), **masked)
 
     def floors(self) -> Iterator[tuple[str, Callable[[Tensor, Tensor], Tensor]]]:
         """What autograd alone takes for the same derivatives: no curvature, no solve, no check, no value."""
-        yield "fisher floor", partial(_floor, self.loss, second=False)
+        loss = self.loss if self.mask is None else partial(self.loss, mask=self.mask)
+        yield "fisher floor", partial(_floor, loss, second=False)
         if self.y.shape[1] <= LARGEST_HESSIAN:
-            yield "hessian floor", partial(_floor, self.loss, second=True)
+            yield "hessian floor", partial(_floor, loss, second=True)
 
     def steps(self, mode: str) -> dict[str, Step]:
         arms = chain(self.arms(), () if mode == "compiled" else self.floors())  # no compiler takes autograd.grad
@@ -205,7 +219,9 @@ def tables(arguments: argparse.Namespace) -> Iterator[Table]:
                 continue
             torch.manual_seed(0)
             y, target = torch.randn(2, count, outputs, device=arguments.device)
-            problem = Problem(LOSSES[name](), y, target)
+            lengths = torch.randint(2, outputs + 1, (count, 1), device=arguments.device)
+            mask = torch.arange(outputs, device=arguments.device) < lengths if name == "ragged" else None
+            problem = Problem(LOSSES[name](), y, target, mask)
             for mode in arguments.modes:
                 yield Table.of(f"{name} {size} {mode}", problem, mode, arguments.device)
 
