@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from newton_losses import ArgumentError, NewtonLoss, SeparabilityError, ShapeError
+from newton_losses import ArgumentError, NewtonLoss, SeparabilityError, ShapeError, newton_loss
 from newton_losses.sorting import SortingLoss
 
 
@@ -104,3 +104,13 @@ def test_numpy_within_a_loss_is_not_blamed_on_the_targets() -> None:
 def test_an_option_that_is_no_truth_is_refused() -> None:
     with pytest.raises(ArgumentError, match="matrix_free='yes'; it is True, False or None"):
         NewtonLoss(squares, "hessian", matrix_free="yes")  # type: ignore[arg-type]
+    with pytest.raises(ArgumentError, match="check='yes'; it is True or False"):
+        NewtonLoss(squares, check="yes")  # type: ignore[arg-type]
+
+
+def test_a_newton_loss_of_a_newton_loss_is_refused() -> None:
+    newton = NewtonLoss(squares)
+    with pytest.raises(ArgumentError, match=r"NewtonLoss: the loss is a NewtonLoss.* newton\.loss"):
+        NewtonLoss(newton)
+    with pytest.raises(ArgumentError, match="newton_loss: the loss is a NewtonLoss"):
+        newton_loss(newton, leaf(4, 3), leaf(4, 3).detach())

@@ -20,7 +20,6 @@ from .curvature import (
     Reduction,
     Spectrum,
     agreed_form,
-    check_is_loss,
     check_options,
     check_value,
     expand,
@@ -31,11 +30,7 @@ from .curvature import (
     resolve_reduction,
     share_curvature,
 )
-from .newton import (
-    NewtonOptions,
-    Value,
-    compute_newton_loss,
-)
+from .newton import NewtonOptions, Value, check_is_plain, compute_newton_loss
 
 
 def newton_loss(
@@ -66,7 +61,7 @@ def newton_loss(
             f"{', '.join(NewtonOptions.__annotations__)}. Targets by name are for NewtonLoss: pass them by position."
         )
     check_options(**options)
-    check_is_loss(loss)
+    check_is_plain(loss, "newton_loss")
     reduction = resolve_reduction(loss, options.get("reduction"))
     options["exchangeable"] = is_exchangeable(loss, options.get("exchangeable"))
     if isinstance(y, Tensor) and y.is_nested:

@@ -53,6 +53,7 @@ from .curvature import (
     value_of_kept,
     warn_of_the_loss,
 )
+from .errors import ArgumentError
 
 Value = Literal["loss", "quadratic"]
 HAS_GROUPS = dist.is_available()
@@ -158,7 +159,9 @@ class NewtonLoss(RunningScale):
         on_nonfinite: OnNonfinite = "warn",
     ) -> None:
         super().__init__()
-        check_is_loss(loss)
+        check_is_plain(loss, "NewtonLoss")
+        if not isinstance(check, bool):
+            raise ArgumentError(f"check={check!r}; it is True or False.")
         choices = {"matrix_free": matrix_free, "process_group": process_group, "exchangeable": exchangeable}
         check_options(curvature, damping, spectrum, **choices)
         check_value(value)
@@ -250,6 +253,16 @@ class NewtonLoss(RunningScale):
         # A module is shown by torch, below.
         name = "" if isinstance(self.loss, nn.Module) else f"{name_of(self.loss)}, "
         return f"{name}curvature={self.options['curvature']!r}, damping={self.options['damping']!r}"
+
+
+def check_is_plain(loss: object, where: str) -> None:
+    """Refuse what is no loss, and a Newton loss in the place of one."""
+    check_is_loss(loss)
+    if isinstance(loss, NewtonLoss):
+        raise ArgumentError(
+            f"{where}: the loss is a NewtonLoss, whose gradient is a step already. Pass the loss that it was made "
+            "from, newton.loss."
+        )
 
 
 def compute_newton_loss(

@@ -17,7 +17,6 @@ from ..curvature import (
     Expansion,
     Loss,
     Reduction,
-    check_is_loss,
     check_loss,
     finite,
     flatten_outputs,
@@ -25,7 +24,7 @@ from ..curvature import (
     outside_inference_mode,
 )
 from ..errors import ArgumentError, DerivativeError, SeparabilityError
-from ..newton import NewtonLoss
+from ..newton import check_is_plain
 from ._derivatives import (
     Derivatives,
     check_gradient,
@@ -93,12 +92,7 @@ def diagnose(
     >>> report.derivatives.first, report.spectra.convex
     ('right', True)
     """
-    check_is_loss(loss)
-    if isinstance(loss, NewtonLoss):
-        raise ArgumentError(
-            "diagnose: the loss is a NewtonLoss, whose gradient is a step already. Pass the loss that it "
-            "was made from, newton.loss."
-        )
+    check_is_plain(loss, "diagnose")
     if named:
         loss, targets, _ = bound_targets(loss, y, targets, named, None, "diagnose")
     flat = flatten_outputs(y)
