@@ -100,7 +100,8 @@ class Problem:
         """What autograd alone takes for the same derivatives: no curvature, no solve, no check, no value."""
         loss = self.loss if self.mask is None else partial(self.loss, mask=self.mask)
         yield "fisher floor", partial(_floor, loss, second=False)
-        if self.y.shape[1] <= LARGEST_HESSIAN:
+        has_second = not isinstance(self.loss, nl.smoothing.SmoothedLoss)  # by autograd; it estimates its Hessian
+        if has_second and self.y.shape[1] <= LARGEST_HESSIAN:
             yield "hessian floor", partial(_floor, loss, second=True)
 
     def steps(self, mode: str) -> dict[str, Step]:
