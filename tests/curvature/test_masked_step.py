@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from newton_losses import NewtonLoss, NormalizedDamping
-from newton_losses.curvature import _host_masked
-from newton_losses.curvature._host_masked import masked_rows
+from newton_losses.curvature import _host_lists
+from newton_losses.curvature._host_lists import masked_rows
 
 
 def coupled(y: Tensor, target: Tensor, mask: Tensor) -> Tensor:
@@ -59,10 +59,10 @@ def test_it_is_that_of_the_operators(
     options: dict[str, Any] = {"spectrum": spectrum, "check": False, "on_nonfinite": "ignore"}
     short, long = (NewtonLoss(coupled, curvature, damping, **options) for _ in range(2))
     taken = []
-    monkeypatch.setattr(_host_masked, "masked_rows", lambda *given: taken.append(masked_rows(*given)) or taken[-1])
+    monkeypatch.setattr(_host_lists, "masked_rows", lambda *given: taken.append(masked_rows(*given)) or taken[-1])
     found = steps(short, kind, shape)
     assert sum(one is not None for one in taken) >= 2  # not the first batch of a run, nor one without outputs
-    monkeypatch.setattr(_host_masked, "masked_rows", lambda *_: None)
+    monkeypatch.setattr(_host_lists, "masked_rows", lambda *_: None)
     for one, other in zip(found, steps(long, kind, shape), strict=True):
         torch.testing.assert_close(one, other, rtol=2e-5, atol=2e-6 * float(other.abs().max()))
     if short.running_square is not None:
@@ -92,7 +92,7 @@ def test_a_sample_without_a_finite_hessian_is_solved_with_that_of_the_others(mon
     found = []
     for is_short in (True, False):
         if not is_short:
-            monkeypatch.setattr(_host_masked, "masked_rows", lambda *_: None)
+            monkeypatch.setattr(_host_lists, "masked_rows", lambda *_: None)
         newton = NewtonLoss(loss, "hessian", check=False, on_nonfinite="ignore")
         for batch in range(3):
             y = torch.randn(8, 3, generator=torch.Generator().manual_seed(batch))

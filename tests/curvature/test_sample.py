@@ -281,6 +281,33 @@ def test_a_run_by_its_formula(
         torch.testing.assert_close(y.grad.double(), wanted, rtol=digits, atol=digits * float(wanted.abs().max()))
 
 
+@pytest.mark.parametrize("damping", [nl.RunningDamping(), nl.RunningDamping(0.01), 0.3], ids=str)
+@pytest.mark.parametrize("shape", [(1, 3), (3, 9), (20, 5)], ids=str)
+def test_a_run_of_ragged_lists_by_its_formula(shape: tuple[int, int], damping: float | nl.RunningDamping) -> None:
+    """N are the lists that have items, m is how many they have on average; and the mean is over all of them."""
+    generator = torch.Generator().manual_seed(0)
+    newton = nl.NewtonLoss(lambda y, gradient: (y * gradient).sum(1), "sample", damping, check=False)
+    total = weight = 0.0
+    for scale in (1.0, 1.0, 1.1, 0.5):
+        mask = torch.arange(shape[1]) < torch.randint(1, shape[1] + 1, (shape[0], 1), generator=generator)
+        mask[-1] &= shape[0] == 1  # a list without items
+        wide = torch.where(mask, scale * (torch.rand(shape, generator=generator).double() + 0.5), 0.0).float().double()
+        lists, outputs = int(mask.any(1).sum()), int(mask.sum())
+        total, weight = 0.999 * total + 0.001 * float(wide.square().sum()) / outputs, 0.999 * weight + 0.001
+        own = wide.square().sum(1) / lists
+        number, length = damping, 1.0
+        if isinstance(damping, nl.RunningDamping):
+            size = outputs / lists
+            number = damping.factor * math.sqrt(float(own.square().sum()) * lists / outputs * size / min(lists, size))
+            length = number / math.sqrt(total / weight)
+        y = torch.zeros(shape, requires_grad=True)
+        with Operators(views=False) as operators:
+            newton(y, wide.float(), mask=mask).backward()
+        wanted = length * wide / (number + own)[:, None] / shape[0]
+        torch.testing.assert_close(y.grad.double(), wanted, rtol=1e-6, atol=1e-6 * float(wanted.abs().max()))
+    assert operators.count <= 40  # 250 on the long way
+
+
 @pytest.mark.parametrize("shape", [(6, 4), (2**10, 2**9)], ids=str)
 def test_one_sample_that_explodes_stays_within_its_bound(shape: tuple[int, int]) -> None:
     """Ten times a batch's usual energy is what it counts for, and it makes ρ² at most twice as large."""

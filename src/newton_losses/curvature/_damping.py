@@ -140,7 +140,9 @@ class RunningDamping(NormalizedDamping):
         if isinstance(curvature, OwnParts) and curvature.sums is None and curvature.mask is None:
             count = min(len(gradient), gradient.shape[1])
         elif isinstance(curvature, OwnParts):
-            _, _, outputs, samples = curvature.summed().clamp(min=1).unbind()
+            sums = curvature.sums
+            outputs, samples = curvature.counted(curvature.usable()) if sums is None else sums[2:].unbind()
+            outputs, samples = (widened(number).clamp(min=1) for number in (outputs, samples))
             size = outputs / samples
             count = torch.minimum(samples, size)
         elif isinstance(curvature, Masked) and curvature.semidefinite:

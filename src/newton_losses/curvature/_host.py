@@ -96,6 +96,8 @@ def host_step(
     if mean_value is not None and not math.isfinite(mean_value.item()):
         return None
     if form is ExchangeableFisher:
+        from ._host_lists import solved_lists  # which takes from this file
+
         mask = None if curvature.mask is None else curvature.mask.numpy()
         own = gradient.detach().numpy()
         by_list = solved_lists(own.astype(np.float64), mask, rule, mean, state, update)
@@ -103,10 +105,10 @@ def host_step(
             return None
         return Solved(torch.from_numpy(by_list.astype(own.dtype)), None, count, mean_value, counted=True)
     if form is OwnParts:
-        by_sample = solved_samples(gradient.detach(), rule, mean, state, update)
+        by_sample = solved_samples(gradient.detach(), rule, mean, state, update, curvature.mask)
         return None if by_sample is None else Solved(by_sample, None, count, mean_value, counted=True)
     if form is Masked:
-        from ._host_masked import masked_rows  # which takes from this file
+        from ._host_lists import masked_rows
 
         usual = "absolute" if rule[2] else "clip" if curvature.semidefinite else "raw"
         by_mask = masked_rows(curvature, gradient.detach(), rule, spectrum or usual, mean, state, update)
@@ -194,14 +196,14 @@ def solved(
     factor, number, is_normalized = rule
     count, size = rows.shape
     few, weight, matrix = False, 1, given
-    energy = _energy(rows)
+    energy = energy_of(rows)
     low, high = SAFE if rows.dtype.itemsize == 8 else SAFE_SQUARES
     if not low < energy < high:  # NumPy warns of an overflow, so nothing that it multiplies may be large
         return None
     if matrix is None:
         few, weight = count < size, count
         matrix = rows @ rows.T if few else rows.T @ rows  # N·F, or of the same eigenvalues
-    spread = math.sqrt(_energy(matrix) / size)
+    spread = math.sqrt(energy_of(matrix) / size)
     number = factor * spread if factor else weight * number
     if not (SAFE[0] < number < SAFE[1] and spread < high):
         return None
@@ -231,78 +233,58 @@ def _doubled(numbers: Any) -> Any:
     return numbers.to(torch.float64, copy=True) if isinstance(numbers, Tensor) else numbers.astype(np.float64)
 
 
-def solved_lists(
-    rows: Any, mask: Any, rule: tuple[float, float, bool], mean: bool, state: Tensor | None, update: bool
-) -> Any:
-    """The steps with the Fisher of lists, which has two eigenvalues: one for a list's mean, one for what differs."""
-    factor, number, is_normalized = rule
-    energy, sums = _energy(rows), rows.sum(1)
-    count, size = rows.shape
-    lengths = np.full(count, size) if mask is None else mask.sum(1)
-    items, lists = int(lengths.sum()), int((lengths > 0).sum())
-    if not SAFE[0] < energy < SAFE[1] or items == 0:
-        return None
-    means = sums / np.maximum(lengths, 1)
-    shared = float(np.einsum("i,i", sums, means))  # as in `_energy`
-    among, common = max(0.0, energy - shared) / max(1, items - lists), shared / lists
-    spread = math.sqrt(((items - lists) * among**2 + lists * common**2) / items)
-    number = factor * spread if factor else number
-    if not SAFE[0] < number < SAFE[1]:
-        return None
-    length = 1.0
-    if is_normalized:
-        unit = energy / items if state is None else taken_in(state, energy / items, update)
-        if unit is None:
-            return None
-        length = number / math.sqrt(unit)
-    length = length / count if mean else length
-    steps = rows * (length / (among + number))
-    steps += (means * (length / (common + number) - length / (among + number)))[:, None]
-    if mask is not None:
-        steps *= mask
-    return steps
-
-
 def solved_samples(
-    gradient: Tensor, rule: tuple[float, float, bool], mean: bool, state: Tensor | None, update: bool
+    gradient: Tensor,
+    rule: tuple[float, float, bool],
+    mean: bool,
+    state: Tensor | None,
+    update: bool,
+    mask: Tensor | None = None,
 ) -> Tensor | None:
-    """The steps with each sample's own part of the Fisher, length · gᵢ/(λ + ‖gᵢ‖²/N): nothing is solved."""
+    """The steps with each sample's own part of the Fisher, length · gᵢ/(λ + ‖gᵢ‖²/N): nothing is solved.
+
+    Where outputs do not exist, N is the number of samples that have any, and m how many they have on average.
+    """
     factor, number, is_normalized = rule
-    count, size = gradient.shape
+    count, outputs = len(gradient), gradient.numel()
+    divisor = count if mean else 1
+    if mask is not None:
+        exists = mask.numpy()
+        count, outputs = max(1, int(exists.any(1).sum())), int(exists.sum())
     rows = gradient.numpy()
     squares = np.einsum("ij,ij->i", rows, rows, dtype=np.float64)
-    energy = float(np.add.reduce(squares))  # here and in `_energy`, nothing warns of an overflow
+    energy = float(np.add.reduce(squares))  # here and in `energy_of`, nothing warns of an overflow
     low, high = SAFE
     if not low < energy < high:
         return None
     total = count * number  # N·λ
     if factor:
-        total = factor * math.sqrt(_energy(squares) / size)
+        total = factor * math.sqrt(energy_of(squares) * count / outputs)
     if not low < total / count < high:
         return None
     length = 1.0
     if is_normalized:
-        unit = energy / (count * size) if state is None else taken_in(state, energy / (count * size), update)
+        unit = energy / outputs if state is None else taken_in(state, energy / outputs, update)
         if unit is None:
             return None
         length = total / count / math.sqrt(unit)
     squares += total
-    factors = np.divide(length if mean else length * count, squares).astype(rows.dtype)[:, None]
-    if count * size <= LARGEST_IN_NUMPY:
+    factors = np.divide(length * count / divisor, squares).astype(rows.dtype)[:, None]
+    if gradient.numel() <= LARGEST_IN_NUMPY:
         return torch.from_numpy(rows * factors)
     return gradient * torch.from_numpy(factors)
 
 
 def _is_of_all_samples(parts: OwnParts, gradient: Tensor) -> bool:
-    """Whether these are the parts of this gradient's samples, all of them finite and whole, in one process."""
-    if parts.gradient is not gradient or parts.mask is not None or parts.sums is not None:
+    """Whether these are the parts of this gradient's samples, all of them finite, in one process."""
+    if parts.gradient is not gradient or parts.sums is not None:
         return False
     if gradient.dtype.itemsize < 4:
         return False
     return parts.value is None or math.isfinite(parts.value.sum().item())
 
 
-def _energy(rows: Any) -> float:
+def energy_of(rows: Any) -> float:
     """The sum of squares, infinite where it is too large: neither of these two functions warns of an overflow.
 
     Of more than 10 000 numbers in float64, NumPy's own product of vectors wakes other threads, which takes 10 ms. And

@@ -22,7 +22,8 @@ from ._damping import RunningDamping
 from ._derivatives import mean_hessian, on_tape
 from ._expansion import CurvatureKind, Expansion, empirical_fisher
 from ._forms import Dense, OwnParts
-from ._host import LARGEST_IN_NUMPY, LARGEST_INVERSE, host_fisher, solved, solved_lists, solved_samples
+from ._host import LARGEST_IN_NUMPY, LARGEST_INVERSE, host_fisher, solved, solved_samples
+from ._host_lists import solved_lists
 from ._lists import exchangeable_fisher
 from ._loss_contract import called, check_values, make_total
 from ._options import HAS_GROUPS, Reduction, Spectrum

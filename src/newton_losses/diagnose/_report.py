@@ -94,8 +94,8 @@ def _lines(report: Report) -> Iterator[str]:
     for reason in report.reasons:
         yield textwrap.fill(reason, WIDTH, initial_indent="  - ", subsequent_indent="    ")
     if report.recommendation is not None:
-        found = f"{report.recommendation.damping_here:.3g}"
-        yield f"  try first: {report.recommendation}  (its own λ at these outputs: {found})"
+        own = f"{report.recommendation.damping_here:.3g}"
+        yield f"  try first: {report.recommendation}  (its own λ at these outputs: {own})"
     for title, found in (("What a Newton loss would change", _effects(report)), ("Measured", _facts(report))):
         for number, (name, text) in enumerate(found):
             if number == 0:

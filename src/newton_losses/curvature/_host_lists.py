@@ -1,21 +1,55 @@
-"""The Newton step where outputs are missing, on a CPU: one small system for each set of outputs that exist.
+"""The Newton step of lists on a CPU; `_host.py` says for which batches.
 
-Ragged lists of up to m items have m such sets, however many samples there are. What is computed is `_solve_masked` of
-`_solve.py`, in the unit of the run; `_host.py` says for which batches.
+Where the order of a list has no meaning, its curvature has two eigenvalues. Otherwise, where outputs are missing, there
+is one small system for each set of outputs that exist: lists of up to m items have m such sets if the first ones exist,
+however many samples there are. What is computed is `_solve_masked` of `_solve.py`, in the unit of the run.
 """
 
 import math
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from ._forms import Masked
-from ._host import EPSILON, LARGEST_IN_NUMPY, SAFE, taken_in
+from ._host import EPSILON, LARGEST_IN_NUMPY, SAFE, energy_of, taken_in
 from ._loss_contract import one_thread
 
 # Entries of all samples' matrices together.
 MOST_CELLS = 2**22
+
+
+def solved_lists(
+    rows: Any, mask: Any, rule: tuple[float, float, bool], mean: bool, state: Tensor | None, update: bool
+) -> Any:
+    """The steps with the Fisher of lists, which has two eigenvalues: one for a list's mean, one for what differs."""
+    factor, number, is_normalized = rule
+    energy, sums = energy_of(rows), rows.sum(1)
+    count, size = rows.shape
+    lengths = np.full(count, size) if mask is None else mask.sum(1)
+    items, lists = int(lengths.sum()), int((lengths > 0).sum())
+    if not SAFE[0] < energy < SAFE[1] or items == 0:
+        return None
+    means = sums / np.maximum(lengths, 1)
+    shared = float(np.einsum("i,i", sums, means))  # as in `energy_of`
+    among, common = max(0.0, energy - shared) / max(1, items - lists), shared / lists
+    spread = math.sqrt(((items - lists) * among**2 + lists * common**2) / items)
+    number = factor * spread if factor else number
+    if not SAFE[0] < number < SAFE[1]:
+        return None
+    length = 1.0
+    if is_normalized:
+        unit = energy / items if state is None else taken_in(state, energy / items, update)
+        if unit is None:
+            return None
+        length = number / math.sqrt(unit)
+    length = length / count if mean else length
+    steps = rows * (length / (among + number))
+    steps += (means * (length / (common + number) - length / (among + number)))[:, None]
+    if mask is not None:
+        steps *= mask
+    return steps
 
 
 def masked_rows(
