@@ -18,7 +18,7 @@ from ._distributed import sum_over
 from ._expansion import Expansion, FisherFactor, FisherMatrix, empirical_fisher, finite
 from ._fisher import HAS_TRITON, MOST_NUMBERS
 from ._forms import Exchangeable, Masked, OwnParts, widened
-from ._host import DECAY, GROWTH, LIMIT, may_look, taken_in
+from ._host import DECAY, GROWTH, LIMIT, energy_of, may_look, taken_in
 from ._lists import exchangeable_fisher, masked_fisher
 
 if TYPE_CHECKING:
@@ -181,8 +181,7 @@ def _settled_on_host(expansion: Expansion, state: Tensor, update: bool) -> Settl
     """The same where numbers may be looked at; `None` where a batch is beyond the limit or not finite."""
     if not may_look(expansion.gradient) or getattr(expansion.curvature, "mask", None) is not None:
         return None
-    flat = expansion.gradient.detach().double().numpy().reshape(-1)
-    mean = float(flat.dot(flat)) / len(flat)
+    mean = energy_of(expansion.gradient.detach().double().numpy()) / expansion.gradient.numel()
     if not math.isfinite(expansion.value.detach().sum()):
         return None
     square = taken_in(state, mean, update)
