@@ -11,11 +11,14 @@ import operator
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
 from .errors import ArgumentError, ShapeError
+
+_signatures: "WeakKeyDictionary[Any, inspect.Signature | None]" = WeakKeyDictionary()
 
 
 def real_tensor(thing: Any, name: str, where: str) -> Tensor:
@@ -148,7 +151,19 @@ def check_targets(loss: Any, y: Any, targets: tuple[Any, ...]) -> None:
 
 
 def _signature(loss: Any) -> inspect.Signature | None:
-    """What a loss is called with; a builtin does not say."""
+    """What a loss is called with; a builtin does not say. Asked once: it takes as long as five operators of torch."""
+    if torch.compiler.is_compiling():
+        return _asked_for(loss)
+    try:
+        return _signatures[loss]
+    except KeyError:
+        found = _signatures[loss] = _asked_for(loss)
+        return found
+    except TypeError:  # not hashable, or cannot be referred to weakly
+        return _asked_for(loss)
+
+
+def _asked_for(loss: Any) -> inspect.Signature | None:
     try:
         return inspect.signature(loss.forward if isinstance(loss, torch.nn.Module) else loss)
     except (TypeError, ValueError):
@@ -174,10 +189,10 @@ def _by_position(
         signature = None if torch.compiler.is_compiling() else _signature(loss)
     if signature is None:
         return _with_targets(loss, named), targets
-    listed = list(signature.parameters.values())
     if hasattr(loss, "expand"):  # what it takes by name only are its options
-        listed = [one for one in listed if one.kind is not inspect.Parameter.KEYWORD_ONLY]
-    bound = _bound(signature.replace(parameters=listed), y, targets, named, where)
+        listed = [one for one in signature.parameters.values() if one.kind is not inspect.Parameter.KEYWORD_ONLY]
+        signature = signature.replace(parameters=listed)
+    bound = _bound(signature, y, targets, named, where)
     if hasattr(loss, "expand"):
         bound.apply_defaults()
     return _with_targets(loss, bound.kwargs) if bound.kwargs else loss, bound.args[1:]

@@ -188,7 +188,9 @@ class NewtonLoss(RunningScale):
 
     def forward(self, y: Tensor, /, *targets: Any, mask: Tensor | None = None, **named: Any) -> Tensor:
         loss, expansion = self.loss, None
-        if self._way and self.value == "loss" and not (self.check or named) and mask is None:
+        if named or mask is not None:
+            loss, targets, mask = bound_targets(loss, y, targets, named, mask, "NewtonLoss")
+        if self._way and self.value == "loss" and not self.check and mask is None:
             run = self._buffers["running_square"]
             if is_ordinary(y, targets, run, self._way):
                 given = self._way, self.options["reduction"], self._rule, run, self.training
@@ -196,8 +198,6 @@ class NewtonLoss(RunningScale):
                 if found is not None:
                     self._watch.seen += len(y)
                     return found
-        if named or mask is not None:
-            loss, targets, mask = bound_targets(loss, y, targets, named, mask, "NewtonLoss")
         if isinstance(y, Tensor) and y.is_nested:
             y, targets, mask = padded_outputs(y, targets, mask, "NewtonLoss")
             loss, targets, mask = bound_targets(loss, y, targets, {}, mask, "NewtonLoss")

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import newton_losses as nl
+import newton_losses.newton as newton_module
 from newton_losses.curvature import _derivatives, is_ordinary, ordinary_loss
 from operators import Operators
 
@@ -97,6 +98,27 @@ def test_a_bad_sample_is_contained_and_counted(curvature, damping, exchangeable,
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5 * float(other.abs().max()))
     assert int(short.skipped) == int(long.skipped)
     assert all(bool(one.isfinite().all()) for one in found[0][1::2])
+
+
+@pytest.mark.parametrize("named", ["target", "keyword alone", "weights called mask"])
+def test_targets_by_name_go_it_as_well(monkeypatch: pytest.MonkeyPatch, named: str) -> None:
+    losses: dict[str, Any] = {
+        "target": waves,
+        "keyword alone": lambda y, *, target: waves(y, target),
+        "weights called mask": lambda y, target, mask: waves(y, target) * mask,
+    }
+    y, target = torch.randn(2, 8, 3, generator=torch.Generator().manual_seed(0))
+    given = {"target": target} | ({"mask": torch.ones(8)} if "mask" in named else {})
+    newton, by_position = nl.NewtonLoss(losses[named]), nl.NewtonLoss(waves)
+    found = []
+    monkeypatch.setattr(newton_module, "ordinary_loss", lambda *all: found.append(ordinary_loss(*all)) or found[-1])
+    for _ in range(3):
+        one, other = (y.clone().requires_grad_() for _ in range(2))
+        newton(one, **given).backward()
+        by_position(other, target).backward()
+        assert torch.equal(one.grad, other.grad)
+    assert len(found) == 4  # but for the checked calls
+    assert all(value is not None for value, _ in found)
 
 
 @pytest.mark.parametrize(("curvature", "damping", "exchangeable"), WAYS)
