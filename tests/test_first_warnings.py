@@ -101,6 +101,38 @@ def test_numpy_within_a_loss_is_not_blamed_on_the_targets() -> None:
     assert "NumPy has no gradients" in raised.value.__notes__[0]
 
 
+def masked(y: Tensor, target: Tensor, mask: Any) -> Tensor:
+    return ((y - target).square() * torch.as_tensor(mask)).sum(1)
+
+
+MASKS: dict[str, tuple[Any, str]] = {
+    "float": (torch.ones(4, 3), r"torch\.float32 of shape \(4, 3\)"),
+    "bytes": (torch.ones(4, 3, dtype=torch.uint8), r"torch\.uint8 of shape"),
+    "NumPy": (np.ones((4, 3), dtype=bool), r"a NumPy array of shape"),
+    "a row": (torch.ones(1, 3, dtype=torch.bool), r"torch\.bool of shape \(1, 3\).* here \(4, 3\)"),
+}
+
+
+@pytest.mark.parametrize("by_name", [False, True])
+@pytest.mark.parametrize("form", MASKS)
+def test_a_mask_that_only_the_loss_takes_for_one(form: str, by_name: bool) -> None:
+    mask, words = MASKS[form]
+    newton, y, target = NewtonLoss(masked), leaf(4, 3), leaf(4, 3, seed=1).detach()
+    with pytest.warns(UserWarning, match=words) as told:
+        newton(y, target, mask=mask) if by_name else newton(y, target, mask)
+    assert [one.filename for one in told] == [__file__]
+
+
+@pytest.mark.parametrize("kind", ["a proper mask", "weights", "one entry per sample"])
+def test_a_mask_about_which_there_is_nothing_to_say(kind: str) -> None:
+    shape = (4,) if kind == "one entry per sample" else (4, 3)
+    mask = torch.rand(4, 3) if kind == "weights" else torch.ones(shape, dtype=torch.bool)
+    loss = masked if mask.ndim == 2 else (lambda y, target, mask: squares(y, target) * mask)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        NewtonLoss(loss)(leaf(4, 3), leaf(4, 3, seed=1).detach(), mask=mask)
+
+
 def test_an_option_that_is_no_truth_is_refused() -> None:
     with pytest.raises(ArgumentError, match="matrix_free='yes'; it is True, False or None"):
         NewtonLoss(squares, "hessian", matrix_free="yes")  # type: ignore[arg-type]

@@ -52,6 +52,7 @@ from .curvature import (
     solve_step,
     value_of_kept,
     warn_of_the_loss,
+    warn_of_the_mask,
 )
 from .errors import ArgumentError
 
@@ -241,6 +242,7 @@ class NewtonLoss(RunningScale):
         """Until a batch can tell; but a batch of one sample never can, and such are not checked a second time."""
         if not self._was_checked:
             check_who_learns(loss, y, targets)
+            warn_of_the_mask(loss, y, targets)
         if isinstance(loss, Expandable):
             self.check = False
         elif not self._was_checked or len(y) > 1:

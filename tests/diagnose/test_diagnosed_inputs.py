@@ -348,3 +348,33 @@ def test_a_loss_with_parameters_of_its_own() -> None:
     report = diagnose(loss, draw(20, 3, seed=0), draw(20, 3, seed=1))
     assert report.derivatives.first == report.derivatives.second == "right"
     assert loss.weight.grad is None
+
+
+def test_a_sum_over_the_batch_is_no_loss_to_measure() -> None:
+    """Every norm and every λ would be too large by the number of samples, or its square."""
+    y, target = draw(20, 3, seed=0), draw(20, 3, seed=1)
+    report = diagnose(lambda y, t: squares(y, t).sum(), y, target)
+    assert report.verdict == "fix"
+    assert "doubles when every sample is given twice" in report.reasons[0]
+    told = diagnose(lambda y, t: squares(y, t).sum(), y, target, reduction="sum")
+    assert told.verdict == "open"
+    assert told.gradients.maximum == pytest.approx(diagnose(squares, y, target).gradients.maximum)
+    assert diagnose(lambda y, t: squares(y, t).mean(), y, target).verdict == "open"
+
+
+@pytest.mark.parametrize("by_name", [False, True])
+def test_it_says_that_it_knows_no_mask(by_name: bool) -> None:
+    def loss(y: Tensor, target: Tensor, mask: Tensor) -> Tensor:
+        return (y - target).square().mul(mask).sum(1)
+
+    y, target, mask = draw(20, 3, seed=0), draw(20, 3, seed=1), draw(20, 3, seed=2) > 0
+    for given, is_told in ((mask, True), (torch.ones_like(mask), False)):
+        report = diagnose(loss, y, target, mask=given) if by_name else diagnose(loss, y, target, given)
+        assert any("the mask leaves out" in reason for reason in report.reasons) == is_told
+
+
+@pytest.mark.parametrize(("small", "is_told"), [(1e-2, False), (1e-4, True)])
+def test_an_output_too_quiet_for_adam_is_named(small: float, is_told: bool) -> None:
+    unit = torch.tensor([small, 1.0, 0.0])  # of which the last has no gradient at all
+    report = diagnose(lambda y, t: ((y - t) * unit).square().sum(1), draw(20, 3, seed=0), draw(20, 3, seed=1))
+    assert any("Adam's eps" in reason for reason in report.reasons) == is_told

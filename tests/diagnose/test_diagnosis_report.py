@@ -332,4 +332,4 @@ def test_the_library_is_not_quoted_as_torch() -> None:
         return (ranks(y) - target).square().mean()
 
     obstacle = diagnose(loss, draw(8, 3, seed=0), draw(8, 3, seed=1)).derivatives.obstacle
-    assert "(Perturbed: its Jacobian" in obstacle
+    assert "is not differentiable twice. Perturbed: its Jacobian" in obstacle

@@ -236,11 +236,16 @@ def test_gradients_of_a_parabola_fade_and_those_of_a_cone_do_not() -> None:
 
 def test_gradients_of_a_parabola_grow_with_the_error_and_bounded_ones_do_not() -> None:
     y, target = draw(64, 3, seed=0), draw(64, 3, seed=1)
-    # Uphill by the gradient itself: errors e become e·(1 + move/|e|), with |e| their root mean square.
-    scale = y.std(0, correction=0)
-    error = float(((y - target) / scale).square().mean().sqrt())
-    assert diagnose(squares, y, target).descent.grows == pytest.approx((error + 10) / (error + 1), rel=0.05)
-    assert diagnose(absolute, y, target).descent.grows == pytest.approx(1.0)
+    # Uphill by the gradient itself, ten times as far as the targets are away and as far: errors become 11 and 2 times
+    # as large, whether the targets are near or not.
+    for far in (1, 100):
+        assert diagnose(squares, y, far * target).descent.grows == pytest.approx(11 / 2, rel=0.05)
+        assert diagnose(squares, y, target + far).descent.grows == pytest.approx(11 / 2, rel=0.05)
+        assert diagnose(absolute, y, far * target).descent.grows == pytest.approx(1.0)
+    # With the targets nearer than the outputs are spread, one and ten times that spread.
+    spread = y.std(0, correction=0)
+    near = y + 0.1 * spread * torch.randn(64, 3, generator=torch.Generator().manual_seed(2)).sign()
+    assert diagnose(squares, y, near).descent.grows == pytest.approx(10.1 / 1.1, rel=0.05)
     assert diagnose(cross_entropy, y, target.argmax(1)).descent.grows < 1.6
 
 

@@ -24,6 +24,7 @@ from ._expansion import finite as finite
 from ._expansion import loss_values as loss_values
 from ._first_call import check_who_learns as check_who_learns
 from ._first_call import warn_of_the_loss as warn_of_the_loss
+from ._first_call import warn_of_the_mask as warn_of_the_mask
 from ._fisher import Solved as Solved
 from ._fisher import default_fisher_step as default_fisher_step
 from ._fisher import fisher_step as fisher_step
@@ -68,6 +69,7 @@ from ._running import RunningScale as RunningScale
 from ._running import settle as settle
 from ._sample import sample_step as sample_step
 from ._separability import check_loss as check_loss
+from ._separability import is_sum as is_sum
 from ._solve import damped_solve as damped_solve
 from ._step import Step as Step
 from ._step import newton_step as newton_step

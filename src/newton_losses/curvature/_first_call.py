@@ -3,10 +3,11 @@
 import warnings
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from .._arguments import WithTargets
+from .._arguments import WithTargets, names_mask
 from .._targets import changed
 from .._unchanged import leaves_unchanged
 from ..errors import ArgumentError
@@ -37,6 +38,25 @@ def check_who_learns(loss: object, y: Tensor, targets: tuple[Any, ...]) -> None:
         "pass it with .detach().",
         stacklevel=6,
     )
+
+
+def warn_of_the_mask(loss: object, y: Tensor, targets: tuple[Any, ...]) -> None:
+    """Warn of a mask that says of each output whether it exists, in a form that only the loss takes for one."""
+    given = [target for place, target in enumerate(targets, 1) if names_mask(loss, place)]
+    if isinstance(loss, WithTargets) and "mask" in loss.targets:
+        given.append(loss.targets["mask"])
+    for mask in given:
+        if not isinstance(mask, Tensor | np.ndarray) or mask.ndim != y.ndim:  # one entry per sample, for example
+            continue
+        is_one = isinstance(mask, Tensor) and mask.dtype is torch.bool and mask.shape == y.shape
+        if not is_one and bool(((mask == 0) | (mask == 1)).all()):
+            came = mask.dtype if isinstance(mask, Tensor) else "a NumPy array"
+            warnings.warn(
+                f"NewtonLoss: the mask is {came} of shape {tuple(mask.shape)}, so the loss alone gets it, and outputs "
+                "that do not exist count in the curvature. Pass a boolean tensor of the shape of the outputs, here "
+                f"{tuple(y.shape)}. If these are weights, give the argument another name.",
+                stacklevel=6,
+            )
 
 
 def _has_gradient(target: Any) -> bool:

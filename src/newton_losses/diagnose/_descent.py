@@ -61,7 +61,8 @@ class Descent:
       batches are as large as this one: what a normalised step evens out.
     - `fades`: ρ at the lowest point along the gradient, relative to ρ at the outputs. A plain gradient gets shorter as
       the loss falls; a normalised one does not.
-    - `grows`: ρ ten units uphill, relative to ρ one unit uphill. A bounded gradient, as that of a cross-entropy or an
+    - `grows`: ρ ten units uphill, relative to ρ one unit uphill. A unit is the scale of the outputs, or how far the
+      lowest point along the gradient is away if that is more. A bounded gradient, as that of a cross-entropy or an
       absolute error, does not grow with the error.
     - `candidates`: one Newton direction for each curvature that can be trusted; `samples`: how many all this is from.
     """
@@ -101,7 +102,7 @@ def measure_descent(probe: Probe, expansions: dict[CurvatureKind, Expansion], *,
         # ρ² is a mean of N independent terms, and ρ varies half as much as its square.
         batches=_relative_deviation(squares) / 2 / math.sqrt(len(squares)),
         fades=math.sqrt(mean_finite(after) / float(squares.mean())) if float(squares.mean()) > 0 else math.nan,
-        grows=_growth(probe, gradient),
+        grows=_growth(probe, gradient, lowest),
         gradient=plain,
         candidates=candidates,
         samples=probe.count,
@@ -113,8 +114,10 @@ def _relative_deviation(squares: Tensor) -> float:
     return float(squares.std(correction=0)) / mean if mean > 0 else 0.0
 
 
-def _growth(probe: Probe, rows: Tensor) -> float:
-    unit = _unit(probe, rows)
+def _growth(probe: Probe, rows: Tensor, lowest: Tensor) -> float:
+    # Seen from far above the minimum, ten units make no difference to the gradients of a squared error.
+    away = float(((probe.flat - lowest) / probe.scale).double().square().mean().sqrt())
+    unit = _unit(probe, rows) * max(1.0, away)
     near, far = (probe.gradient(probe.flat + move * unit).double().square().mean() for move in (NEAR, FAR))
     ratio = float((far / near).sqrt())
     return ratio if math.isfinite(ratio) else math.inf

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._arguments import bound_targets, check_targets
+from .._arguments import bound_targets, check_targets, with_mask
 from ..curvature import (
     CurvatureKind,
     Expandable,
@@ -20,8 +20,10 @@ from ..curvature import (
     check_loss,
     finite,
     flatten_outputs,
+    is_sum,
     name_of,
     outside_inference_mode,
+    resolve_reduction,
 )
 from ..errors import ArgumentError, DerivativeError, SeparabilityError
 from ..newton import check_is_plain
@@ -59,7 +61,7 @@ from ._probe import (
     undisturbed,
 )
 from ._report import Report
-from ._verdict import Facts, judge
+from ._verdict import MASKED, SUM, Facts, judge
 
 # The most samples, and outputs of all of them together, that are looked at; a few samples in any case.
 SAMPLES, ELEMENTS, FEWEST = 256, 2**16, 16
@@ -100,6 +102,8 @@ def diagnose(
         raise ArgumentError(f"diagnose needs samples to measure at; the outputs have shape {tuple(y.shape)}.")
     probe = Probe(loss, flat.reshape(y.shape), targets, reduction, counter=Counter(progress))
     blank = Report(name_of(loss), probe.count, probe.size, "fix", ())
+    mask = with_mask(loss, y, targets, None)[2]
+    hidden = None if mask is None or bool(mask.all()) else MASKED
     could_tell = False
     with undisturbed(loss, y.device):
         try:
@@ -107,7 +111,10 @@ def diagnose(
             probe = probe.part(max(FEWEST, min(SAMPLES, ELEMENTS // probe.size)))
             if can_be_called(loss):
                 could_tell = check_loss(loss, probe.y, *probe.targets, reduction=reduction)
-            return _measure(probe, replace(blank, separable=True if could_tell else None))
+                if resolve_reduction(loss, reduction) is None and is_sum(loss, probe.y, *probe.targets):
+                    return replace(blank, reasons=(SUM,), separable=True if could_tell else None)
+            found = _measure(probe, replace(blank, separable=True if could_tell else None))
+            return found if hidden is None else replace(found, reasons=(*found.reasons, hidden))
         except TypeError:
             if can_be_called(loss):
                 check_targets(loss, y, targets)

@@ -1,5 +1,6 @@
 """What is measured at the outputs themselves: gradient norms, noise, eigenvalues, and whether samples are convex."""
 
+import math
 from dataclasses import dataclass, replace
 
 import torch
@@ -35,7 +36,8 @@ class Gradients:
 
     `vanishing` and `exploding` are the shares of samples a hundred times below and above `typical`, the
     median of the norms that are not zero; `ratio` is the 99th percentile over it. `nonfinite` is the
-    share of samples without a finite value or gradient.
+    share of samples without a finite value or gradient. `quietest` is the root mean square of the output whose
+    gradients are smallest, of those that have any, relative to that of all outputs.
     """
 
     norms: tuple[float, ...]
@@ -48,6 +50,7 @@ class Gradients:
     vanishing: float
     exploding: float
     nonfinite: float
+    quietest: float = 1.0
 
 
 def measure_gradients(value: Tensor, gradient: Tensor) -> Gradients:
@@ -75,7 +78,15 @@ def measure_gradients(value: Tensor, gradient: Tensor) -> Gradients:
         vanishing=float((norms <= typical / EXTREME).double().mean()),
         exploding=float((norms > typical * EXTREME).double().mean()),
         nonfinite=float((~kept).double().mean()),
+        quietest=_quietest(gradient[kept].double()),
     )
+
+
+def _quietest(gradient: Tensor) -> float:
+    largest = gradient.abs().amax()
+    sizes = (gradient / largest).square().mean(0) if float(largest) > 0 else gradient.new_zeros(1)
+    own = sizes[sizes > 0]
+    return math.sqrt(float(own.min() / sizes.mean())) if len(own) else 1.0
 
 
 def nothing_finite(outputs: Tensor, value: Tensor) -> str:
