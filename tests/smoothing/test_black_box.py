@@ -144,6 +144,8 @@ def test_a_mask_of_outputs_is_refused_with_what_to_do():
     y, wanted = torch.zeros(3, 3, requires_grad=True), torch.ones(3, 3, dtype=torch.bool)
     with pytest.raises(ArgumentError, match=r"expand takes no mask.*masked_fill\(~mask, 0.0\)"):
         NewtonLoss(loss)(y, wanted, mask=mask)
+    with pytest.raises(ArgumentError, match="expand takes no mask"):
+        NewtonLoss(loss)(y, wanted, mask)
     NewtonLoss(lambda y, t, mask: loss(y.masked_fill(~mask, 0.0), t, mask))(y, wanted, mask=mask).backward()
     assert torch.equal(y.grad < 0, mask)  # raise what is wanted
     assert torch.equal(y.grad != 0, mask)

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .._arguments import names_mask
 from ..curvature import CurvatureKind, Expansion, OwnParts, as_curvature, empirical_fisher, full_precision, widen
 from ..errors import ArgumentError, ShapeError
 from ._black_box import Smoothed, Targets, estimated, flatten_from
@@ -14,7 +15,7 @@ from ._draws import Noise
 _LOSS_ONCE = (
     "{owner}: its gradient is estimated from draws, and autograd cannot differentiate it again. "
     "{owner}.expand(y, ..., curvature='hessian') estimates its Hessian from the same draws; "
-    "NewtonLoss({owner}(...), curvature='hessian') uses that."
+    "NewtonLoss({owner}(...), curvature='hessian') uses that. Inside another function, use curvature='fisher'."
 )
 _ALGORITHM_ONCE = (
     "{owner}: its Jacobian is estimated from draws, and cannot be differentiated again: the second derivative of k "
@@ -58,7 +59,7 @@ class EstimatedLoss(Smoothed):
             raise ArgumentError(
                 f"{type(self).__name__}: curvature is {curvature!r}. Choose 'hessian', 'fisher', 'sample' or None."
             )
-        if "mask" in named:
+        if "mask" in named or any(self._is_mask(y, place, one) for place, one in enumerate(targets, 1)):
             # A Newton loss would take it for a mask of outputs, and believe that the derivatives kept to it.
             raise ArgumentError(
                 f"The loss {type(self).__name__} brings its own derivatives, and its method expand takes no mask: the "
@@ -75,6 +76,10 @@ class EstimatedLoss(Smoothed):
             if curvature == "sample":
                 return Expansion(value, gradient, OwnParts(gradient, value))
             return Expansion(value, gradient, empirical_fisher(gradient, value=value) if curvature else None)
+
+    def _is_mask(self, y: Tensor, place: int, target: Any) -> bool:
+        """Whether `fn` calls this target, counted from 1, a mask, and it could be one of the outputs."""
+        return getattr(target, "dtype", None) is torch.bool and target.shape == y.shape and names_mask(self.fn, place)
 
     def _checked(self, y: Tensor, targets: tuple[Any, ...], named: dict[str, Any]) -> Targets:
         """The targets of outputs that can be differentiated at, if they can be repeated for the draws."""
