@@ -52,7 +52,7 @@ class RelativeDamping:
     factor: float = 1.0
 
     def __post_init__(self) -> None:
-        _keep_as_float(self, "The factor of RelativeDamping")
+        _keep_as_float(self)
 
     def __call__(self, expansion: Expansion) -> Tensor:
         return self.factor * _eigenvalue_scale(expansion)
@@ -91,7 +91,7 @@ class NormalizedDamping:
     stretch: Tensor | float = field(default=1.0, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        _keep_as_float(self, "The factor of NormalizedDamping")
+        _keep_as_float(self)
 
     def __call__(self, expansion: Expansion) -> Damped:
         usable = finite(expansion)
@@ -203,9 +203,9 @@ def _usable(number: Tensor | float) -> Tensor | float:
     return torch.where((number > 0) & torch.isfinite(number), number, math.nan)
 
 
-def _keep_as_float(rule: "RelativeDamping | NormalizedDamping", what: str) -> None:
+def _keep_as_float(rule: "RelativeDamping | NormalizedDamping") -> None:
     """Check the rule's factor. NumPy's numbers become Python's: a compiler takes them for arrays."""
-    check_positive(rule.factor, what)
+    check_positive(rule.factor, f"The factor of {type(rule).__name__}")
     if type(rule.factor) is not float:
         object.__setattr__(rule, "factor", float(rule.factor))
 

@@ -45,8 +45,8 @@ def names_of(operators: Iterable[type]) -> list[str]:
 def no_dependence(loss: object) -> DerivativeError:
     return DerivativeError(
         f"The loss {name_of(loss)} does not depend on the outputs, so it has no gradient. Does it use "
-        "argmax, round, a comparison or .detach()? A black box can be made differentiable by smoothing "
-        "(newton_losses.smoothing)."
+        "argmax, round, a comparison, .item(), .detach() or torch.tensor(...)? A black box can be made "
+        "differentiable by smoothing (newton_losses.smoothing)."
     )
 
 
@@ -56,6 +56,11 @@ def no_second_derivative(loss: object, custom: list[str], reason: str) -> Deriva
         f"The loss {name_of(loss)} is not differentiable twice: {where} has no second derivative "
         f"({reason}). curvature='fisher' needs first derivatives only."
     )
+
+
+def refused(loss: object, error: DerivativeError) -> DerivativeError:
+    """The second derivative of what says itself that it has none, and what to use."""
+    return DerivativeError(f"The loss {name_of(loss)} is not differentiable twice. {error}")
 
 
 def is_out_of_memory(error: Exception) -> bool:

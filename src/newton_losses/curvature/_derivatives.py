@@ -28,6 +28,7 @@ from ._derivative_errors import (
     names_of,
     no_dependence,
     no_second_derivative,
+    refused,
     with_advice,
 )
 from ._forms import signs
@@ -324,9 +325,11 @@ def _reverse_graph(total: Total, flat: Tensor, loss: object) -> tuple[Tensor, Te
         except (RuntimeError, NotImplementedError) as error:
             if is_out_of_memory(error):
                 raise with_advice(error) from None
-            said = str(error).splitlines()[0]
-            said = said if isinstance(error, DerivativeError) else f"torch says: {said}"
-            raise no_second_derivative(loss, names_of(operators), said) from error
+            if isinstance(error, DerivativeError):
+                raise refused(loss, error) from error
+            raise no_second_derivative(
+                loss, names_of(operators), f"torch says: {str(error).splitlines()[0]}"
+            ) from error
 
     # What the loss itself has to learn, and targets that have a gradient, get theirs through the values.
     is_shared = torch.is_grad_enabled() and other_leaves

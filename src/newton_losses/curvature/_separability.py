@@ -66,8 +66,8 @@ def check_loss(
             raise SeparabilityError(
                 f"The loss {name_of(loss)} mixes the samples of the batch: the loss of some samples changed when "
                 "only the outputs of others did. A Newton loss needs one loss per sample. Does it use batch statistics,"
-                " compare samples or reduce over the batch dimension? If the items that it compares belong together, "
-                f"make them one sample: outputs of shape (1, N, ...).{hint}"
+                " compare samples, reduce over the batch dimension, or have a Newton loss or inject_fisher in it? If "
+                f"the items that it compares belong together, make them one sample: outputs of shape (1, N, ...).{hint}"
             )
     if astray and _compares_with_all(loss, y, targets, reduction, astray, before):
         raise SeparabilityError(
