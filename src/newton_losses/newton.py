@@ -86,8 +86,9 @@ class NewtonLoss(RunningScale):
     stays where it is. If `damping` is a number, the gradient is the paper's, (C + λI)⁻¹∇ℓᵢ/N.
 
     Call `backward()` as usual. The outputs may have any shape `(N, ...)` and any floating dtype; everything is computed
-    in float32 at least. Parameters inside `loss` get the gradient of the plain loss, and where it has a value per
-    sample, only of those that are not left out, for which each call waits for a GPU; none if `value="quadratic"`.
+    in float32 at least. Parameters inside `loss` get the plain gradient, in the loss's own units. If the loss returns
+    one value per sample, those that are left out do not count; this makes each call wait for the GPU. With
+    `value="quadratic"` they get no gradient.
 
     Args:
         loss: a callable `loss(y, *targets)` that returns one value per sample `(N,)` or a scalar, or an
