@@ -39,9 +39,10 @@ def test_a_target_with_a_gradient_is_told_that_it_gets_no_newton_step(form: str)
         NewtonLoss(squares)(y, other)
 
 
-def test_swapped_arguments_are_an_error_that_shows_the_order() -> None:
+def test_swapped_arguments_are_answered_with_the_order() -> None:
+    """No error: a network may be frozen, and a target learn."""
     for loss in (squares, SortingLoss("softsort")):
-        with pytest.raises(ArgumentError, match=r"swapped\? Call newton\(outputs, target\)"):
+        with pytest.warns(UserWarning, match=r"swapped\? Call newton\(outputs, target\)"):
             NewtonLoss(loss)(leaf(8, 3).detach(), leaf(8, 3, seed=1))
     assert NewtonLoss(squares)(leaf(8, 3).detach(), leaf(8, 3, seed=1).detach()) > 0  # nobody learns
 
@@ -99,6 +100,15 @@ def test_numpy_within_a_loss_is_not_blamed_on_the_targets() -> None:
     with pytest.raises(RuntimeError) as raised:
         NewtonLoss(lambda y: torch.from_numpy(np.abs(y.numpy())).sum(1))(leaf(4, 3))
     assert "NumPy has no gradients" in raised.value.__notes__[0]
+
+
+def test_numbers_that_a_loss_draws_are_no_steps() -> None:
+    noise = np.random.default_rng(0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        NewtonLoss(lambda y, t: (y * 0).sum(1) + torch.from_numpy(noise.random(8)).float())(
+            leaf(8, 3), leaf(8, 3).detach()
+        )
 
 
 def masked(y: Tensor, target: Tensor, mask: Any) -> Tensor:

@@ -4,7 +4,9 @@ import copy
 import functools
 import pickle
 import warnings
+from collections import OrderedDict
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -349,14 +351,19 @@ def test_where_a_sample_cannot_be_replaced_the_loss_learns_from_all_of_them() ->
     def shared(y: Tensor, labels: Tensor, table: Tensor) -> Tensor:
         return table[labels] * (b * y.square().sum(1) + root(y, labels))
 
-    def paired(y: Tensor, pair: tuple[Tensor, float, str]) -> Tensor:
-        return b * pair[1] * y.square().sum(1) + root(y, pair[0])
+    def factored(y: Tensor, factor: Tensor) -> Tensor:
+        return b * (y @ torch.linalg.cholesky(factor)).square().sum(1) + root(y, labels)
+
+    def sparse(y: Tensor, weight: Tensor) -> Tensor:
+        return b * (weight.to_dense() * y.square()).sum(1) + root(y, labels)
 
     def reduced(y: Tensor, labels: Tensor) -> Tensor:
         return (b * y.square().sum(1) + root(y, labels)).mean()
 
     cases: list[tuple[Any, tuple[Any, ...]]] = [
-        (shared, (labels, table)), (paired, ((labels, 2.0, "x"),)), (reduced, (labels,)),
+        (shared, (labels, table)), (reduced, (labels,)),
+        # With rows of theirs in other places these raise.
+        (factored, (torch.eye(3) * 2 + 0.3,)), (sparse, (torch.eye(3).to_sparse(),)),
     ]  # fmt: skip
     for loss, targets in cases:
         (wanted,) = torch.autograd.grad(loss(y, *targets).mean(), [b])
@@ -365,6 +372,55 @@ def test_where_a_sample_cannot_be_replaced_the_loss_learns_from_all_of_them() ->
         newton(y, *targets).backward()
         assert newton.skipped == 1
         torch.testing.assert_close(b.grad, wanted)
+
+
+@dataclass
+class Node:
+    """As in a tree with references back."""
+
+    target: Tensor
+    parent: Any = None
+
+
+@dataclass
+class Output(OrderedDict[str, Any]):
+    """Read by attribute and by key, as the outputs of some language models are; `update` is refused there too."""
+
+    target: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        if self.target is not None:
+            OrderedDict.__setitem__(self, "target", self.target)
+
+    def update(self, *_: Any, **__: Any) -> None:
+        raise RuntimeError("You cannot use update on an Output.")
+
+
+def in_a_circle(target: Tensor) -> Node:
+    node = Node(target)
+    node.parent = Node(target, node)
+    return node
+
+
+@pytest.mark.parametrize("curvature", ["fisher", "hessian"])
+@pytest.mark.parametrize("wrap", [in_a_circle, Output, lambda t: (Node(t), "x")], ids=["circle", "mapping", "pair"])
+def test_a_bad_target_in_a_container_does_not_reach_what_the_loss_learns(wrap: Callable, curvature: str) -> None:
+    b = nn.Parameter(torch.tensor(0.3))
+
+    def loss(y: Tensor, given: Any) -> Tensor:
+        holder = given[0] if type(given) is tuple else given
+        target = holder.target if not isinstance(holder, Output) else (holder.target + holder["target"]) / 2
+        return (b * y - target).pow(4).sum(1)
+
+    y, target = leaf(6, 3), torch.zeros(6, 3)
+    newton = NewtonLoss(loss, curvature, on_nonfinite="ignore")
+    newton(y, wrap(target)).backward()
+    target[2] = torch.nan
+    b.grad = None
+    newton(y, wrap(target)).backward()
+    good = torch.arange(6) != 2
+    (wanted,) = torch.autograd.grad((b * y[good]).pow(4).sum(1).mean(), [b])
+    torch.testing.assert_close(b.grad, wanted)
 
 
 def test_what_a_user_bound_is_no_target_of_the_call() -> None:

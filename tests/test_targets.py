@@ -227,6 +227,28 @@ def test_nested_lists_bring_the_mask_to_a_loss_that_takes_one() -> None:
     torch.testing.assert_close(NewtonLoss(masked)(y, target), wanted)
 
 
+def test_nested_lists_with_a_target_by_keyword_alone() -> None:
+    """The mask is the second thing that is bound to this loss."""
+    offsets = torch.tensor([0, 3, 5, 9])
+
+    def loss(y: Tensor, target: Tensor, *, weight: Tensor, mask: Tensor | None = None) -> Tensor:
+        return weight * torch.where(mask, (y - target).pow(4), 0.0).sum(1)
+
+    rows, target, weight = (
+        Y.reshape(-1)[:9].clone().requires_grad_(),
+        TARGET.reshape(-1)[:9],
+        torch.tensor([1.0, 2.0, 3.0]),
+    )
+    y, target = (torch.nested.nested_tensor_from_jagged(one, offsets) for one in (rows, target))
+    newton = NewtonLoss(loss)
+    newton(y, target, weight=weight).backward()
+    mask = torch.arange(4) < torch.tensor([[3], [2], [4]])
+    padded, own = (torch.zeros(3, 4).masked_scatter(mask, one.values().detach()) for one in (y, target))
+    padded.requires_grad_()
+    NewtonLoss(loss)(padded, own, weight=weight, mask=mask).backward()
+    torch.testing.assert_close(rows.grad, padded.grad[mask])
+
+
 def test_a_mask_that_means_the_opposite_is_refused() -> None:
     """As torch's key_padding_mask does, where True is left out: nothing was learned, without a word."""
 

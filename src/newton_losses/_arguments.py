@@ -11,14 +11,11 @@ import operator
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
 from .errors import ArgumentError, ShapeError
-
-_signatures: "WeakKeyDictionary[Any, inspect.Signature | None]" = WeakKeyDictionary()
 
 
 def real_tensor(thing: Any, name: str, where: str) -> Tensor:
@@ -87,7 +84,7 @@ def one_of(thing: Any, choices: Iterable[str], name: str, where: str) -> Any:
 class WithTargets(partial):  # type: ignore[type-arg]
     """A loss with targets of this call that came by name: unlike what users bind themselves, one entry per sample.
 
-    Python makes one partial of two, so the names say which of the keywords these are.
+    Python makes one partial of two, so the names say which of the keywords are targets.
     """
 
     names: frozenset[str] = frozenset()
@@ -100,8 +97,12 @@ class WithTargets(partial):  # type: ignore[type-arg]
 def _with_targets(loss: Any, named: dict[str, Any]) -> Any:
     if torch.compiler.is_compiling():
         return partial(loss, **named)
-    bound = WithTargets(loss, **named)
-    bound.names = frozenset(named).union(loss.names if isinstance(loss, WithTargets) else ())
+    if isinstance(loss, WithTargets):  # of a partial with attributes, Python would make two
+        named = {**loss.targets, **named}
+        bound = WithTargets(loss.func, *loss.args, **{**loss.keywords, **named})
+    else:
+        bound = WithTargets(loss, **named)
+    bound.names = frozenset(named)
     return bound
 
 
@@ -151,19 +152,7 @@ def check_targets(loss: Any, y: Any, targets: tuple[Any, ...]) -> None:
 
 
 def _signature(loss: Any) -> inspect.Signature | None:
-    """What a loss is called with; a builtin does not say. Asked once: it takes as long as five operators of torch."""
-    if torch.compiler.is_compiling():
-        return _asked_for(loss)
-    try:
-        return _signatures[loss]
-    except KeyError:
-        found = _signatures[loss] = _asked_for(loss)
-        return found
-    except TypeError:  # not hashable, or cannot be referred to weakly
-        return _asked_for(loss)
-
-
-def _asked_for(loss: Any) -> inspect.Signature | None:
+    """What a loss is called with; a builtin does not say."""
     try:
         return inspect.signature(loss.forward if isinstance(loss, torch.nn.Module) else loss)
     except (TypeError, ValueError):

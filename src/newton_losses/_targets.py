@@ -31,8 +31,11 @@ def picked(target: Any, chosen: Tensor, count: int) -> Any:
 
 
 def is_listed(part: Any, count: int) -> bool:
-    """Whether this is a list of one entry per sample, and not of tensors that have one each."""
-    return type(part) in (list, tuple) and len(part) == count and not all(_has_rows(one, count) for one in part)
+    """Whether this is a list of one entry per sample, and not of tensors that have one each, alone or among others."""
+    if type(part) not in (list, tuple) or len(part) != count:
+        return False
+    tensors = [isinstance(one, Tensor | numpy.ndarray) for one in part]
+    return not any(tensors) or (all(tensors) and not all(_has_rows(one, count) for one in part))
 
 
 def cast(target: Any, dtype: torch.dtype) -> Any:
@@ -52,30 +55,41 @@ def _has_rows(part: Any, count: int) -> bool:
     return isinstance(part, Tensor | numpy.ndarray) and part.ndim > 0 and part.shape[0] == count
 
 
-def changed(target: Any, change: Callable[[Any], Any]) -> Any:
-    """`change` for the target or, where it leaves that as it is, for all that is within."""
+def changed(
+    target: Any,
+    change: Callable[[Any], Any],
+    *,
+    is_whole: Callable[[Any], bool] | None = None,
+    above: frozenset[int] = frozenset(),
+) -> Any:
+    """`change` for the target or, where it leaves that as it is, for all that is within; not for what `is_whole`.
+
+    What contains itself is looked into once.
+    """
     done = change(target)
-    if done is not target:
+    if done is not target or id(target) in above or (is_whole is not None and is_whole(target)):
         return done
-    if isinstance(target, MutableMapping):
-        inside = {key: changed(value, change) for key, value in target.items()}
-        if all(inside[key] is value for key, value in target.items()):
-            return target
-        rebuilt = copy.copy(target)
-        rebuilt.update(inside)
-        return rebuilt
+
+    def within(part: Any) -> Any:
+        return changed(part, change, is_whole=is_whole, above=above | {id(target)})
+
     if isinstance(target, list | tuple):
-        entries = [changed(entry, change) for entry in target]
+        entries = [within(entry) for entry in target]
         if all(map(operator.is_, entries, target)):
             return target
         return getattr(type(target), "_make", type(target))(entries)  # a named tuple takes no list
-    if dataclasses.is_dataclass(target) and not isinstance(target, type):
-        old = {one.name: getattr(target, one.name) for one in dataclasses.fields(target) if hasattr(target, one.name)}
-        new = {name: changed(value, change) for name, value in old.items()}
-        if all(new[name] is value for name, value in old.items()):
-            return target
-        other: Any = copy.copy(target)
-        for name, value in new.items():
-            object.__setattr__(other, name, value)  # also into a frozen one, and past its __post_init__
-        return other
-    return target
+    rebuilt: Any = target
+    if isinstance(target, MutableMapping):
+        inside = {key: within(value) for key, value in target.items()}
+        new = {key: value for key, value in inside.items() if value is not target[key]}
+        rebuilt = copy.copy(target) if new else target
+        for key, value in new.items():
+            rebuilt[key] = value
+    if dataclasses.is_dataclass(target) and not isinstance(target, type):  # which may be a mapping, too
+        for one in dataclasses.fields(target):
+            old = getattr(target, one.name, None)
+            value = within(old)
+            if value is not old:
+                rebuilt = copy.copy(target) if rebuilt is target else rebuilt
+                object.__setattr__(rebuilt, one.name, value)  # also into a frozen one, and past its __post_init__
+    return rebuilt

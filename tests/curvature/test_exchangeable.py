@@ -60,6 +60,21 @@ def test_a_bad_sample_goes_another_way_to_the_same_step(damping, masked):
     torch.testing.assert_close(found[1], found[0], rtol=1e-12, atol=0)
 
 
+def test_both_infinities_in_one_list_are_no_warning_of_numpy():
+    """A warning is an error in these tests."""
+
+    def loss(y):
+        return y[:, 0].sqrt() - y[:, 1].sqrt() + y[:, 2]  # at zero, slopes of ∞ and −∞
+
+    newton = nl.NewtonLoss(loss, exchangeable=True, check=False, on_nonfinite="ignore")
+    for lowest in (1.0, 1.0, 0.0):
+        y = torch.ones(4, 3)
+        y[1] = lowest
+        newton(y.requires_grad_()).backward()
+    assert y.grad.isfinite().all()
+    assert newton.skipped == 1
+
+
 @pytest.mark.parametrize("outputs", [1, 2, 6])
 def test_equal_to_the_matrix_averaged_over_all_orders(outputs):
     gradient, _ = gradients(8, outputs, masked=False)

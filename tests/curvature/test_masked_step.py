@@ -104,3 +104,17 @@ def test_a_sample_without_a_finite_hessian_is_solved_with_that_of_the_others(mon
         assert newton.running_square is not None
         found.append(newton.running_square)
     torch.testing.assert_close(found[:2], found[2:], rtol=2e-5, atol=1e-6)
+
+
+def test_a_mask_that_came_transposed() -> None:
+    """Of more than eight outputs, so that a list's bits are more than one byte."""
+    mask = (torch.rand(12, 6, generator=torch.Generator().manual_seed(0)) < 0.7).T
+    y, target = torch.randn(2, 6, 12, generator=torch.Generator().manual_seed(1))
+    found = []
+    for given in (mask, mask.contiguous()):
+        newton, own = NewtonLoss(coupled, check=False), y.clone().requires_grad_()
+        for _ in range(2):
+            own.grad = None
+            newton(own, target, mask=given).backward()
+        found.append(own.grad)
+    torch.testing.assert_close(*found)

@@ -473,3 +473,8 @@ def test_a_loss_with_parameters_that_needs_forward_mode():
     newton = nl.NewtonLoss(loss, "hessian")
     for one in three_calls(newton, TARGET):
         assert one.isfinite().all()
+    masked = nl.NewtonLoss(loss, "hessian")
+    for _ in range(3):
+        y = torch.zeros(8, 3, requires_grad=True)
+        masked(y, TARGET, mask=torch.arange(3).expand(8, 3) < 2).backward()
+        assert y.grad.isfinite().all()

@@ -202,3 +202,22 @@ def test_whether_products_lead_to_a_solution_does_not_depend_on_units(unit: floa
     form, asked = counted(easy)
     damped_solve(form, unit * draw(1, 2, 300)[0], 0.01, "absolute")
     assert sum(asked) < 40
+
+
+@pytest.mark.parametrize("size", [3, 100])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("spectrum", ["raw", "absolute", "clip"])
+def test_a_matrix_stored_by_columns_is_damped_as_well(spectrum: str, dtype: torch.dtype, size: int) -> None:
+    """As torch.func.hessian and torch.linalg return them: a diagonal of their copy is not theirs."""
+    indefinite, definite = symmetric(0, size).to(dtype), (symmetric(1, size) @ symmetric(1, size)).to(dtype)
+    gradient = draw(2, 4, size)[0].to(dtype)
+    for matrix, semidefinite in ((indefinite, False), (definite, False), (definite, True)):
+        by_columns = matrix.T.contiguous().T
+        one, other = (
+            newton_step(Expansion(torch.ones(4), gradient, Dense(stored, semidefinite)), 50.0, spectrum).rows
+            for stored in (matrix, by_columns)
+        )
+        torch.testing.assert_close(one, other)
+    torch.testing.assert_close(
+        other.double(), gradient.double() @ inverse(definite.double(), 50.0), rtol=1e-4, atol=1e-6
+    )

@@ -95,6 +95,18 @@ def test_tensors_in_a_dataclass_are_repeated_as_well():
     assert seen[0].name == "x"
 
 
+@pytest.mark.parametrize("kind", [list, tuple])
+def test_a_list_and_a_tuple_are_the_same_container(kind):
+    """Of as many entries as there are samples, too: a tensor per sample is repeated beside a number, and not alone."""
+    seen = []
+    loss = SmoothedLoss(lambda y, t: seen.append(t) or y.sum(-1), num_samples=4)
+    loss(torch.zeros(2, 2), kind((torch.ones(2, 2), 0.25)))
+    assert type(seen[0]) is kind
+    assert seen[0][0].shape == (8, 2)
+    loss(torch.zeros(3, 2), kind((torch.ones(3, 2), torch.ones(1), torch.ones(2))))  # ragged: one per sample
+    assert [tuple(one.shape) for one in seen[1]] == [(3, 2), (1,), (2,)]
+
+
 @pytest.mark.parametrize("wrap", [lambda t: t, lambda t: {"t": t}, lambda t: [(t,)]], ids=["bare", "dict", "nested"])
 def test_a_target_that_requires_a_gradient_is_refused_wherever_it_is(wrap):
     with pytest.raises(ArgumentError, match="a target requires a gradient"):

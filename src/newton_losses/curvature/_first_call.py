@@ -10,7 +10,6 @@ from torch import Tensor
 from .._arguments import WithTargets, names_mask
 from .._targets import changed
 from .._unchanged import leaves_unchanged
-from ..errors import ArgumentError
 from ._loss_contract import Loss, flatten_outputs, make_total, name_of, outside_inference_mode
 from ._options import Reduction, resolve_reduction
 from ._second_check import Asked, wrong_second_derivative
@@ -18,7 +17,7 @@ from ._separability import is_sum
 
 
 def check_who_learns(loss: object, y: Tensor, targets: tuple[Any, ...]) -> None:
-    """Raise where outputs and targets seem to be swapped, and warn of a target that has a gradient as well."""
+    """Warn where outputs and targets seem to be swapped, and of a target that has a gradient as well."""
     given = {f"target {place}": target for place, target in enumerate(targets, 1)}
     if isinstance(loss, WithTargets):
         given |= {f"the target {name}": target for name, target in loss.targets.items()}
@@ -26,11 +25,13 @@ def check_who_learns(loss: object, y: Tensor, targets: tuple[Any, ...]) -> None:
     if not learning or not torch.is_grad_enabled():
         return
     if not y.requires_grad:
-        raise ArgumentError(
+        warnings.warn(
             f"NewtonLoss: the outputs do not require a gradient, but {learning[0]} does. Were they swapped? Call "
             "newton(outputs, target). If the loss takes them the other way round, wrap it: "
-            "NewtonLoss(lambda y, target: loss(target, y))."
+            "NewtonLoss(lambda y, target: loss(target, y)). As it is, this is the plain loss.",
+            stacklevel=6,
         )
+        return
     warnings.warn(
         f"NewtonLoss: {learning[0]} requires a gradient. Only the outputs, the first argument, get a Newton step; "
         f"{learning[0]} gets the gradient of the plain loss, in another unit. If both come from the network, join "
@@ -123,13 +124,15 @@ def is_piecewise_constant(loss: Loss, y: Tensor, *targets: Any, reduction: Reduc
         return False
     asked = Asked(make_total(loss, y.shape, targets, resolve_reduction(loss, reduction)), loss)
     values = []
-    for at in (flat, flat.roll(1, 0)):
+    for at in (flat, flat.roll(1, 0), flat):
         leaf, summed, value = asked.call(at)
         (gradient,) = torch.autograd.grad(summed, leaf)
         if bool((gradient != 0).any()):
             return False
         values.append(value.detach())
-    first, second = values
+    first, second, again = values
+    if not torch.equal(first, again):  # it draws numbers
+        return False
     return bool(((first != second) & torch.isfinite(first) & torch.isfinite(second)).any())
 
 

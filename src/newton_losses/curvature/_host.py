@@ -303,8 +303,7 @@ def _inverse(matrix: Any, damping: float, spread: float, kind: str) -> Any:
         values, vectors = linalg.eigh(matrix)
         values = abs(values) if kind == "absolute" else values.clip(0)
         return (vectors / (values + damping)) @ vectors.T
-    diagonal = matrix.reshape(-1)[:: len(matrix) + 1]
-    diagonal += damping
+    _diagonal(matrix)[:] += damping
     if kind == "definite" and damping < LEAST_DAMPING * spread:
         return None
     if kind == "definite" and linalg is torch.linalg:  # in half of the time
@@ -316,11 +315,15 @@ def _inverse(matrix: Any, damping: float, spread: float, kind: str) -> Any:
         return None
 
 
+def _diagonal(matrix: Any) -> Any:
+    """To write to, in whichever order the matrix is stored."""
+    return matrix.diagonal() if isinstance(matrix, Tensor) else np.einsum("ii->i", matrix)
+
+
 def _is_semidefinite(matrix: Any, damping: float) -> bool:
     """Whether no eigenvalue is negative by more than rounding beside λ: a quarter of the time that they all take."""
     wide = _doubled(matrix)
-    diagonal = wide.reshape(-1)[:: len(matrix) + 1]
-    diagonal += damping * EPSILON[matrix.dtype.itemsize]
+    _diagonal(wide)[:] += damping * EPSILON[matrix.dtype.itemsize]
     if isinstance(matrix, Tensor):
         return int(torch.linalg.cholesky_ex(wide)[1]) == 0
     try:

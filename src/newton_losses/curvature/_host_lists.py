@@ -25,12 +25,13 @@ def solved_lists(
 ) -> Any:
     """The steps with the Fisher of lists, which has two eigenvalues: one for a list's mean, one for what differs."""
     factor, number, is_normalized = rule
-    energy, sums = energy_of(rows), rows.sum(1)
+    energy = energy_of(rows)
     count, size = rows.shape
     lengths = np.full(count, size) if mask is None else mask.sum(1)
     items, lists = int(lengths.sum()), int((lengths > 0).sum())
     if not SAFE[0] < energy < SAFE[1] or items == 0:
         return None
+    sums = rows.sum(1)
     means = sums / np.maximum(lengths, 1)
     shared = float(np.einsum("i,i", sums, means))  # as in `energy_of`
     among, common = max(0.0, energy - shared) / max(1, items - lists), shared / lists
@@ -69,7 +70,8 @@ def masked_rows(
     count, size = gradient.shape
     if kind == "raw" or size**3 > LARGEST_IN_NUMPY or count * size**2 > MOST_CELLS:
         return None
-    mask, matrix, pairs = (one.numpy() for one in (curvature.mask, curvature.matrix.double(), curvature.pairs.double()))
+    numbers = curvature.mask, curvature.matrix.double(), curvature.pairs.double()
+    mask, matrix, pairs = (one.detach().numpy() for one in numbers)
     rows = gradient.numpy().astype(np.float64)
     items, energy = float(mask.sum()), float(np.einsum("ij,ij", rows, rows))
     if not SAFE[0] < energy < SAFE[1]:
@@ -85,7 +87,7 @@ def masked_rows(
         if unit is None:
             return None
         length = number / math.sqrt(unit)
-    packed = np.packbits(mask, axis=1)
+    packed = np.ascontiguousarray(np.packbits(mask, axis=1))
     keys = packed.view(np.dtype((np.void, packed.shape[1]))).ravel()
     _, first, which = np.unique(keys, return_index=True, return_inverse=True)
     own = torch.from_numpy(mask[first])

@@ -50,7 +50,10 @@ def value_of_kept(
     """The value, with the gradient of the samples that are kept for what the loss itself has to learn."""
     if bool(kept.all()):
         return mean_value(values, reduction)
-    again = _values_of_kept(loss, y, targets, values, kept, reduction)
+    try:
+        again = _values_of_kept(loss, y, targets, values, kept, reduction)
+    except Exception:  # of targets that have no entry per sample, or that cannot be chosen from
+        return mean_value(values, reduction)
     # Of a reduced loss the others cannot be left out, and one with other values was not called with the same: what is
     # shared may look as if it had an entry per sample, or the loss draws and counts. Its gradient is then what it is.
     is_reduced = values.stride() == (0,)

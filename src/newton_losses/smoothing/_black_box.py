@@ -246,16 +246,16 @@ class Targets:
         """All that has one entry for each of `count` samples so many times, one batch behind the other."""
 
         def repeat(part: Any) -> Any:
-            if is_listed(part, count):
-                return type(part)(part)  # as it is, with what is within
             if not isinstance(part, Tensor | numpy.ndarray) or part.ndim == 0 or part.shape[0] != count:
                 return part
             if isinstance(part, Tensor):
                 return part.expand(times, *part.shape).flatten(0, 1)
             return numpy.concatenate([part] * times)
 
-        placed = tuple(changed(target, repeat) for target in self.placed)
-        return Targets(placed, {name: changed(target, repeat) for name, target in self.named.items()})
+        def every(target: Any) -> Any:
+            return changed(target, repeat, is_whole=lambda part: is_listed(part, count))
+
+        return Targets(tuple(map(every, self.placed)), {name: every(target) for name, target in self.named.items()})
 
     def check_call(self, fn: BlackBox, owner: str) -> None:
         """Raise if fn cannot be called with these targets; asked after a call that has failed."""
