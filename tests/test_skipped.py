@@ -427,14 +427,14 @@ def test_what_a_user_bound_is_no_target_of_the_call() -> None:
     b = nn.Parameter(torch.tensor(0.3))
 
     def loss(y: Tensor, *, target: Tensor, table: Tensor) -> Tensor:
-        return b * table[0] * y.square().sum(1) + (y - target).log().sum(1)
+        return b * table[0] * (y - target).log().sum(1)  # with all samples b's gradient is not finite
 
     y, target = leaf(3, 3), torch.full((3, 3), -5.0)
     target[0] = torch.nan
     newton = NewtonLoss(functools.partial(loss, table=torch.tensor([1.0, 10.0, 100.0])), on_nonfinite="ignore")
     newton(y, target=target).backward()
     assert b.grad is not None
-    torch.testing.assert_close(b.grad, y[1:].detach().square().sum(1).mean())
+    torch.testing.assert_close(b.grad, (y - target)[1:].detach().log().sum(1).mean())
 
 
 def test_a_module_that_is_made_empty_from_the_meta_device_counts_from_zero() -> None:

@@ -59,9 +59,7 @@ def value_of_kept(
     is_reduced = values.stride() == (0,)
     if is_reduced or not torch.allclose(again[kept].detach(), values[kept].detach()):
         return mean_value(values, reduction)
-    total = torch.where(kept, again, 0.0).sum()
-    if reduction != "sum":
-        total = total / kept.sum().clamp(min=1)
+    total = torch.where(kept, again, 0.0).sum() / kept.sum().clamp(min=1)  # who reduces by a sum has no such values
     return mean_value(values.detach(), reduction) + (total - total.detach())
 
 
