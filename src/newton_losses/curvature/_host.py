@@ -262,12 +262,9 @@ def solved_samples(
         total = factor * math.sqrt(energy_of(squares) * count / outputs)
     if not low < total / count < high:
         return None
-    length = 1.0
-    if is_normalized:
-        unit = energy / outputs if state is None else taken_in(state, energy / outputs, update)
-        if unit is None:
-            return None
-        length = total / count / math.sqrt(unit)
+    length = length_in_unit(total / count, energy / outputs, state, update) if is_normalized else 1.0
+    if length is None:
+        return None
     squares += total
     factors = np.divide(length * count / divisor, squares).astype(rows.dtype)[:, None]
     if gradient.numel() <= LARGEST_IN_NUMPY:
@@ -368,6 +365,12 @@ def _factor_or_number(
     if kind is RelativeDamping:
         return rule.factor, 0.0, False
     return (0.0, float(rule), False) if isinstance(rule, Tensor) else None
+
+
+def length_in_unit(number: float, square: float, state: Tensor | None, update: bool) -> float | None:
+    """λ/ρ, by which a normalised step is multiplied; `None` where `taken_in` has no unit."""
+    unit = square if state is None else taken_in(state, square, update)
+    return None if unit is None else number / math.sqrt(unit)
 
 
 def taken_in(state: Tensor, mean: float, update: bool) -> float | None:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ._forms import Masked
-from ._host import EPSILON, LARGEST_IN_NUMPY, SAFE, energy_of, taken_in
+from ._host import EPSILON, LARGEST_IN_NUMPY, SAFE, energy_of, length_in_unit
 from ._loss_contract import one_thread
 
 # Entries of all samples' matrices together.
@@ -39,12 +39,9 @@ def solved_lists(
     number = factor * spread if factor else number
     if not SAFE[0] < number < SAFE[1]:
         return None
-    length = 1.0
-    if is_normalized:
-        unit = energy / items if state is None else taken_in(state, energy / items, update)
-        if unit is None:
-            return None
-        length = number / math.sqrt(unit)
+    length = length_in_unit(number, energy / items, state, update) if is_normalized else 1.0
+    if length is None:
+        return None
     length = length / count if mean else length
     steps = rows * (length / (among + number))
     steps += (means * (length / (common + number) - length / (among + number)))[:, None]
@@ -81,12 +78,9 @@ def masked_rows(
         number = factor * math.sqrt(squares / max(1.0, float(pairs.trace())))
     if not SAFE[0] < number < SAFE[1]:
         return None
-    length = 1.0
-    if is_normalized:
-        unit = energy / items if state is None else taken_in(state, energy / items, update)
-        if unit is None:
-            return None
-        length = number / math.sqrt(unit)
+    length = length_in_unit(number, energy / items, state, update) if is_normalized else 1.0
+    if length is None:
+        return None
     packed = np.ascontiguousarray(np.packbits(mask, axis=1))
     keys = packed.view(np.dtype((np.void, packed.shape[1]))).ravel()
     _, first, which = np.unique(keys, return_index=True, return_inverse=True)
