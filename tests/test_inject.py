@@ -9,7 +9,15 @@ from torch import Tensor
 from torch.amp import GradScaler
 
 from cases import EXACT, Case, assert_close, brute_force_step, quartic
-from newton_losses import ArgumentError, DerivativeError, InjectFisher, inject_fisher, newton_target
+from newton_losses import (
+    ArgumentError,
+    DerivativeError,
+    InjectFisher,
+    NormalizedDamping,
+    RelativeDamping,
+    inject_fisher,
+    newton_target,
+)
 
 CASE = Case(quartic, (5, 3))
 
@@ -180,3 +188,17 @@ def test_float32_gets_the_step_of_float64(shape: tuple[int, int], reduction: str
         getattr(inject_fisher(leaf, reduction=reduction, **options).pow(4).sum(1), reduction)().backward()
         found.append(leaf.grad.double())
     assert_close(found[0], found[1], 1e-5)
+
+
+@pytest.mark.parametrize("curvature", ["fisher", "sample"])
+@pytest.mark.parametrize("damping", ["auto", NormalizedDamping(), RelativeDamping(), 0.7], ids=str)
+@pytest.mark.parametrize("build", [inject_fisher, lambda y, damping, **options: InjectFisher(damping, **options)(y)])
+def test_a_loss_multiplied_by_a_negative_number_goes_uphill(build, damping: object, curvature: str) -> None:
+    y = torch.randn(6, 3, generator=torch.Generator().manual_seed(0))
+    found = []
+    for scale in (2.0, -2.0):
+        leaf = y.clone().requires_grad_()
+        (scale * build(leaf, damping, loss_scale=scale, curvature=curvature).pow(4).sum(1).mean()).backward()
+        found.append(leaf.grad)
+    torch.testing.assert_close(found[0], -found[1])
+    assert float((found[0] * y).sum()) > 0

@@ -249,6 +249,19 @@ def test_nested_lists_with_a_target_by_keyword_alone() -> None:
     torch.testing.assert_close(rows.grad, padded.grad[mask])
 
 
+def test_a_mask_amid_the_targets_is_one_as_well() -> None:
+    def loss(y: Tensor, mask: Tensor, target: Tensor) -> Tensor:
+        return torch.where(mask, (y - target).pow(4), 0.0).sum(1)
+
+    mask = torch.arange(3) < 1 + torch.arange(8)[:, None] % 3
+    for _ in range(2):
+        by_name, in_place = NewtonLoss(loss), NewtonLoss(loss)
+        for _ in range(3):
+            wanted, found = gradient(by_name, target=TARGET, mask=mask), gradient(in_place, mask, TARGET)
+            assert torch.equal(wanted, found)
+            assert not found[~mask].any()
+
+
 def test_a_mask_that_means_the_opposite_is_refused() -> None:
     """As torch's key_padding_mask does, where True is left out: nothing was learned, without a word."""
 

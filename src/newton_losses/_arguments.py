@@ -221,20 +221,24 @@ def is_exchangeable(loss: object, choice: bool | None) -> bool:
 def with_mask(
     loss: Any, y: Tensor, targets: tuple[Any, ...], mask: Tensor | None
 ) -> tuple[Any, tuple[Any, ...], Tensor | None]:
-    """A loss that takes a mask, with it: the library's do, and any may get it as the last of the targets."""
-    last = targets[-1] if mask is None and targets else None
-    is_mask = isinstance(last, Tensor) and last.dtype == torch.bool and last.shape == y.shape
-    is_mask = is_mask and names_mask(loss, len(targets))  # and not clicks, which are boolean as well
+    """A loss that takes a mask, with it: the library's do as the last of the targets, and any that calls one so."""
+    could_be = {place: one for place, one in enumerate(targets, 1) if mask is None and _fits_as_mask(one, y)}
+    named = [one for place, one in could_be.items() if names_mask(loss, place)]  # and not clicks, boolean as well
+    last, is_mask = targets[-1] if targets else None, bool(named)
     if not getattr(loss, "takes_mask", False):
-        mask = last if is_mask and not hasattr(loss, "expand") else mask
+        mask = named[0] if named and not hasattr(loss, "expand") else mask
         if mask is not None and hasattr(loss, "expand"):
             _check_expands_with_mask(loss)
         return loss, targets, mask
-    if is_mask:
+    if is_mask and last is named[0]:
         mask, targets = last, targets[:-1]
     if mask is None or hasattr(loss, "expand"):
         return loss, targets, mask
     return _with_targets(loss, {"mask": mask}), targets, mask
+
+
+def _fits_as_mask(target: Any, y: Tensor) -> bool:
+    return isinstance(target, Tensor) and target.dtype == torch.bool and target.shape == y.shape
 
 
 def _check_expands_with_mask(loss: Any) -> None:

@@ -313,7 +313,10 @@ def _short_way(
             parts = OwnParts(gradient)
             own = own.in_batch(parts, gradient) if isinstance(own, RunningDamping) else own
             step = sample_step(parts, own, mean=is_mean)
-    return step.times(loss_scale * unit if is_normalized else loss_scale / share)
+    if not is_normalized:
+        return step.times(loss_scale / share)
+    # Where ρ is the batch's own, the step has the sign of what arrived already.
+    return step.times((abs(loss_scale) if run is None else loss_scale) * unit)
 
 
 def _long_way(arrived: Tensor, settings: _Settings, run: Tensor | None, is_new: bool) -> Solved:

@@ -124,7 +124,8 @@ class NewtonLoss(RunningScale):
     loss, and gets the mask if it has an argument of that name (and it alone, if the mask has another shape or dtype).
     Outputs and targets may also be nested tensors in jagged layout, which are padded.
 
-    A sample with a non-finite loss or gradient gets a zero gradient; the others get theirs as if it were not there.
+    A sample with a non-finite loss or gradient gets a zero gradient; the others get theirs as if it were not there
+    (only that it counts in N where "auto" asks whether N < m).
     The buffer `skipped` counts such samples on the device, without waiting for it; it is not saved. The value covers
     the samples with a finite loss, and is NaN if there are none. An empty batch has value and gradient zero. Under
     `torch.no_grad()` only the loss is evaluated.

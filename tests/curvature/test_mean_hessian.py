@@ -161,3 +161,22 @@ def test_values_in_16_bits_and_infinite_ones_are_looked_at_as_well() -> None:
         for loss, at in ((infinite_first, y), (lambda y: y.pow(4).sum(1), y[1:]))
     )
     torch.testing.assert_close(found, others)
+
+
+@pytest.mark.parametrize("count", [16, 17])
+def test_a_loss_that_keeps_numbers_is_called_once(count):
+    """How much memory it takes is looked at where N·m² is above 4096, by a call that leaves no trace."""
+
+    class Averaged(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("scale", torch.zeros(()))
+
+        def forward(self, y):
+            with torch.no_grad():
+                self.scale = 0.9 * self.scale + 0.1 * y.square().mean()
+            return y.pow(4).sum(1) * self.scale
+
+    loss = Averaged()
+    NewtonLoss(loss, "hessian", check=False)(torch.ones(count, 16, requires_grad=True))
+    torch.testing.assert_close(loss.scale, torch.tensor(0.1))

@@ -5,8 +5,8 @@ import torch
 from torch import Tensor
 
 from cases import assert_close
-from newton_losses import Expansion, expand
-from newton_losses.curvature import Dense, newton_step
+from newton_losses import Expansion, NewtonLoss, expand
+from newton_losses.curvature import Dense, LowRank, newton_step
 
 
 def test_a_loss_brings_its_own_expansion() -> None:
@@ -49,3 +49,24 @@ def test_a_step_leaves_what_was_brought_as_it_was(dtype: torch.dtype, spectrum: 
     value, gradient, matrix = given
     newton_step(Expansion(value.to(dtype), gradient, Dense(matrix, semidefinite=semidefinite)), 2.0, spectrum)
     assert all(map(torch.equal, given, before))
+
+
+@pytest.mark.parametrize("has_scale", [False, True])
+def test_one_sample_that_explodes_is_shortened_in_a_factor_too(has_scale: bool) -> None:
+    """The rows of the gradient that a loss brings are in its factor, or are said to be."""
+
+    class Own:
+        def expand(self, y: Tensor, *, curvature: str | None) -> Expansion:
+            gradient, root = 4 * y**3, len(y) ** 0.5
+            form = LowRank(gradient / root, scale=torch.tensor(root) if has_scale else None)
+            return Expansion((y**4).sum(1), gradient, form if curvature else None)
+
+    newton = NewtonLoss(Own(), "fisher", check=False)
+    batches = torch.randn(2, 4, 6, generator=torch.Generator().manual_seed(0))
+    batches[1, 0] *= 20
+    norms = []
+    for batch in batches:
+        y = batch.clone().requires_grad_()
+        newton(y).backward()
+        norms.append(float(y.grad.norm()))
+    assert norms[1] < 10 * norms[0]

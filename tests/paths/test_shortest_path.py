@@ -304,3 +304,9 @@ def test_path_cost_differentiates_by_costs_and_path():
     by_costs, by_path = torch.autograd.grad(total, (costs, path))
     assert by_costs.tolist() == [[1, 0], [0, 1]]
     assert by_path.tolist() == [[1, 0], [2, 3]]
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int64, torch.bool])
+def test_the_cost_of_a_path_of_whole_numbers_does_not_overflow(dtype):
+    costs = torch.full((1, 20, 20), 100 if dtype != torch.bool else 1, dtype=dtype)
+    assert path_cost(costs, shortest_path(costs)) == solve(costs).cost

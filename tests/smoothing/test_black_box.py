@@ -95,6 +95,14 @@ def test_tensors_in_a_dataclass_are_repeated_as_well():
     assert seen[0].name == "x"
 
 
+@pytest.mark.parametrize("draws", [1, 2])
+def test_a_black_box_that_writes_into_its_targets_changes_nobody_elses(draws):
+    target = torch.tensor([3.0, -1.0])
+    loss = SmoothedLoss(lambda y, t: (y.sum(1) - t.clamp_(min=0)).abs(), num_samples=draws, variance_reduction="none")
+    loss(torch.zeros(2, 2), target)
+    assert target.tolist() == [3.0, -1.0]
+
+
 @pytest.mark.parametrize("kind", [list, tuple])
 def test_a_list_and_a_tuple_are_the_same_container(kind):
     """Of as many entries as there are samples, too: a tensor per sample is repeated beside a number, and not alone."""

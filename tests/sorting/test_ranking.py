@@ -371,3 +371,20 @@ def test_a_table_of_discounts_is_interpolated_between_neighbours():
         for discounts in (torch.tensor([1.0, 0.8, 0.6, 0.4, 0.2]), lambda rank: 1 - 0.2 * rank)
     )
     torch.testing.assert_close(table, line, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize(
+    "scores",
+    [
+        torch.tensor([0, 1, 2, 3], dtype=torch.uint8),
+        torch.tensor([-128, 0, 5, 7], dtype=torch.int8),
+        torch.tensor([-(2**63), 0, 5, 7]),
+        torch.tensor([False, True, True, True]),
+    ],
+    ids=str,
+)
+def test_metrics_of_whole_numbers_know_the_lowest(scores):
+    """Its negative is not the highest."""
+    relevant, plain = torch.tensor([[1, 0, 0, 0]]), torch.unique(scores, return_inverse=True)[1].double()
+    for metric in (ndcg, mean_reciprocal_rank):
+        assert metric(scores[None], relevant) == metric(plain[None], relevant)

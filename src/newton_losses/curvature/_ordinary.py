@@ -61,8 +61,9 @@ def is_ordinary(y: Tensor, targets: tuple[Any, ...], state: Tensor | None, way: 
     # What packs saved tensors counts them, and nothing is saved here.
     if top_hooks(True) is not None or (HAS_GROUPS and dist.is_initialized()) or not (state is None or state.is_cpu):
         return False
-    if targets and getattr(targets[-1], "dtype", None) is torch.bool:  # which may be a mask
-        return False
+    for target in targets:
+        if getattr(target, "dtype", None) is torch.bool:  # which may be a mask
+            return False
     count, size = y.shape
     unknowns = 1 if way == "sample" else size if way == "hessian" else min(count, size)
     return 0 < count * size * unknowns <= LARGEST_IN_NUMPY and unknowns <= LARGEST_INVERSE

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from .._random import seeded
 from .._tracing import is_captured, sees_operators
+from .._unchanged import unchanged
 from ._loss_contract import ONE_THREAD_ELEMENTS, Total
 
 T = TypeVar("T")
@@ -66,6 +67,7 @@ def footprint(total: Total, flat: Tensor, loss: object, *, has_tape: bool) -> Fo
         with (
             contextlib.suppress(RuntimeError, NotImplementedError),
             seeded(0, flat.device),
+            unchanged(loss),
             torch.autograd.graph.saved_tensors_hooks(look, lambda tensor: tensor),
             torch.enable_grad(),
         ):

@@ -17,7 +17,7 @@ from ._damping import RunningDamping, whole_samples
 from ._distributed import sum_over
 from ._expansion import Expansion, FisherFactor, FisherMatrix, empirical_fisher, finite
 from ._fisher import HAS_TRITON, MOST_NUMBERS
-from ._forms import Exchangeable, Masked, OwnParts, widened
+from ._forms import Exchangeable, LowRank, Masked, OwnParts, widened
 from ._host import DECAY, GROWTH, LIMIT, energy_of, may_look, taken_in
 from ._lists import exchangeable_fisher, masked_fisher
 
@@ -199,4 +199,6 @@ def _with_gradient(expansion: Expansion, gradient: Tensor, kind: str) -> Expansi
         curvature = exchangeable_fisher(gradient, mask=curvature.mask, value=expansion.value.detach())
     elif kind == "fisher" and isinstance(curvature, Masked):
         curvature = masked_fisher(gradient, curvature.mask, finite(expansion))
+    elif type(curvature) is LowRank:  # that a loss brought, whose rows are not these gradients any more
+        curvature = LowRank(curvature.factor)
     return Expansion(expansion.value, gradient, curvature)

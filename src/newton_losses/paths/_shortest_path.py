@@ -113,8 +113,8 @@ def path_cost(costs: Tensor, path: Tensor) -> Tensor:
     """The sum of the costs on a path, Σ over the cells of path · max(cost, 0): `(..., H, W)` to `(...)`.
 
     A cost of +inf off the path counts as 0, not as NaN. Differentiable in the costs and in the path, which may be
-    relaxed. Summed in float64 and returned in the dtype of the two, so it equals the `cost` of a solution up to the
-    order of summation.
+    relaxed. Summed in float64 and returned in the dtype of the two, of whole numbers in float64: so it equals the
+    `cost` of a solution up to the order of summation.
 
     >>> costs = torch.tensor([[1.0, 2.0], [float("inf"), 4.0]])
     >>> path_cost(costs, shortest_path(costs))
@@ -129,7 +129,8 @@ def path_cost(costs: Tensor, path: Tensor) -> Tensor:
         )
     # Walls only: elsewhere the derivative by the path is the cost, on the path or off it.
     passable = torch.where(costs.isinf() & (path == 0), 0, costs.clamp(min=0))
-    return (passable * path).sum((-2, -1), dtype=torch.float64).to(torch.result_type(costs, path))
+    wide, dtype = torch.float64, torch.result_type(costs, path)
+    return (passable * path).sum((-2, -1), dtype=wide).to(dtype if dtype.is_floating_point else wide)
 
 
 def _check_costs(costs: Tensor) -> None:

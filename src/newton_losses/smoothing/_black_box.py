@@ -161,7 +161,9 @@ class Smoothed(nn.Module):
 
     def _as_tensor(self, output: Any, y: Tensor) -> Tensor:
         try:
-            return torch.as_tensor(output, device=y.device)
+            found = torch.as_tensor(output, device=y.device)
+            # The backward pass needs it, and a solver may write its next solution into the same memory.
+            return found if isinstance(output, Tensor) else found.clone()
         except (TypeError, ValueError, RuntimeError) as error:
             raise ArgumentError(
                 f"{type(self).__name__}: fn returned {type(output).__name__}. "
@@ -249,7 +251,7 @@ class Targets:
             if not isinstance(part, Tensor | numpy.ndarray) or part.ndim == 0 or part.shape[0] != count:
                 return part
             if isinstance(part, Tensor):
-                return part.expand(times, *part.shape).flatten(0, 1)
+                return torch.cat([part] * times)
             return numpy.concatenate([part] * times)
 
         def every(target: Any) -> Any:

@@ -16,7 +16,7 @@ from ..curvature import full_precision
 from ..errors import ArgumentError, ShapeError
 from ._laplace import LaplaceSort, SortedLists
 from ._laplace_curvature import HessianSums, graded_trace, has_closed_form
-from ._lists import as_lists, check_count, metric_lists, nan_where_unknown, on_host, paired_lists, rank_span
+from ._lists import as_lists, check_count, downwards, metric_lists, nan_where_unknown, on_host, paired_lists, rank_span
 from ._log_space import softplus
 from ._registry import AlgorithmName, choose
 from ._relaxation import Relaxation, places
@@ -217,7 +217,7 @@ def ndcg(
     discounts = _check_discounts(discounts, "ndcg")
     discount = discount_at(places(n, found), discounts, n) * (places(n, found) < k)
     sums = torch.nn.functional.pad(discount.cumsum(-1), (1, 0))
-    first, count = rank_span(-scores, mask)
+    first, count = rank_span(downwards(scores), mask)
     shared = (sums[first + count] - sums[first]) / count.clamp(min=1)
     ideal = ideal_gain(found, discounts, k)
     has_order = ideal != 0

@@ -221,6 +221,11 @@ def check_count(count: int, n: int, name: str, where: str) -> int:
     return count
 
 
+def downwards(scores: Tensor) -> Tensor:
+    """The same in reverse order. Negated, the lowest integer is itself, and those without a sign begin anew."""
+    return -scores if scores.is_floating_point() else ~scores
+
+
 def rank_span(values: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """First rank and number of ranks of each item, `(..., n)`: item j may be at ranks first … first+count−1.
 

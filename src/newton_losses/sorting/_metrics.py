@@ -7,7 +7,7 @@ different value count as wrong.
 import torch
 from torch import Tensor
 
-from ._lists import check_count, metric_lists, nan_where_unknown, rank_span
+from ._lists import check_count, downwards, metric_lists, nan_where_unknown, rank_span
 
 # Pairs of items that `kendall` compares at once.
 PAIRS_AT_ONCE = 2**24
@@ -67,8 +67,8 @@ def mean_reciprocal_rank(
     if k is not None:
         check_count(k, scores.shape[-1], "k", where)
     relevant = (relevance > 0) if mask is None else (relevance > 0) & mask
-    first, count = rank_span(-scores, mask)
-    rank = first + count - rank_span(-scores, relevant)[1]
+    first, count = rank_span(downwards(scores), mask)
+    rank = first + count - rank_span(downwards(scores), relevant)[1]
     is_found = relevant & (count > 0) if k is None else relevant & (count > 0) & (rank < k)
     return nan_where_unknown(torch.where(is_found, 1 / (1 + rank), 0.0).amax(-1), relevance, mask)
 

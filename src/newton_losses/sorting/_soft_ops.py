@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..curvature import full_precision
-from ._lists import as_lists, as_they_came, check_count, rank_span
+from ._lists import as_lists, as_they_came, check_count, downwards, rank_span
 from ._registry import AlgorithmName, choose
 from ._relaxation import Relaxation, first_places
 
@@ -116,4 +116,4 @@ def straight_through(hard: Tensor, soft: Tensor) -> Tensor:
 
 def _descending_span(scores: Tensor, mask: Tensor | None, descending: bool) -> tuple[Tensor, Tensor]:
     """First rank and number of ranks of each item, from the largest score on if `descending`."""
-    return rank_span(-scores.detach() if descending else scores.detach(), mask)
+    return rank_span(downwards(scores.detach()) if descending else scores.detach(), mask)
