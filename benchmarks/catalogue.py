@@ -234,7 +234,7 @@ def _print_confusion(measured: dict[str, Measured]) -> None:
         counts[one.label, one.predicted(*pair)] += 1
     everything = list(measured.values())
     grows, leads = thresholds(everything)
-    print(f"\nThe empirical Fisher, {len(measured)} problems, each left out in turn:\n")
+    print(f"\nThe default, {len(measured)} problems, each left out in turn:\n")
     print(f"{'measured':16}{'predicted: helps':>18}{'predicted: no difference':>26}")
     for name in ("helps", "no difference", "harms"):
         print(f"{name:16}{counts[name, 'helps']:18}{counts[name, 'no difference']:26}")

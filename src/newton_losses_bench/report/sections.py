@@ -55,10 +55,10 @@ def compose(found: Evidence) -> Report:
         f"are not, and {papers['open']} are open, on what has been run so far."
     )
     state = (
-        f"{count} finished run{'' if count == 1 else 's'}, {found.index.in_a_cell} of them in a cell of the tables "
-        f"below. Of the paper’s {total} cells, {run or 'none'} {'has' if run < 2 else 'have'} been run at the paper’s "
-        "length on the paper’s data; most figures are of 10,000 steps or of look-alike maps, with three seeds. Missing "
-        "runs are marked “not run”."
+        f"{count} finished run{'' if count == 1 else 's'}, {found.index.in_a_cell} of them in a cell of a table or an "
+        f"ablation of the paper. Of the paper’s {total} cells, {run or 'none'} {'has' if run < 2 else 'have'} been run "
+        "at the paper’s length on the paper’s data; most figures are of 10,000 steps or of look-alike maps, with three "
+        "seeds. Missing runs are marked “not run”."
     )
     sections = [_sorting, _controls, _paths, _curves, _provenance]
     return Report(lead, _repeats(found), state, headline(found), claims, [section(found) for section in sections])
@@ -128,7 +128,7 @@ def _controls(found: Evidence) -> Section:
         "at a time: normalising (“normalised only”: λ so large that no curvature is left), a soft clip of each sample "
         "(“sample”: its own part of the Fisher), and curvature (the Fisher, or the Hessian where it has more seeds). "
         "The verdict says whether the last is ahead of plain, and which steps are clear. p is of a paired t-test, "
-        "one-sided for whichever is ahead: first of the Newton loss against plain, then of each effect against the "
+        "two-sided: first of the Newton loss against plain, then of each effect against the "
         "one before. Clear is below .05; of twenty tests one is by chance. “The default” is what a user of the "
         "library gets: the Fisher in the unit of the run (“running”), taken over all orders of a set’s items, and "
         "with leave-one-out smoothing. “Clipped” is the plain loss with the gradient’s norm at most 1. Averaged "

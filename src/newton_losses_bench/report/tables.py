@@ -99,7 +99,8 @@ def brief(value: Any, longest: int = 60) -> str:
 class Lead:
     """By how much one group of runs is ahead of another on the seeds that both have.
 
-    `p` is the probability of so large a lead of whichever is ahead if there were none (paired t-test, one-sided).
+    `p` is the probability of so large a lead of either if there were none (paired t-test, two-sided: who is ahead is
+    known only afterwards).
     """
 
     mean: float
@@ -123,7 +124,8 @@ class Lead:
         if not ahead:
             return None
         mean = statistics.fmean(ahead)
-        return cls(mean, paired_p_value([math.copysign(1, mean) * one for one in ahead]), len(ahead))
+        one_sided = paired_p_value([math.copysign(1, mean) * one for one in ahead])
+        return cls(mean, one_sided if math.isnan(one_sided) else min(1.0, 2 * one_sided), len(ahead))
 
 
 def sorting_table(full: Runs, short: Runs) -> Table:
@@ -232,8 +234,9 @@ def behind_table(settings: Sequence[tuple[Runs, Sequence[str], str]]) -> Table |
                 if lead.mean < 0 and lead.is_clear:
                     behind[method].append(f"{column_title(column)} ({signed(lead.mean)} to {METHODS[best]})")
     caption = (
-        "Clearly behind the best of the others: paired, p below .05, three seeds or more. Not corrected for choosing "
-        "the best after the fact, which makes this count too many."
+        "Clearly behind the best of the others, which is the one with the highest mean: paired, two-sided, p below "
+        ".05, three seeds or more. Not corrected for choosing the best after the fact, which makes this count too "
+        "many. In the six smoothed columns the default leaves one out, and the others have the paper’s smoothing."
     )
     rows = [
         (
@@ -275,7 +278,7 @@ def default_table(settings: Sequence[tuple[Runs, Sequence[str], str]]) -> Table 
         rows.append((Cell(family), *figures, *leads, *counts))
     caption = (
         "The default, as a user of the library gets it, beside the plain loss with the same smoothing: means over all "
-        "settings of a kind with three seeds. p: paired over the seeds, one-sided for whichever is ahead. Bold: ahead "
+        "settings of a kind with three seeds. p: paired over the seeds, two-sided. Bold: ahead "
         "of plain with p below .05. The last two columns count the settings in which the default is clearly ahead of "
         "plain, or behind, on their own; not corrected for their number."
     )
