@@ -1,5 +1,6 @@
 """Targets by position and by name, wrong ones, and what a scalar loss is taken for."""
 
+import functools
 import re
 import warnings
 from typing import Any
@@ -17,7 +18,7 @@ from newton_losses import (
     newton_loss,
     newton_target,
 )
-from newton_losses.sorting import SortingLoss
+from newton_losses.sorting import SortingLoss, SpearmanLoss, soft_rank
 
 Y = torch.randn(8, 3, generator=torch.Generator().manual_seed(0))
 TARGET = torch.randn(8, 3, generator=torch.Generator().manual_seed(1))
@@ -260,6 +261,53 @@ def test_a_mask_amid_the_targets_is_one_as_well() -> None:
             wanted, found = gradient(by_name, target=TARGET, mask=mask), gradient(in_place, mask, TARGET)
             assert torch.equal(wanted, found)
             assert not found[~mask].any()
+
+
+@pytest.mark.parametrize("how", ["compiled", "bound", "bound to a module of one's own"])
+def test_a_mask_reaches_a_loss_whose_target_came_by_name(how: str) -> None:
+    class Own(nn.Module):
+        def forward(self, y: Tensor, values: Tensor, mask: Tensor | None = None) -> Tensor:
+            rows = (y - values).square()
+            return (rows if mask is None else torch.where(mask, rows, 0.0)).sum(1)
+
+    loss = Own() if "own" in how else SpearmanLoss("laplace", temperature=0.1)
+    mask = torch.arange(3) < 1 + torch.arange(8)[:, None] % 3
+    wanted = NewtonLoss(loss, check=False)(Y, TARGET, mask=mask)
+    if how == "compiled":
+        newton = NewtonLoss(loss, check=False)
+        found = torch.compile(lambda y: newton(y, values=TARGET, mask=mask), backend="eager")(Y)
+    else:
+        found = NewtonLoss(functools.partial(loss, values=TARGET), check=False)(Y, mask=mask)
+    torch.testing.assert_close(found, wanted)
+    assert not torch.allclose(wanted, loss(Y, TARGET).mean())
+
+
+def test_nested_lists_with_holes_between_them_are_their_items() -> None:
+    rows = torch.randn(3, 5, generator=torch.Generator().manual_seed(2))
+    begin, length = torch.tensor([0, 1, 2]), torch.tensor([3, 2, 3])
+    place = torch.arange(5)
+    exists = (place >= begin[:, None]) & (place < (begin + length)[:, None])
+    loss, found = SpearmanLoss("laplace", temperature=1.0), []
+    for has_holes in (True, False):
+        leaf = rows.clone().requires_grad_()
+        nested = torch.nested.narrow(leaf, 1, begin, length, layout=torch.jagged)
+        if not has_holes:
+            nested = torch.nested.nested_tensor_from_jagged(leaf[exists], torch.tensor([0, 3, 5, 8]))
+        NewtonLoss(loss)(nested, -nested.detach()).backward()
+        found.append(leaf.grad)
+        ranks = soft_rank(nested, "laplace", temperature=0.1)
+        assert [len(one) for one in ranks.unbind()] == length.tolist()
+        found.append(torch.cat([one.detach() for one in ranks.unbind()]))
+    torch.testing.assert_close(found[0], found[2])
+    torch.testing.assert_close(found[1], found[3])
+    assert not found[0][~exists].any()
+
+
+def test_nested_lists_without_any_item_have_a_graph() -> None:
+    items = torch.zeros(0, requires_grad=True)
+    empty = torch.nested.nested_tensor_from_jagged(items * 1, torch.tensor([0, 0, 0]))
+    SpearmanLoss("laplace")(empty, empty.detach()).sum().backward()
+    assert items.grad.shape == (0,)
 
 
 def test_a_mask_that_means_the_opposite_is_refused() -> None:

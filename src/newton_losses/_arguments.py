@@ -117,7 +117,7 @@ def bound_targets(
     >>> bound_targets(lambda y, labels, weight=1.0: y, None, (), {"weight": 2.0, "labels": 3}, None, "here")[1]
     (3, 2.0)
     """
-    if mask is not None and not hasattr(loss, "expand") and not getattr(loss, "takes_mask", False):
+    if mask is not None and not hasattr(loss, "expand") and not takes_mask(loss):
         signature = _signature(loss)
         names = [] if signature is None else list(signature.parameters)
         if "mask" in names[1 + len(targets) :]:  # and not among the targets, where it may have been given as well
@@ -128,11 +128,16 @@ def bound_targets(
 
 def names_mask(loss: Any, place: int) -> bool:
     """Whether the target at this place, counted from 1, is called `mask` by the loss itself."""
-    takes_mask = bool(getattr(loss, "takes_mask", False))
-    signature = None if takes_mask and torch.compiler.is_compiling() else _signature(loss)
+    own = takes_mask(loss)
+    signature = None if own and torch.compiler.is_compiling() else _signature(loss)
     if signature is None:  # losses of this library have it behind other targets
-        return takes_mask and place > 1
+        return own and place > 1
     return list(signature.parameters)[place : place + 1] == ["mask"]
+
+
+def takes_mask(loss: Any) -> bool:
+    """Whether a loss says of itself that it takes a mask of outputs, as the library's do, with targets bound or not."""
+    return bool(getattr(loss.func if isinstance(loss, partial) else loss, "takes_mask", False))
 
 
 def check_targets(loss: Any, y: Any, targets: tuple[Any, ...]) -> None:
@@ -153,6 +158,8 @@ def check_targets(loss: Any, y: Any, targets: tuple[Any, ...]) -> None:
 
 def _signature(loss: Any) -> inspect.Signature | None:
     """What a loss is called with; a builtin does not say."""
+    if isinstance(loss, partial) and isinstance(loss.func, torch.nn.Module):
+        loss = partial(loss.func.forward, *loss.args, **loss.keywords)
     try:
         return inspect.signature(loss.forward if isinstance(loss, torch.nn.Module) else loss)
     except (TypeError, ValueError):
@@ -225,7 +232,7 @@ def with_mask(
     could_be = {place: one for place, one in enumerate(targets, 1) if mask is None and _fits_as_mask(one, y)}
     named = [one for place, one in could_be.items() if names_mask(loss, place)]  # and not clicks, boolean as well
     last, is_mask = targets[-1] if targets else None, bool(named)
-    if not getattr(loss, "takes_mask", False):
+    if not takes_mask(loss):
         mask = named[0] if named and not hasattr(loss, "expand") else mask
         if mask is not None and hasattr(loss, "expand"):
             _check_expands_with_mask(loss)
@@ -260,7 +267,7 @@ def is_nested(tensor: object) -> bool:
 
 
 def pad_nested(nested: Tensor, name: str, where: str, fill: float = 0.0) -> tuple[Tensor, Tensor, Tensor]:
-    """Lists `(N, j)` as `(N, n)`, their mask, and the offsets that they had; gradients flow back."""
+    """Lists `(N, j)` as `(N, n)`, their mask, and the offsets of them one behind the other; gradients flow back."""
     if not nested.is_nested or nested.layout is not torch.jagged:
         raise ArgumentError(
             f"{where}: {name} are {'a nested tensor in strided layout' if nested.is_nested else 'not nested'}. "
@@ -269,17 +276,27 @@ def pad_nested(nested: Tensor, name: str, where: str, fill: float = 0.0) -> tupl
     if nested.ndim != 2:
         raise ShapeError(f"{where}: nested {name} have {nested.ndim} dimensions. Pass lists of numbers, shape (N, j).")
     offsets: Tensor = nested.offsets()  # type: ignore[attr-defined]
-    return *pad_values(nested.values(), offsets, fill), offsets
+    lengths: Tensor | None = nested.lengths()  # type: ignore[attr-defined]
+    padded, mask = pad_values(nested.values(), offsets, fill, lengths)
+    if lengths is not None:  # there are holes behind the lists, and not behind what is made from them
+        offsets = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
+    return padded, mask, offsets
 
 
-def pad_values(values: Tensor, offsets: Tensor, fill: float = 0.0) -> tuple[Tensor, Tensor]:
-    """Lists one behind the other, `(Σ nᵢ,)`, as `(N, n)` and their mask; list i goes from offset i to offset i + 1."""
-    lengths = offsets.diff()
+def pad_values(
+    values: Tensor, offsets: Tensor, fill: float = 0.0, lengths: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Lists one behind the other, `(Σ nᵢ,)`, as `(N, n)` and their mask; list i begins at offset i.
+
+    Without `lengths` it goes to offset i + 1.
+    """
+    lengths = offsets.diff() if lengths is None else lengths
     width = max(1, int(lengths.max())) if len(lengths) else 1
     place = torch.arange(width, device=values.device)
     mask = place < lengths.unsqueeze(-1)
     if values.shape[0] == 0:
-        return values.new_full(mask.shape, fill), mask
+        none = values.new_full(mask.shape, fill)
+        return none + values.sum() if values.is_floating_point() else none, mask  # with a graph, of nothing
     index = (offsets[:-1].unsqueeze(-1) + place).clamp(max=values.shape[0] - 1)
     return torch.where(mask, values[index], torch.as_tensor(fill, dtype=values.dtype, device=values.device)), mask
 
