@@ -46,6 +46,7 @@ CORE = [
 TESTS = [
     "src/newton_losses", "tests/curvature", "tests/sorting", "tests/smoothing", "tests/diagnose", "tests/fuzz",
     "tests/paths", "tests/distributed", "tests/test_newton.py", "tests/test_inject.py", "tests/test_skipped.py",
+    "tests/test_learning_losses.py",
     "tests/test_targets.py", "tests/test_arguments.py", "tests/test_bad_input.py", "tests/test_careful_users.py",
     "tests/test_perturbed.py", "tests/test_convex.py", "tests/test_backends.py", "tests/test_random.py",
 ]  # fmt: skip
