@@ -1,5 +1,7 @@
-"""The short form of a masked step on a CPU, against the operators that every other device has."""
+"""A masked step against its definition, and the short form of it on a CPU against the operators of other devices."""
 
+import itertools
+import math
 from typing import Any
 
 import pytest
@@ -7,8 +9,11 @@ import torch
 from torch import Tensor
 
 from newton_losses import NewtonLoss, NormalizedDamping
-from newton_losses.curvature import _host_lists
+from newton_losses.curvature import Expansion, _host_lists
 from newton_losses.curvature._host_lists import masked_rows
+from newton_losses.curvature._lists import masked_fisher
+from newton_losses.curvature._step import _by_operators
+from triton_interpreter import on_cuda_alone
 
 
 def coupled(y: Tensor, target: Tensor, mask: Tensor) -> Tensor:
@@ -118,3 +123,63 @@ def test_a_mask_that_came_transposed() -> None:
             newton(own, target, mask=given).backward()
         found.append(own.grad)
     torch.testing.assert_close(*found)
+
+
+def test_the_fisher_of_pairs_is_its_definition() -> None:
+    generator = torch.Generator().manual_seed(0)
+    gradient, mask = torch.randn(9, 4, generator=generator, dtype=torch.float64), masks("random", 9, 4, generator)
+    value = torch.zeros(9, dtype=torch.float64)
+    gradient[3], value[5] = torch.inf, torch.nan
+    gradient = torch.where(mask, gradient, 0.0)
+    good = [n for n in range(9) if n not in (3, 5)]
+    assert mask[3].any()
+    found = masked_fisher(gradient, value, mask)
+    assert "matrix" not in vars(found)
+    for j, k in itertools.product(range(4), repeat=2):
+        seen = [sum(bool(mask[n, one]) for n in good) for one in (j, k)]
+        wanted = sum(gradient[n, j] * gradient[n, k] for n in good) / math.sqrt(max(1, seen[0]) * max(1, seen[1]))
+        torch.testing.assert_close(found.matrix[j, k], wanted)
+        assert found.pairs[j, k] == sum(bool(mask[n, j] and mask[n, k]) for n in good)
+    with pytest.raises(AttributeError, match="beyond"):
+        found.beyond  # noqa: B018
+
+
+def test_a_damping_that_is_lost_beside_the_fisher_leaves_samples_out() -> None:
+    """Three of four outputs exist, with gradients along one line: what λ is to tell apart is rounding."""
+    gradient = torch.tensor([[1e9, 1e9, 1e9, 0.0]], dtype=torch.float64).repeat(3, 1)
+    mask, value = gradient > 0, torch.zeros(3, dtype=torch.float64)
+    expansion = Expansion(value, gradient, masked_fisher(gradient, value, mask))
+    assert not _by_operators(expansion, 1e-12, "raw", True).kept.any()
+    newton = NewtonLoss(lambda y, t, mask: torch.where(mask, 1e9 * y, 0.0).sum(1), damping=1e-12, on_nonfinite="ignore")
+    newton(torch.zeros(3, 4, requires_grad=True, dtype=torch.float64), value, mask=mask).backward()
+    assert newton.skipped == 3
+
+
+@pytest.mark.gpu
+@on_cuda_alone
+@pytest.mark.parametrize("curvature", ["fisher", "hessian", "sample"])
+@pytest.mark.parametrize("size", [6, 100])
+def test_on_a_gpu_steps_are_the_cpus_and_can_be_captured(curvature: Any, size: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    y, target = torch.randn(2, 12, size, generator=generator)
+    mask = masks("random", 12, size, generator)
+    found = []
+    for device in ("cpu", "cuda"):
+        newton = NewtonLoss(coupled, curvature, check=False).to(device)
+        given = [one.to(device) for one in (y, target, mask)]
+
+        def step(newton: NewtonLoss = newton, given: list[Tensor] = given) -> Tensor:
+            leaf = given[0].clone().requires_grad_()
+            newton(leaf, given[1], mask=given[2]).backward()
+            assert leaf.grad is not None
+            return leaf.grad
+
+        for _ in range(3):
+            last = step()
+        found.append(last.cpu())
+    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-6)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        replayed = step()
+    graph.replay()
+    torch.testing.assert_close(replayed.cpu(), found[1], rtol=1e-4, atol=1e-6)

@@ -158,9 +158,8 @@ def is_singular(exact: Exact, options: dict[str, Any], mask: Tensor | None) -> b
     if options["curvature"] == "sample" or not exact.usable.any():
         return False
     sizes = [torch.linalg.eigvalsh(one.matrix).abs() for one in equations(exact, options, mask)]
-    return any(bool(size.min() <= 1e-6 * size.max()) for size in sizes) and (
-        options["curvature"] == "hessian" or mask is not None  # a whole Fisher and λ > 0 always have one
-    )
+    is_close = any(bool(size.min() <= 1e-6 * size.max()) for size in sizes)
+    return is_close and options["curvature"] == "hessian"  # a Fisher and λ > 0 always have one
 
 
 def check_rows(
@@ -205,16 +204,19 @@ def equations(exact: Exact, options: dict[str, Any], mask: Tensor | None) -> lis
     pairs = exists.mT @ exists
     both = mask[:, :, None] & mask[:, None, :]
     matrices = exact.hessian if kind == "hessian" else gradient[:, :, None] * gradient[:, None, :]
-    curvature = torch.where(both, matrices, 0.0).sum(0) / pairs.clamp(min=1)
+    exist = pairs.diagonal().sqrt()
+    behind = exist.outer(exist) if kind == "fisher" else pairs
+    curvature = torch.where(both, matrices, 0.0).sum(0) / behind.clamp(min=1)
     scale = float((curvature.square() * pairs).sum() / pairs.diagonal().sum()) ** 0.5
     if rule == "auto" and kind == "fisher":
         outputs, samples = pairs.diagonal().sum(), pairs.diagonal().max()
         mean = float(outputs / samples)
         scale *= (mean / min(float(samples), mean)) ** 0.5
     size = float(gradient.square().sum() / exists.sum()) ** 0.5
-    usual = "clip" if kind == "fisher" and not isinstance(rule, str | nl.NormalizedDamping) else None
+    if kind == "fisher":  # no eigenvalue is negative
+        spectrum = "raw"
     return [
-        masked_equation(rule, curvature[own][:, own], one[own][None], spectrum or usual, scale, size)
+        masked_equation(rule, curvature[own][:, own], one[own][None], spectrum, scale, size)
         for one, own in zip(gradient, mask, strict=True)
     ]
 
@@ -225,9 +227,7 @@ def masked_equation(rule: Any, part: Tensor, row: Tensor, spectrum: str | None, 
     factor = 1.0 if isinstance(rule, str) else getattr(rule, "factor", None)
     damping = float(rule) if factor is None else factor * scale
     chosen = spectrum or ("absolute" if normalized else "raw")
-    plain = by_definition(
-        damping or 1.0, part, row, chosen, "hessian"
-    )  # also of the Fisher, whose part may be indefinite
+    plain = by_definition(damping or 1.0, part, row, chosen, "hessian")  # which takes a matrix as it is
     if not normalized:
         return plain
     damping = damping or 1.0

@@ -164,12 +164,17 @@ def _share_exchangeable(curvature: Exchangeable, samples: Tensor, group: "Proces
 
 def _share_masked(curvature: Masked, samples: Tensor, group: "ProcessGroup") -> tuple[Masked, Tensor]:
     """One all-reduce of the matrix and of how many samples are behind each entry."""
-    pairs, size = _wide(curvature.pairs), curvature.size
-    summed = sum_over(
-        group, torch.cat([(_wide(curvature.matrix) * pairs).flatten(), pairs.flatten(), _wide(samples).reshape(1)])
-    )
+    pairs, size, is_fisher = _wide(curvature.pairs), curvature.size, curvature.semidefinite
+    total = _wide(curvature.matrix) * _behind(pairs, is_fisher)
+    summed = sum_over(group, torch.cat([total.flatten(), pairs.flatten(), _wide(samples).reshape(1)]))
     total, pairs = summed[:-1].reshape(2, size, size)
-    return Masked(total / pairs.clamp(min=1), curvature.mask, pairs, curvature.semidefinite), summed[-1]
+    return Masked(total / _behind(pairs, is_fisher).clamp(min=1), curvature.mask, pairs, is_fisher), summed[-1]
+
+
+def _behind(pairs: Tensor, is_fisher: bool) -> Tensor:
+    """What each entry of a masked curvature was divided by; `Masked` has the formulas."""
+    exist = pairs.diagonal().sqrt()
+    return torch.outer(exist, exist) if is_fisher else pairs
 
 
 def _share_matrix(

@@ -157,12 +157,14 @@ class Exchangeable:
 
 @dataclass(frozen=True)
 class Masked:
-    """C where not all samples have all outputs: each entry is the mean over the samples that have both outputs.
+    """C where not all samples have all outputs, over the samples that have them.
 
     Sample i is solved with the part of `matrix` `(m, m)` that belongs to its own outputs, `mask` `(N, m)`: what does
-    not exist gets no step and takes nothing from the others. `pairs` `(m, m)` counts the samples behind each entry.
-    `semidefinite` where it is an empirical Fisher, which has no more eigenvalues than there are samples. Means over
-    different samples can make some of them negative; unless told otherwise, those become zero or lose their sign.
+    not exist gets no step and takes nothing from the others. `pairs` `(m, m)` counts the samples that have both
+    outputs, n_jk, and n_j on its diagonal. Of a Hessian each entry is the mean over these samples, (1/n_jk) Σ Hᵢ.
+    Of an empirical Fisher, which is `semidefinite`, such means over different samples would make some eigenvalues
+    negative; its entries are (1/√(n_j n_k)) Σ gᵢⱼgᵢₖ, the products of gradients in which each output has a scale
+    of its own. Where all samples have both outputs, it is their mean.
     """
 
     matrix: Tensor

@@ -18,7 +18,7 @@ from ._damping import AUTO, DampingRule, NormalizedDamping, RelativeDamping, Run
 from ._expansion import FisherFactor, FisherMatrix
 from ._fisher import LEAST_FACTOR, Solved
 from ._forms import Dense, Masked, OwnParts
-from ._lists import ExchangeableFisher
+from ._lists import ExchangeableFisher, MaskedFisher
 from ._loss_contract import full_precision, one_thread
 from ._options import Spectrum
 
@@ -73,63 +73,57 @@ def host_step(
     """
     form = type(curvature)
     is_fisher = form is FisherMatrix or form is FisherFactor or form is ExchangeableFisher
-    if not (is_fisher or form in (Dense, OwnParts, Masked)) or not may_look(gradient):
+    is_masked = form is Masked or form is MaskedFisher
+    if not (is_fisher or is_masked or form in (Dense, OwnParts)) or not may_look(gradient):
         return None
     rule = _factor_or_number(damping, curvature, gradient)
     if rule is None:
         return None
     count, size = gradient.shape
-    given: Any
+    least, given = min(count, size), None
     if is_fisher:
         if curvature.gradient is not gradient or not (curvature.kept is None or bool(curvature.kept.all())):
             return None
-        least, given = min(count, size), None
     elif form is OwnParts:
         if not _is_of_all_samples(curvature, gradient):
             return None
-        least, given = 1, None
-    elif form is Masked:
-        least, given = size, None
-    else:
+    elif form is MaskedFisher:
+        if curvature.gradient is not gradient:
+            return None
+    elif form is Dense:
         if size > LARGEST_INVERSE or type(curvature.matrix) is not Tensor:
             return None
         least, given = size, curvature.matrix
     mean_value = None if value is None else value.detach().mean()
     if mean_value is not None and not math.isfinite(mean_value.item()):
         return None
+    rows, options = gradient.detach(), (mean, state, update)
+    kind = "definite" if getattr(curvature, "semidefinite", True) else spectrum or ("absolute" if rule[2] else "raw")
     if form is ExchangeableFisher:
         from ._host_lists import solved_lists  # which takes from this file
 
         mask = None if curvature.mask is None else curvature.mask.numpy()
-        own = gradient.detach().numpy()
-        by_list = solved_lists(own.astype(np.float64), mask, rule, mean, state, update)
-        if by_list is None:
-            return None
-        return Solved(torch.from_numpy(by_list.astype(own.dtype)), None, count, mean_value, counted=True)
-    if form is OwnParts:
-        by_sample = solved_samples(gradient.detach(), rule, mean, state, update, curvature.mask)
-        return None if by_sample is None else Solved(by_sample, None, count, mean_value, counted=True)
-    if form is Masked:
+        found = solved_lists(rows.numpy().astype(np.float64), mask, rule, *options)
+        found = None if found is None else torch.from_numpy(found)
+    elif form is OwnParts:
+        found = solved_samples(rows, rule, *options, curvature.mask)
+    elif is_masked:
         from ._host_lists import masked_rows
 
-        usual = "absolute" if rule[2] else "clip" if curvature.semidefinite else "raw"
-        by_mask = masked_rows(curvature, gradient.detach(), rule, spectrum or usual, mean, state, update)
-        return None if by_mask is None else Solved(by_mask, None, count, mean_value, counted=True)
-    kind = "definite" if curvature.semidefinite else spectrum or ("absolute" if rule[2] else "raw")
-    in_numpy = least * least * max(count, size) <= LARGEST_IN_NUMPY
-    rows = gradient.detach()
-    is_exact = in_numpy or torch.get_float32_matmul_precision() == "highest"
-    if kind == "raw" or 0 < rule[0] < LEAST_FACTOR or not is_exact:
-        rows = rows.double()
-    if given is not None:
-        given = given.detach().to(rows.dtype, copy=True)  # which changes on the way
-    if in_numpy:
-        matrix = None if given is None else given.numpy()
-        found = solved(rows.numpy(), matrix, rule, kind, mean, state, update)
-        found = None if found is None else torch.from_numpy(found)
+        found = masked_rows(curvature, rows, rule, kind, *options)
     else:
-        with one_thread(gradient, max(gradient.numel(), least * least)), full_precision(gradient):
-            found = solved(rows, given, rule, kind, mean, state, update)
+        in_numpy = least * least * max(count, size) <= LARGEST_IN_NUMPY
+        is_exact = in_numpy or torch.get_float32_matmul_precision() == "highest"
+        if kind == "raw" or 0 < rule[0] < LEAST_FACTOR or not is_exact:
+            rows = rows.double()
+        if given is not None:
+            given = given.detach().to(rows.dtype, copy=True)  # which changes on the way
+        if in_numpy:
+            found = solved(rows.numpy(), None if given is None else given.numpy(), rule, kind, *options)
+            found = None if found is None else torch.from_numpy(found)
+        else:
+            with one_thread(gradient, max(gradient.numel(), least * least)), full_precision(gradient):
+                found = solved(rows, given, rule, kind, *options)
     if found is None:
         return None
     steps = found if found.dtype is gradient.dtype else found.to(gradient.dtype)
@@ -359,9 +353,7 @@ def _factor_or_number(
     kind: Any = type(damping)
     rule: Any = damping
     if kind is RunningDamping and rule.group is None:
-        # Of a Hessian, λ is the one of the batch alone.
-        stretch = rule.stretch_in(curvature, gradient) if getattr(curvature, "semidefinite", True) else 1.0
-        return rule.factor * float(stretch), 0.0, True
+        return rule.factor * _stretch(rule, curvature, gradient), 0.0, True
     if kind is float or kind is int:
         return 0.0, rule, False
     if kind is NormalizedDamping and rule.group is None:
@@ -369,6 +361,18 @@ def _factor_or_number(
     if kind is RelativeDamping:
         return rule.factor, 0.0, False
     return (0.0, float(rule), False) if isinstance(rule, Tensor) else None
+
+
+def _stretch(rule: RunningDamping, curvature: Any, gradient: Tensor) -> float:
+    """`rule.stretch_in`; with a mask, of samples all of which are finite, without an operator of torch."""
+    form, mask = type(curvature), getattr(curvature, "mask", None)
+    if mask is not None and (form is MaskedFisher or (form is OwnParts and curvature.sums is None)):
+        exists = mask.numpy()
+        samples = max(1, int(exists.sum(0).max() if form is MaskedFisher else exists.any(1).sum()))
+        size = max(1.0, int(exists.sum()) / samples)
+        return math.sqrt(size / min(samples, size))
+    # Of a Hessian, λ is the one of the batch alone.
+    return float(rule.stretch_in(curvature, gradient)) if getattr(curvature, "semidefinite", True) else 1.0
 
 
 def length_in_unit(number: float, square: float, state: Tensor | None, update: bool) -> float | None:

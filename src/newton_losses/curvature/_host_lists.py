@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from ._forms import Masked
-from ._host import EPSILON, LARGEST_IN_NUMPY, SAFE, energy_of, length_in_unit
+from ._host import EPSILON, LARGEST_IN_NUMPY, LEAST_DAMPING, SAFE, energy_of, length_in_unit
+from ._lists import MaskedFisher
 from ._loss_contract import one_thread
 
 # Entries of all samples' matrices together.
@@ -61,22 +62,26 @@ def masked_rows(
 ) -> Tensor | None:
     """The steps, if all gradients are finite and the numbers far from the ends of their range.
 
-    Negative eigenvalues count as zero ("clip") or without their sign ("absolute").
+    Negative eigenvalues, of which a "definite" one has none, count as zero ("clip") or without their sign ("absolute").
     """
     factor, number, is_normalized = rule
     count, size = gradient.shape
     if kind == "raw" or size**3 > LARGEST_IN_NUMPY or count * size**2 > MOST_CELLS:
         return None
-    numbers = curvature.mask, curvature.matrix.double(), curvature.pairs.double()
-    mask, matrix, pairs = (one.detach().numpy() for one in numbers)
-    rows = gradient.numpy().astype(np.float64)
+    mask, rows = curvature.mask.numpy(), gradient.numpy().astype(np.float64)
     items, energy = float(mask.sum()), float(np.einsum("ij,ij", rows, rows))
     if not SAFE[0] < energy < SAFE[1]:
         return None
-    if factor:
-        squares = float(np.einsum("ij,ij,ij", matrix, matrix, pairs))
-        number = factor * math.sqrt(squares / max(1.0, float(pairs.trace())))
-    if not SAFE[0] < number < SAFE[1]:
+    if type(curvature) is MaskedFisher:  # of samples all of which are finite
+        exists = mask.astype(np.float64)
+        pairs = exists.T @ exists
+        scaled = rows / np.sqrt(np.maximum(pairs.diagonal(), 1))
+        matrix = scaled.T @ scaled
+    else:
+        matrix, pairs = (one.detach().double().numpy() for one in (curvature.matrix, curvature.pairs))
+    spread = math.sqrt(float(np.einsum("ij,ij,ij", matrix, matrix, pairs)) / max(1.0, float(pairs.trace())))
+    number = factor * spread if factor else number
+    if not SAFE[0] < number < SAFE[1] or (kind == "definite" and number < LEAST_DAMPING * spread):
         return None
     length = length_in_unit(number, energy / items, state, update) if is_normalized else 1.0
     if length is None:
@@ -99,8 +104,10 @@ def _inverses(matrices: Tensor, damping: float, kind: str) -> Tensor:
     Most have no negative one by more than rounding beside λ, which takes a third of the time to see.
     """
     unit = torch.eye(matrices.shape[-1], dtype=matrices.dtype)
-    failed = torch.linalg.cholesky_ex(matrices + damping * EPSILON[8] * unit)[1] != 0
     inverses: Tensor = torch.linalg.inv_ex(matrices + damping * unit)[0]
+    if kind == "definite":
+        return inverses
+    failed = torch.linalg.cholesky_ex(matrices + damping * EPSILON[8] * unit)[1] != 0
     if bool(failed.any()):
         values, vectors = torch.linalg.eigh(matrices[failed])
         values = values.abs() if kind == "absolute" else values.clamp(min=0)

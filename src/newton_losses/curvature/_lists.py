@@ -102,11 +102,49 @@ def masked_mean(total: Tensor, mask: Tensor, kept: Tensor) -> Masked:
     return Masked((total + total.mT) / 2 / pairs.clamp(min=1), mask, pairs)
 
 
-def masked_fisher(gradient: Tensor, mask: Tensor, kept: Tensor) -> Masked:
-    """The empirical Fisher of gradients `(N, m)` over the pairs of outputs that exist."""
-    wide = widened(torch.where(kept.unsqueeze(-1) & mask, gradient, 0.0))
-    mean = masked_mean(wide.mT @ wide, mask, kept)
-    return Masked(mean.matrix, mask, mean.pairs, semidefinite=True)
+class MaskedFisher(Masked):
+    """The empirical Fisher of outputs that may not exist, made when somebody looks at it: as `ExchangeableFisher`."""
+
+    semidefinite = True
+
+    def __init__(self, gradient: Tensor, value: Tensor, mask: Tensor) -> None:
+        self.__dict__.update(gradient=gradient, value=value, mask=mask)
+
+    @property
+    def size(self) -> int:
+        return self.mask.shape[-1]
+
+    def __getattr__(self, name: str) -> Tensor:
+        """`matrix` or `pairs`, both of which are made when the first is asked for."""
+        if name not in ("matrix", "pairs"):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
+        made = _fisher_of_pairs(*(self.__dict__[one] for one in ("gradient", "value", "mask")))
+        self.__dict__.update(matrix=made.matrix, pairs=made.pairs)
+        found: Tensor = self.__dict__[name]
+        return found
+
+
+def masked_fisher(gradient: Tensor, value: Tensor, mask: Tensor) -> Masked:
+    """The empirical Fisher of gradients `(N, m)` where the outputs in `mask` `(N, m)` exist.
+
+    Samples without a finite `value` `(N,)` and gradient are left out.
+
+    >>> gradient, mask = torch.tensor([[2.0, 1.0], [4.0, 0.0]]), torch.tensor([[True, True], [True, False]])
+    >>> masked_fisher(gradient, torch.zeros(2), mask).dense()  # (4 + 16)/2, 2/√2 and 1
+    tensor([[10.0000,  1.4142],
+            [ 1.4142,  1.0000]], dtype=torch.float64)
+    """
+    given = gradient, value, mask
+    return _fisher_of_pairs(*given) if torch.compiler.is_compiling() else MaskedFisher(*given)
+
+
+def _fisher_of_pairs(gradient: Tensor, value: Tensor, mask: Tensor) -> Masked:
+    """Each output's gradients are divided by √n_j, so that no eigenvalue is negative."""
+    exists = mask & is_finite(Derivatives(value, gradient)).unsqueeze(-1)
+    wide, counted = widened(torch.where(exists, gradient, 0.0)), widened(exists.to(gradient.dtype))
+    pairs = counted.mT @ counted
+    scaled = wide / pairs.diagonal().clamp(min=1).sqrt()
+    return Masked(scaled.mT @ scaled, mask, pairs, semidefinite=True)
 
 
 def brought_sums(
@@ -192,4 +230,4 @@ def list_fisher(found: Derivatives, mask: Tensor | None, exchangeable: bool) -> 
     if exchangeable:
         return exchangeable_fisher(found.gradient, mask=mask, value=found.value.detach())
     assert mask is not None
-    return masked_fisher(found.gradient, mask, is_finite(found))
+    return masked_fisher(found.gradient, found.value.detach(), mask)

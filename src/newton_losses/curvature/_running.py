@@ -198,7 +198,7 @@ def _with_gradient(expansion: Expansion, gradient: Tensor, kind: str) -> Expansi
     elif kind == "fisher" and isinstance(curvature, Exchangeable):
         curvature = exchangeable_fisher(gradient, mask=curvature.mask, value=expansion.value.detach())
     elif kind == "fisher" and isinstance(curvature, Masked):
-        curvature = masked_fisher(gradient, curvature.mask, finite(expansion))
+        curvature = masked_fisher(gradient, expansion.value.detach(), curvature.mask)
     elif type(curvature) is LowRank:  # that a loss brought, whose rows are not these gradients any more
         curvature = LowRank(curvature.factor)
     return Expansion(expansion.value, gradient, curvature)

@@ -104,7 +104,9 @@ def _solve_masked(curvature: Masked, rows: Tensor, damping: Tensor | float, spec
     solved = []
     for start in range(0, len(rows), at_once):
         parts, right = curvature.parts(start, start + at_once), wide[start : start + at_once].unsqueeze(1)
-        if spectrum == "raw":
+        if curvature.semidefinite:
+            found = _cholesky(parts, right, damping)
+        elif spectrum == "raw":
             found = _lu(_damped(parts, damping), right)
         else:
             found = _definite_part(parts, spectrum, damping, right)
@@ -131,7 +133,11 @@ def _cholesky(matrix: Tensor, rows: Tensor, damping: Tensor | float) -> Tensor:
         return solve_small(matrix, rows, damping, "definite")
     damped = _damped(matrix, damping)
     factor, failed = torch.linalg.cholesky_ex(damped)
-    solved = torch.cholesky_solve(rows.mT, factor).mT
+    if matrix.dim() == 2:
+        solved = torch.cholesky_solve(rows.mT, factor).mT
+    else:  # of a batch that one allocates on CUDA, and could not be captured
+        halfway = torch.linalg.solve_triangular(factor, rows.mT, upper=False)
+        solved = torch.linalg.solve_triangular(factor.mT, halfway, upper=True).mT
     return torch.where(has_inverse(damped, factor, failed)[..., None, None], solved, torch.nan)
 
 

@@ -13,7 +13,7 @@ from ..errors import ArgumentError
 from ._damping import DampingRule, NormalizedDamping, RunningDamping, apply_rule, whole_samples
 from ._expansion import Expansion, FisherFactor, FisherMatrix, finite
 from ._fisher import Solved, can_solve, fisher_step, lists_step, matrix_step
-from ._forms import Dense, LowRank, Masked, OwnParts, as_curvature
+from ._forms import Dense, LowRank, OwnParts, as_curvature
 from ._host import host_step
 from ._lists import ExchangeableFisher
 from ._loss_contract import full_precision
@@ -68,9 +68,7 @@ def solve_step(
     if isinstance(curvature, Tensor):
         curvature = Dense(curvature)
     if spectrum is None:
-        # A masked Fisher's entries are means over different samples, so that eigenvalues can be negative all the same.
-        usual: Spectrum = "clip" if isinstance(curvature, Masked) and curvature.semidefinite else "raw"
-        spectrum = "absolute" if isinstance(damping, NormalizedDamping) else usual
+        spectrum = "absolute" if isinstance(damping, NormalizedDamping) else "raw"
     with full_precision(gradient):
         if not torch.compiler.is_compiling():
             found = host_step(curvature, gradient, value, damping, spectrum, mean=mean)
