@@ -199,7 +199,7 @@ class NewtonLoss(RunningScale):
                 given = self._way, self.options["reduction"], self._rule, run, self.training
                 found, expansion = ordinary_loss(loss, y, targets, *given)
                 if found is not None:
-                    self._watch.seen += len(y)
+                    self._watch.seen += y.shape[0]
                     return found
         if isinstance(y, Tensor) and y.is_nested:
             y, targets, mask = padded_outputs(y, targets, mask, "NewtonLoss")

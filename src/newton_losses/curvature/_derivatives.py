@@ -236,14 +236,20 @@ def _summed(total: Total) -> Total:
 
 def on_tape(leaf: Tensor, total_value: Tensor, value: Tensor) -> Derivatives:
     """Values and gradients at the `leaf` that a tape begins with; values have a graph if they lead to other leaves."""
+    gradient, is_shared = gradient_on_tape(leaf, total_value)
+    return Derivatives(value if is_shared else value.detach(), gradient)
+
+
+def gradient_on_tape(leaf: Tensor, total_value: Tensor) -> tuple[Tensor, bool]:
+    """The gradients, and whether the graph leads to other leaves, so that it is kept.
+
+    What the loss itself has to learn, and targets that have a gradient, get theirs through the values.
+    """
     if not total_value.requires_grad:  # a batch can be without a gradient, as one that holds no pair to compare
-        return Derivatives(value, torch.zeros_like(leaf))
-    # What the loss itself has to learn, and targets that have a gradient, get theirs through the values.
+        return torch.zeros_like(leaf), False
     is_shared = torch.is_grad_enabled() and _look(total_value, leaf)[0]
     gradient = _pulled_back(total_value, torch.ones_like(total_value), leaf, keep=is_shared)
-    if gradient is None:
-        gradient = torch.zeros_like(leaf)
-    return Derivatives(value if is_shared else value.detach(), gradient)
+    return torch.zeros_like(leaf) if gradient is None else gradient, is_shared
 
 
 def _pulled_back(output: Tensor, along: Tensor, leaf: Tensor, *, keep: bool, create: bool = False) -> Tensor | None:

@@ -163,9 +163,6 @@ def host_fisher(
         numbers = factor, number / count, factor > 0
         found = solved(rows.astype(np.float64), None, numbers, "definite", mean, state, update)
         return None if found is None else torch.from_numpy(found.astype(np.float32))
-    diagonal = matrix.ravel()[:: len(matrix) + 1]
-    diagonal += number
-    inverse = _invert(matrix)
     length: float = count
     if factor:
         square = energy / (count * size)
@@ -173,7 +170,12 @@ def host_fisher(
         if unit is None:
             return None
         length = number / math.sqrt(unit)
-    inverse *= length / count if mean else length
+    # (C + λI)⁻¹ in the unit of the step: what numbers multiply is the smaller side, before it is inverted.
+    scale = count / length if mean else 1 / length
+    matrix *= scale
+    diagonal = matrix.ravel()[:: len(matrix) + 1]
+    diagonal += number * scale
+    inverse = _invert(matrix)
     if len(inverse) == 1:  # of a long vector, a product of matrices wakes other threads
         return torch.from_numpy(rows * inverse)
     return torch.from_numpy(inverse.dot(rows) if few else rows.dot(inverse))

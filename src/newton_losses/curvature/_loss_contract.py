@@ -132,14 +132,14 @@ def called(loss: Loss, outputs: Tensor, targets: tuple[Any, ...]) -> Tensor:
     try:
         return loss(outputs, *targets)
     except Exception as error:
-        if isinstance(error, TypeError):
-            check_targets(loss, outputs, targets)
-        _add_shapes(error, loss, outputs, targets)
+        explain(error, loss, outputs, targets)
         raise
 
 
-def _add_shapes(error: Exception, loss: Loss, outputs: Tensor, targets: tuple[Any, ...]) -> None:
+def explain(error: Exception, loss: Loss, outputs: Tensor, targets: tuple[Any, ...]) -> None:
     """Say with what the loss was called, beside the words of torch, which knows no outputs and targets."""
+    if isinstance(error, TypeError):
+        check_targets(loss, outputs, targets)
     if not isinstance(error, NewtonLossesError) and not getattr(error, "__notes__", None):
         given = ", ".join(map(_described, targets)) or "no targets"
         advice = "Do outputs and targets have the shape, dtype and range that it expects?"

@@ -19,13 +19,13 @@ from torch.autograd import forward_ad
 from .._tracing import top_hooks
 from ..errors import DerivativeError
 from ._damping import RunningDamping
-from ._derivatives import mean_hessian, on_tape
+from ._derivatives import gradient_on_tape, mean_hessian
 from ._expansion import CurvatureKind, Expansion, empirical_fisher
 from ._forms import Dense, OwnParts
 from ._host import LARGEST_IN_NUMPY, LARGEST_INVERSE, host_fisher, solved, solved_samples
 from ._host_lists import solved_lists
 from ._lists import exchangeable_fisher
-from ._loss_contract import called, check_values, make_total
+from ._loss_contract import check_values, explain, make_total
 from ._options import HAS_GROUPS, Reduction, Spectrum
 
 _tracing_state = torch._C._get_tracing_state
@@ -85,27 +85,38 @@ def ordinary_loss(
     """
     matrix: Tensor | None = None
     kept: Tensor | None = None
+    count = y.shape[0]
     if way == "hessian":
         value, gradient, matrix, kept = mean_hessian(make_total(loss, y.shape, targets, reduction), y.detach(), loss)
     else:
+        leaf = y.detach().requires_grad_()
         try:
-            leaf = y.detach().requires_grad_()
-            value = called(loss, leaf, targets)
-            check_values(value, y.shape, reduction, loss)
-            is_mean = value.dim() == 0
-            value, gradient, _ = on_tape(leaf, value * len(y) if is_mean else value, value)
+            value = loss(leaf, *targets)
+            is_mean = type(value) is not Tensor or reduction is not None or value.dim() != 1 or value.shape[0] != count
+            if is_mean or value.dtype is not torch.float32:
+                check_values(value, y.shape, reduction, loss)
+                is_mean = value.dim() == 0
+            gradient, is_shared = gradient_on_tape(leaf, value * count if is_mean else value)
         except (RuntimeError, NotImplementedError):  # there is another way, without a tape, or else the error once more
             return None, None
+        except Exception as error:
+            explain(error, loss, leaf, targets)
+            raise
         if is_mean:
-            value = value.expand(len(y))
+            value = value.expand(count)
+        if not is_shared:
+            value = value.detach()
     if kept is None:
         front = value.mean()
         if math.isfinite(front.item()):
-            rows = _rows(way, gradient, matrix, rule, state, update)
+            if way == "fisher":
+                rows = host_fisher(gradient, True, rule, state, update)
+            else:
+                rows = _rows(way, gradient, matrix, rule, state, update)
             if rows is not None:
                 learns = front if front.requires_grad else None  # the loss itself, or its targets
                 made = (front if learns is None else front.detach(), rows)
-                recorded: Tensor = super(torch.autograd.Function, _OneStep).apply(y, learns, made)  # type: ignore[no-untyped-call]
+                recorded: Tensor = _record(y, learns, made)
                 return recorded, None
     if matrix is not None:
         return None, Expansion(value, gradient, Dense(matrix, count=kept))
@@ -124,8 +135,6 @@ def _rows(
     tensor([[0.1154, 0.1538],
             [0.0000, 0.5000]])
     """
-    if way == "fisher":
-        return host_fisher(gradient, True, rule, state, update)
     numbers = (0.0, rule, False) if type(rule) is float else (rule.factor, 0.0, True)
     if way == "sample":
         count, size = gradient.shape
@@ -165,3 +174,6 @@ class _OneStep(torch.autograd.Function):
             moved = y - y.detach()  # zero, with a gradient; but not where an output is infinite
             rows = rows + torch.where(torch.isfinite(moved), moved, 0.0) / len(y)
         return rows * slope, slope if ctx.needs_input_grad[1] else None, None
+
+
+_record: Any = super(torch.autograd.Function, _OneStep).apply
