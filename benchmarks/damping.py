@@ -4,10 +4,10 @@
     python benchmarks/damping.py --data mnist --n 5 --steps 10000 --device cuda --precision bf16
     python benchmarks/damping.py --data terrain --epochs 50 --device cuda
 
-A cell is an algorithm, its numerics and a curvature. In each cell the paper's grid of λ, `--damping auto` with
+A cell is an algorithm, its numerics and a curvature. In each cell the paper's grid of λ, `--damping normalized` with
 several factors and the plain loss are trained from several seeds. Every run is an ordinary run folder, and what is
-finished is kept in one JSON file: killed, the command goes on where it was. `auto:1000` is a control: with so much
-damping nothing is left of the curvature, and the step is the gradient normalised over the batch.
+finished is kept in one JSON file: killed, the command goes on where it was. `normalized:1000` is a control: with so
+much damping nothing is left of the curvature, and the step is the gradient normalised over the batch.
 """
 
 import argparse
@@ -27,8 +27,8 @@ from newton_losses_bench.demo import DEMO
 from newton_losses_bench.train import run
 
 GRID = tuple(10.0**power for power in range(-3, 4))
-FACTORS = ("auto:0.1", "auto", "auto:10")
-CONTROL = "auto:1000"
+FACTORS = ("normalized:0.1", "normalized", "normalized:10")
+CONTROL = "normalized:1000"
 # Exact match of a set, or of a path.
 FIGURES = {"glyphs": "exact_match", "mnist": "exact_match", "terrain": "perfect_match"}
 
@@ -119,10 +119,10 @@ def table(options: argparse.Namespace, store: Path) -> str:
     records = read(store)
     usual = ("none", *(f"{damping:g}" for damping in GRID), *FACTORS, CONTROL)
     others = [arm for arm in dict.fromkeys(arm for _, arm, _ in records) if arm not in usual]
-    columns = ["plain", "best of λ", "which λ", *FACTORS, CONTROL, *others, "noise", "auto − best"]
+    columns = ["plain", "best of λ", "which λ", *FACTORS, CONTROL, *others, "noise", "normalized − best"]
     rows = ["| cell | " + " | ".join(columns) + " |", "|---" * (len(columns) + 1) + "|"]
     for cell in cells(options):
-        seeds = {seed for name, arm, seed in records if (name, arm) == (str(cell), "auto")}
+        seeds = {seed for name, arm, seed in records if (name, arm) == (str(cell), "normalized")}
         values = {
             arm: [
                 record["test"][FIGURES[options.data]]
@@ -133,7 +133,7 @@ def table(options: argparse.Namespace, store: Path) -> str:
         }
         # An arm with fewer seeds than the others would be compared with noise.
         values = {arm: found for arm, found in values.items() if len(found) == len(seeds)}
-        if values.get("auto"):
+        if values.get("normalized"):
             rows.append(f"| {cell} | " + " | ".join(_row(values, others)) + " |")
     return "\n".join(rows)
 
@@ -143,7 +143,7 @@ def _row(values: dict[str, list[float]], others: list[str]) -> list[str]:
     best = max((f"{damping:g}" for damping in GRID), key=lambda arm: means.get(arm, -math.inf))
     noise = _noise(values)
     shown = [f"{means[arm]:.1f}" if arm in means else "–" for arm in (*FACTORS, CONTROL, *others)]
-    difference = means["auto"] - means.get(best, math.nan)
+    difference = means["normalized"] - means.get(best, math.nan)
     verdict = f"{difference:+.1f}" + (" ✗" if difference < -noise else "")
     plain = f"{means['none']:.1f}" if "none" in means else "–"
     return [plain, f"{means.get(best, math.nan):.1f}", best, *shown, f"{noise:.1f}", verdict]
@@ -174,7 +174,7 @@ def main() -> None:
     parser.add_argument("--maps", type=int, default=10_000, help="of terrain, to train on")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--only", help="cells whose name has all of these words, as in 'softsort fisher'")
-    parser.add_argument("--arms", nargs="*", help="these only: numbers, auto:FACTOR, relative:FACTOR")
+    parser.add_argument("--arms", nargs="*", help="these only: numbers, normalized:FACTOR, relative:FACTOR")
     parser.add_argument("--share", type=_share, default=(0, 1), help="0/2 and 1/2 divide the runs among two processes")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--precision", default="float32")

@@ -20,6 +20,7 @@ from .settings import (
     nearest_column,
     option,
     read_damping,
+    renamed,
     setting,
     settings,
     usual_damping,
@@ -47,8 +48,8 @@ class RunConfig:
     )
     damping: float | str | None = setting(
         "curvature",
-        "λ: a number; running, as the library's default; or auto, each batch on its own. running:3 and auto:3 multiply "
-        "it by 3. Default: the paper's.",
+        "λ: a number; running (or auto), the library's default; or normalized, each batch on its own. running:3 "
+        "multiplies it by 3. Default: the paper's.",
         None,
     )
     relative_damping: float | None = setting(
@@ -56,7 +57,7 @@ class RunConfig:
     )
     spectrum: str | None = setting(
         "curvature",
-        "What becomes of negative eigenvalues of the Hessian. Default: raw; with auto and running, absolute.",
+        "What becomes of negative eigenvalues of the Hessian. Default: raw; with running and normalized, absolute.",
         None,
         choices=("raw", "absolute", "clip"),
     )
@@ -82,6 +83,9 @@ class RunConfig:
     )
     compile: bool = setting("computing", "Compile network and loss with torch.compile.", False, experiment=False)
     graph: bool = setting("computing", "On CUDA, capture the whole step as one graph.", True, experiment=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "damping", renamed(self.damping, "auto", "running"))  # as in the library
 
     def resolved(self) -> Self:
         """This configuration with the paper's values in its holes, checked."""
@@ -137,11 +141,16 @@ class RunConfig:
 
     @classmethod
     def from_dict(cls, stored: dict[str, Any]) -> Self:
-        """The inverse of `to_dict`; lists become tuples again, and unknown names are dropped."""
+        """The inverse of `to_dict`; lists become tuples again, and unknown names are dropped.
+
+        Runs of the first version say "auto" where it is "normalized" now. No other has stored that word.
+        """
         known = {field.name for field in fields(cls)}
         values: dict[str, Any] = {
             name: tuple(value) if isinstance(value, list) else value for name, value in stored.items() if name in known
         }
+        if "damping" in values:
+            values["damping"] = renamed(values["damping"], "auto", "normalized")
         return cls(**values)
 
 

@@ -180,18 +180,17 @@ def check_at_least(name: str, value: int, least: int) -> None:
 
 
 # Dampings that are rules of the library's, by their names in a configuration.
-RULES = ("auto", "running")
+RULES = ("running", "normalized")
 
 
 def read_damping(damping: float | str | None) -> float | str | None:
-    """The one spelling of a damping: a number, "auto", "running", or one of these with ":FACTOR" that is not 1.
+    """The one spelling of a damping: a number, "running", "normalized", or one of these with ":FACTOR" that is not 1.
 
-    "auto" takes the scale of each batch on its own, as all runs did before there was another; "running" is the rule
-    that the library's default became, with the scale of the run. Numbers may come as text. `None` was not given and
-    passes.
+    "running" has the scale of the run, as the library's default; "normalized" takes that of each batch on its own.
+    Numbers may come as text. `None` was not given and passes.
 
-    >>> read_damping("10"), read_damping("auto:0.30"), read_damping("auto:1")
-    (10.0, 'auto:0.3', 'auto')
+    >>> read_damping("10"), read_damping("normalized:0.30"), read_damping("running:1")
+    (10.0, 'normalized:0.3', 'running')
     """
     if damping is None:
         return None
@@ -201,17 +200,27 @@ def read_damping(damping: float | str | None) -> float | str | None:
     except ValueError:
         number = math.nan
     if not (math.isfinite(number) and number > 0):
-        raise ArgumentError(f"--damping {damping}: expected a positive number, auto, running, or a rule:FACTOR.")
+        raise ArgumentError(f"--damping {damping}: expected a positive number, running, normalized, or a rule:FACTOR.")
     if name not in RULES:
         return number
     return name if number == 1 else f"{name}:{str(number).removesuffix('.0')}"
 
 
-def rule_and_factor(damping: str) -> tuple[str, float]:
-    """The name and the factor of a damping such as "auto" or "running:FACTOR".
+def renamed(damping: float | str | None, old: str, new: str) -> float | str | None:
+    """A damping with another name for its rule, if it has the old one.
 
-    >>> rule_and_factor("auto"), rule_and_factor("running:10")
-    (('auto', 1.0), ('running', 10.0))
+    >>> renamed("auto:3", "auto", "running"), renamed(3.0, "auto", "running")
+    ('running:3', 3.0)
+    """
+    is_old = isinstance(damping, str) and damping.partition(":")[0] == old
+    return f"{new}{str(damping).removeprefix(old)}" if is_old else damping
+
+
+def rule_and_factor(damping: str) -> tuple[str, float]:
+    """The name and the factor of a damping such as "running" or "normalized:FACTOR".
+
+    >>> rule_and_factor("running"), rule_and_factor("normalized:10")
+    (('running', 1.0), ('normalized', 10.0))
     """
     name, _, factor = str(read_damping(damping)).partition(":")
     return name, float(factor or 1)

@@ -8,7 +8,7 @@ import torch
 from torch.nn.functional import mse_loss
 
 from newton_losses import ArgumentError
-from newton_losses.curvature import NormalizedDamping
+from newton_losses.curvature import NormalizedDamping, RunningDamping
 from newton_losses_bench.config import SORTING_ALGORITHMS, ConvexConfig, PathsConfig, SortingConfig, identity
 from newton_losses_bench.machine import resolve_device
 from newton_losses_bench.settings import option
@@ -86,19 +86,34 @@ def test_what_was_given_stays():
     assert config.resolved() == config
 
 
-def test_a_damping_is_a_number_or_auto():
+def test_a_damping_is_a_number_or_a_rule():
     assert sorting(curvature="fisher", damping="0.5").damping == 0.5
-    automatic = sorting(curvature="hessian", damping="auto")
-    assert (automatic.damping, automatic.spectrum) == ("auto", "absolute")
-    assert automatic.resolved() == automatic
-    assert sorting(curvature="hessian", damping="auto:3", spectrum="raw").spectrum == "raw"
-    assert sorting(curvature="hessian").spectrum == sorting(curvature="fisher", damping="auto").spectrum == "raw"
-    assert training_loss(mse_loss, automatic).options["damping"] == NormalizedDamping(1.0)
-    assert training_loss(mse_loss, sorting(curvature="fisher", damping="auto:3")).options["damping"].factor == 3.0
+    by_batch = sorting(curvature="hessian", damping="normalized")
+    assert (by_batch.damping, by_batch.spectrum) == ("normalized", "absolute")
+    assert by_batch.resolved() == by_batch
+    assert sorting(curvature="hessian", damping="normalized:3", spectrum="raw").spectrum == "raw"
+    assert sorting(curvature="hessian").spectrum == sorting(curvature="fisher", damping="running").spectrum == "raw"
+    assert training_loss(mse_loss, by_batch).options["damping"] == NormalizedDamping(1.0)
+    tripled = training_loss(mse_loss, sorting(curvature="fisher", damping="running:3")).options["damping"]
+    assert tripled == RunningDamping(3.0)
 
 
-def test_an_automatic_damping_has_one_spelling():
-    spellings = {"auto": ("auto", "auto:1", "auto:1.0", "auto:"), "auto:3": ("auto:3", "auto:3.0", "auto:30e-1")}
+def test_auto_is_what_it_is_in_the_library():
+    config = sorting(curvature="fisher", damping="auto:3")
+    assert config.damping == config.to_dict()["damping"] == "running:3"
+    assert training_loss(mse_loss, sorting(curvature="fisher", damping="auto")).options["damping"] == RunningDamping()
+
+
+def test_runs_of_the_first_version_called_auto_what_is_normalized():
+    config = sorting(curvature="fisher", damping="normalized:3")
+    stored = {**config.to_dict(), "damping": "auto:3"}
+    assert type(config).from_dict(stored) == config
+    assert identity(stored) == identity(config.to_dict()) != identity({**stored, "damping": "running:3"})
+
+
+def test_a_rule_has_one_spelling():
+    first, third = ("running", "running:1", "running:1.0", "running:"), ("running:3", "running:3.0", "running:30e-1")
+    spellings = {"running": first, "running:3": third}
     for canonical, others in spellings.items():
         found = [sorting(curvature="fisher", damping=damping) for damping in others]
         assert {config.damping for config in found} == {canonical}
@@ -107,7 +122,7 @@ def test_an_automatic_damping_has_one_spelling():
         stored = [{**found[0].to_dict(), "damping": damping} for damping in others]
         assert {identity(configuration) for configuration in stored} == {identity(found[0].to_dict())}
     # No digit is lost on the way.
-    assert sorting(curvature="fisher", damping="auto:0.1234567890123").damping == "auto:0.1234567890123"
+    assert sorting(curvature="fisher", damping="running:0.1234567890123").damping == "running:0.1234567890123"
 
 
 def test_a_configuration_survives_json():
@@ -136,8 +151,8 @@ def test_a_configuration_survives_json():
         (sorting, {"damping": 1.0}, "baseline without one"),
         (sorting, {"curvature": "fisher", "damping": -1.0}, "positive number"),
         (sorting, {"curvature": "fisher", "damping": float("nan")}, "positive number"),
-        (sorting, {"curvature": "fisher", "damping": "much"}, "--damping much: expected a positive number, auto"),
-        (sorting, {"curvature": "fisher", "damping": "auto:0"}, "--damping auto:0: expected a positive number, auto"),
+        (sorting, {"curvature": "fisher", "damping": "much"}, "--damping much: expected a positive number, running"),
+        (sorting, {"curvature": "fisher", "damping": "normalized:0"}, "--damping normalized:0: expected a positive"),
         (sorting, {"curvature": "fisher", "damping": "automatic"}, "--damping automatic"),
         (sorting, {"damping": "auto"}, "baseline without one"),
         (sorting, {"curvature": "fisher", "damping": 1.0, "relative_damping": 1.0}, "not both"),

@@ -138,10 +138,10 @@ def test_all_cells_are_listed(tmp_path):
 
 
 def test_a_sweep_takes_the_automatic_damping_too(tmp_path):
-    words = ("--algorithm", "softsort", "--curvature", "fisher", "--damping", "auto,auto:3,10")
+    words = ("--algorithm", "softsort", "--curvature", "fisher", "--damping", "auto,normalized:3,10")
     code, text = command("sweep", "sorting", *words, "--dry-run", "--results", str(tmp_path))
     assert code == 0
-    assert [line.split("--damping ")[1].split()[0] for line in text.splitlines()] == ["auto", "auto:3", "10"]
+    assert [line.split("--damping ")[1].split()[0] for line in text.splitlines()] == ["running", "normalized:3", "10"]
 
 
 def test_a_damping_goes_to_the_cells_that_take_one(tmp_path):
@@ -201,7 +201,10 @@ def test_settings_have_the_names_of_their_options():
         (("sweep", "sorting", "--damping", "1"), "Missing option '--algorithm'"),
         (("sweep", "sorting", "--algorithm", "softsort", "--dampnig", "1"), "--damping"),
         (("sweep", "sorting", "--algorithm", "softsrot"), "did you mean softsort"),
-        (("sweep", "sorting", "--algorithm", "softsort", "-c", "fisher", "--damping", "one"), "positive number, auto"),
+        (
+            ("sweep", "sorting", "--algorithm", "softsort", "-c", "fisher", "--damping", "one"),
+            "positive number, running",
+        ),
         (("sweep", "sorting", "--algorithm", "softsort", "--n", "five"), "--n five: expected a whole number"),
         (("sweep", "sorting", "--algorithm", "softsort", "--augment", "1"), "--augment 1: expected true or false"),
         (("sweep", "sorting", "--algorithm"), "requires an argument"),

@@ -46,8 +46,8 @@ def test_training_with_an_automatic_damping(tmp_path, curvature):
     settings = [*TINY, "--curvature", curvature, "--damping", "auto", "--out", str(tmp_path / "run")]
     code, text = command(*settings)
     assert code == 0
-    assert f"{curvature} λ=auto" in text
-    assert json.loads((tmp_path / "run" / "config.json").read_text())["configuration"]["damping"] == "auto"
+    assert f"{curvature} λ=running" in text
+    assert json.loads((tmp_path / "run" / "config.json").read_text())["configuration"]["damping"] == "running"
     assert "this run is finished" in command(*settings)[1]
 
 

@@ -190,7 +190,7 @@ def read_value(one: Setting, text: str) -> Any:
             try:
                 return read(text)
             except (KeyError, ValueError):
-                if str not in one.kinds:  # a damping may be a number or auto
+                if str not in one.kinds:  # a damping may be a number or a rule
                     raise ArgumentError(f"{one.option} {text}: expected {NAMES_OF_TYPES[kind]}.") from None
     return text
 

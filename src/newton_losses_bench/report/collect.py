@@ -26,19 +26,19 @@ TABLES = ("table1", "table2", "table3")
 _OPEN = ("precision", "eval_every")
 
 NEWTON = ("hessian", "fisher")
-# What the paper's tables do not have, as changes of the plain loss. λ = "auto:1000" is so large that no curvature is
-# left: the gradient, normalised by the batch.
+# What the paper's tables do not have, as changes of the plain loss. λ = "normalized:1000" is so large that no curvature
+# is left: the gradient, normalised by the batch.
 CONTROLS: dict[str, dict[str, Any]] = {
     "clip": {"clip_norm": CLIP_NORM},
-    "fisher-auto:1000": {"curvature": "fisher", "damping": "auto:1000"},
-    "sample-auto": {"curvature": "sample", "damping": "auto"},
-    "fisher-auto": {"curvature": "fisher", "damping": "auto"},
-    "hessian-auto": {"curvature": "hessian", "damping": "auto"},
+    "fisher-normalized:1000": {"curvature": "fisher", "damping": "normalized:1000"},
+    "sample-normalized": {"curvature": "sample", "damping": "normalized"},
+    "fisher-normalized": {"curvature": "fisher", "damping": "normalized"},
+    "hessian-normalized": {"curvature": "hessian", "damping": "normalized"},
     "sample-running": {"curvature": "sample", "damping": "running"},
     "fisher-running": {"curvature": "fisher", "damping": "running"},
     "hessian-running": {"curvature": "hessian", "damping": "running"},
     "plain-library": {},
-    "fisher-auto:1000-library": {"curvature": "fisher", "damping": "auto:1000"},
+    "fisher-normalized:1000-library": {"curvature": "fisher", "damping": "normalized:1000"},
     "fisher-library": {"curvature": "fisher", "damping": "running"},
 }
 # What the last three change, to show what a user of the library gets. All others take the curvature of a set's items as
@@ -54,15 +54,15 @@ METHODS = {
     "fisher": "Fisher",
     "clip": "clipped",
     "energy": "energy",
-    "fisher-auto:1000": "normalised only",
-    "sample-auto": "sample, auto",
-    "fisher-auto": "Fisher, auto",
-    "hessian-auto": "Hessian, auto",
+    "fisher-normalized:1000": "normalised only",
+    "sample-normalized": "sample, per batch",
+    "fisher-normalized": "Fisher, per batch",
+    "hessian-normalized": "Hessian, per batch",
     "sample-running": "sample, running",
     "fisher-running": "Fisher, running",
     "hessian-running": "Hessian, running",
     "plain-library": "plain, leave-one-out",
-    "fisher-auto:1000-library": "normalised only, leave-one-out",
+    "fisher-normalized:1000-library": "normalised only, leave-one-out",
     "fisher-library": "the default",
 }
 TITLES = {
@@ -100,9 +100,9 @@ def main_metric(cell: Cell) -> str:
 def every_cell() -> dict[str, Cell]:
     """The cells that a report shows, by key: those of the tables, then their controls.
 
-    >>> cell = every_cell()["softsort-n5-hessian-auto-stable"]
+    >>> cell = every_cell()["softsort-n5-hessian-normalized-stable"]
     >>> cell.make(device="cpu").damping, cell.make(device="cpu").spectrum
-    ('auto', 'absolute')
+    ('normalized', 'absolute')
     """
     found = {cell.key: cell for table in ("ablation", *TABLES, OURS, "cvxpy") for cell in cells(table)}
     found |= {f"{cell.key}-timed": cell for cell in cells("runtimes")}

@@ -178,8 +178,10 @@ def _verdict(groups: Mapping[str, Group | None], averaged: bool) -> Cell:
 
     Normalising, a soft clip of each sample and curvature are each compared with the one before that was run.
     """
-    newton = max(("fisher", "hessian"), key=lambda name: len(group.records) if (group := groups[f"{name}-auto"]) else 0)
-    effects = {"fisher-auto:1000": "normalising", "sample-auto": "soft clip", f"{newton}-auto": "curvature"}
+    most = max(
+        ("fisher-normalized", "hessian-normalized"), key=lambda name: len(one.records) if (one := groups[name]) else 0
+    )
+    effects = {"fisher-normalized:1000": "normalising", "sample-normalized": "soft clip", most: "curvature"}
     plain = before = groups["baseline"]
     steps, whole = {}, None
     for group, effect in ((groups[method], effect) for method, effect in effects.items()):
@@ -204,7 +206,7 @@ def _with_rivals(cell: Cell, method: str, groups: Mapping[str, Group | None], av
         return cell
     rivals = {"plain": groups["baseline"]}
     if method.endswith("-running"):
-        rivals["auto"] = groups[method.replace("running", "auto")]
+        rivals["per batch"] = groups[method.replace("running", "normalized")]
     elif groups.get("plain-library"):
         rivals["plain, leave-one-out"] = groups["plain-library"]
     leads = {name: Lead.of(groups[method], rival, averaged=averaged) for name, rival in rivals.items()}
@@ -258,7 +260,7 @@ def default_table(settings: Sequence[tuple[Runs, Sequence[str], str]]) -> Table 
     for runs, names, numerics in settings:
         for column in names:
             is_smoothed = column.startswith("smoothed-")  # where the paper's smoothing makes another plain loss
-            methods = ["plain-library" if is_smoothed else "baseline", "fisher-auto:1000", "fisher-library"]
+            methods = ["plain-library" if is_smoothed else "baseline", "fisher-normalized:1000", "fisher-library"]
             methods[1] += "-library" if is_smoothed else ""
             plain, normalised, default = (runs.runs(column, method, numerics) for method in methods)
             if plain and default and len(plain.records) >= LEAST_SEEDS <= len(default.records):

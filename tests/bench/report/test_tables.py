@@ -119,7 +119,7 @@ def test_evaluating_more_often_changes_nothing(tmp_path):
 
 
 def test_plain_beside_newton_is_paired_by_seed(tmp_path):
-    plain, newton = (every_cell()[f"softsort-n10-{name}-stable"] for name in ("baseline", "hessian-auto"))
+    plain, newton = (every_cell()[f"softsort-n10-{name}-stable"] for name in ("baseline", "hessian-normalized"))
     write_seeds(tmp_path, plain, {0: 50.0, 1: 60.0, 2: 40.0}, **FULL)
     # Ahead by little on every seed, which only the pairs tell; the fourth seed has no partner.
     write_seeds(tmp_path, newton, {0: 51.0, 1: 61.1, 2: 41.2, 3: 0.0}, **FULL)
@@ -131,7 +131,7 @@ def test_plain_beside_newton_is_paired_by_seed(tmp_path):
 
 
 def test_averaged_weights_have_a_table_of_their_own(tmp_path):
-    plain, newton = (every_cell()[f"softsort-n10-{name}-stable"] for name in ("baseline", "hessian-auto"))
+    plain, newton = (every_cell()[f"softsort-n10-{name}-stable"] for name in ("baseline", "hessian-normalized"))
     write(tmp_path, plain, 50.0, averaged=55.0, **FULL)
     write(tmp_path, newton, 50.0, averaged=70.0, **FULL)
     tables = tables_of(tmp_path)
@@ -151,14 +151,14 @@ def test_n15_of_a_loss_that_the_paper_has_not_tried_is_among_the_controls(tmp_pa
 
 
 def test_one_seed_is_no_test(tmp_path):
-    for name in ("baseline", "fisher-auto"):
+    for name in ("baseline", "fisher-normalized"):
         write(tmp_path, every_cell()[f"softsort-n10-{name}-stable"], 40.0, 1, **FULL)
     row = row_of(tables_of(tmp_path)["controls-mnist-100000"], "SoftSort n=10")
     assert (row[0].text, row[0].detail) == ("one seed", "p –")
 
 
 def test_two_seeds_decide_nothing_although_their_leads_agree(tmp_path):
-    for name, figure in (("baseline", 50.0), ("fisher-auto:1000", 50.0), ("sample-auto", 60.0)):
+    for name, figure in (("baseline", 50.0), ("fisher-normalized:1000", 50.0), ("sample-normalized", 60.0)):
         write_seeds(tmp_path, every_cell()[f"smoothed-loss-10-{name}"], {0: figure, 1: figure + 2}, **MAPS)
     (row,) = tables_of(tmp_path)["controls-terrain-50"].rows
     assert (row[1].text, row[1].detail) == ("within noise", "p 0.00, 1.00, 0.00")
@@ -176,7 +176,12 @@ def test_two_seeds_decide_nothing_although_their_leads_agree(tmp_path):
     ],
 )
 def test_controls_tell_the_size_of_the_step_from_a_clip_and_a_direction(normal, sample, fisher, verdict, tmp_path):
-    runs = {"baseline": [50, 51, 52], "fisher-auto:1000": normal, "sample-auto": sample, "fisher-auto": fisher}
+    runs = {
+        "baseline": [50, 51, 52],
+        "fisher-normalized:1000": normal,
+        "sample-normalized": sample,
+        "fisher-normalized": fisher,
+    }
     for name, values in runs.items():
         figures = {seed: float(value) for seed, value in enumerate(values or ())}
         write_seeds(tmp_path, every_cell()[f"smoothed-loss-10-{name}"], figures, **MAPS)
@@ -185,19 +190,19 @@ def test_controls_tell_the_size_of_the_step_from_a_clip_and_a_direction(normal, 
     cells = dict(zip(table.heads, row, strict=True))
     assert (cells["loss"].text, cells["clipped"].text) == ("Smoothed loss, 10 samples", "not run")
     assert cells["verdict"].text == verdict
-    means = [cells[name].value for name in ("plain", "normalised only", "sample, auto", "Fisher, auto")]
+    means = [cells[name].value for name in ("plain", "normalised only", "sample, per batch", "Fisher, per batch")]
     assert means == [values and sum(values) / 3 for values in runs.values()]
 
 
 def test_the_default_is_compared_with_plain_and_with_the_batch_rule(tmp_path):
-    runs = {"baseline": [50, 51, 52], "fisher-auto": [62, 61, 63], "fisher-running": [60, 61.1, 62]}
+    runs = {"baseline": [50, 51, 52], "fisher-normalized": [62, 61, 63], "fisher-running": [60, 61.1, 62]}
     for name, values in runs.items():
         figures = {seed: float(value) for seed, value in enumerate(values)}
         write_seeds(tmp_path, every_cell()[f"smoothed-loss-10-{name}"], figures, **MAPS)
     table = tables_of(tmp_path)["controls-terrain-50"]
     cell = dict(zip(table.heads, table.rows[0], strict=True))["Fisher, running"]
     # scipy.stats.ttest_1samp says the same
-    assert cell.detail == "± 1.0 (3); +10.0 to plain, p 0.000; −1.0 to auto, p 0.252"
+    assert cell.detail == "± 1.0 (3); +10.0 to plain, p 0.000; −1.0 to per batch, p 0.252"
 
 
 def test_the_default_is_what_a_user_of_the_library_gets(tmp_path):
@@ -221,15 +226,17 @@ def test_the_default_is_what_a_user_of_the_library_gets(tmp_path):
 
 
 def test_which_method_is_clearly_behind_the_best_of_the_others(tmp_path):
-    runs = {"baseline": [50, 51, 52], "fisher-auto": [61, 61.2, 62.9], "fisher-running": [60, 61.1, 63]}
+    runs = {"baseline": [50, 51, 52], "fisher-normalized": [61, 61.2, 62.9], "fisher-running": [60, 61.1, 63]}
     for name, values in runs.items():
         figures = {seed: float(value) for seed, value in enumerate(values)}
         write_seeds(tmp_path, every_cell()[f"smoothed-loss-10-{name}"], figures, **MAPS)
-    write_seeds(tmp_path, every_cell()["smoothed-loss-10-sample-auto"], {0: 90.0, 1: 90.0}, **MAPS)  # two seeds only
+    write_seeds(
+        tmp_path, every_cell()["smoothed-loss-10-sample-normalized"], {0: 90.0, 1: 90.0}, **MAPS
+    )  # two seeds only
     rows = {row[0].text: [cell.text for cell in row[1:]] for row in tables_of(tmp_path)["behind-the-best"].rows}
-    assert rows["plain"] == ["1 of 1", "Smoothed loss, 10 samples (−10.7 to Fisher, auto)"]
-    assert rows["Fisher, auto"] == rows["Fisher, running"] == ["0 of 1", "none"]
-    assert "sample, auto" not in rows
+    assert rows["plain"] == ["1 of 1", "Smoothed loss, 10 samples (−10.7 to Fisher, per batch)"]
+    assert rows["Fisher, per batch"] == rows["Fisher, running"] == ["0 of 1", "none"]
+    assert "sample, per batch" not in rows
 
 
 def test_the_default_beside_the_plain_loss_with_the_same_smoothing(tmp_path):
@@ -243,7 +250,7 @@ def test_the_default_beside_the_plain_loss_with_the_same_smoothing(tmp_path):
         "smoothed-loss-30-plain-library": [70, 70],
         "smoothed-loss-30-fisher-library": [10, 10],
         "fenchel-young-3-baseline": [90, 91, 92],
-        "fenchel-young-3-fisher-auto:1000": [91, 92.1, 93],
+        "fenchel-young-3-fisher-normalized:1000": [91, 92.1, 93],
         "fenchel-young-3-fisher-library": [89, 90.1, 91],
     }
     for name, values in runs.items():
