@@ -127,7 +127,7 @@ def _controls(found: Evidence) -> Section:
         "How much of a Newton loss’s gain is only the size of the step? Its effects are added to the plain loss one "
         "at a time: normalising (“normalised only”: λ so large that no curvature is left), a soft clip of each sample "
         "(“sample”: its own part of the Fisher), and curvature (the Fisher, or the Hessian where it has more seeds), "
-        "“per batch” in the unit of each batch’s own gradients (`--damping normalized`). "
+        "“per batch” in the unit of each batch’s own gradients (--damping normalized). "
         "The verdict says whether the last is ahead of plain, and which steps are clear. p is of a paired t-test, "
         "two-sided: first of the Newton loss against plain, then of each effect against the "
         "one before. Clear is below .05; of twenty tests one is by chance. “The default” is what a user of the "
