@@ -183,3 +183,67 @@ def test_on_a_gpu_steps_are_the_cpus_and_can_be_captured(curvature: Any, size: i
         replayed = step()
     graph.replay()
     torch.testing.assert_close(replayed.cpu(), found[1], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("curvature", ["fisher", "sample"])
+def test_few_samples_stretch_the_default_as_the_operators_do(curvature: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fewer samples than outputs, and fewer that have an output than samples that have any."""
+    generator = torch.Generator().manual_seed(0)
+    y, target = torch.randn(2, 4, 9, generator=generator, dtype=torch.float64)
+    mask = torch.arange(9) < torch.tensor([[2], [3], [9], [4]])
+    mask = torch.stack([row[torch.randperm(9, generator=generator)] for row in mask])
+    mask[3] = False
+    found = []
+    for hosted in (True, False):
+        with monkeypatch.context() as patch:
+            if not hosted:
+                patch.setattr("newton_losses.newton.host_step", lambda *given, **named: None)
+                patch.setattr("newton_losses.curvature._step.host_step", lambda *given, **named: None)
+            newton = NewtonLoss(coupled, curvature, check=False)
+            for scale in (1.0, 2.0):
+                own = (scale * y).requires_grad_()
+                newton(own, target, mask=mask).backward()
+            found.append(own.grad)
+    torch.testing.assert_close(*found, rtol=1e-10, atol=1e-14)
+
+
+@pytest.mark.parametrize("scales", [(1.0, 1.0, 1.0), (1.0, 1.1, 1.3)])
+def test_a_singular_part_is_solved_for_as_exactly_as_by_operators(scales: tuple[float, ...]) -> None:
+    """Of few gradients in different units an inverse would lose twice the digits that a factorisation loses."""
+    worst = 0.0
+    for seed in range(60):
+        generator = torch.Generator().manual_seed(seed)
+        count = 1 + seed % 3
+        units = torch.logspace(0, -6, 5, dtype=torch.float64)[torch.randperm(5, generator=generator)]
+        rows = torch.randn(count, 5, generator=generator, dtype=torch.float64) * units * scales[seed % 3]
+        mask = torch.rand(count, 5, generator=generator) < 0.8
+        rows = torch.where(mask, rows, 0.0)
+        steps = []
+        for damping in (1e-8, lambda expansion: 1e-8):  # a rule of one's own goes by operators
+            y = torch.zeros(count, 5, dtype=torch.float64, requires_grad=True)
+            NewtonLoss(lambda y, rows=rows: (y * rows).sum(1), damping=damping, check=False)(y, mask=mask).backward()
+            steps.append(y.grad)
+        found, wanted = steps
+        worst = max(worst, float(((found - wanted).norm(dim=1) / wanted.norm(dim=1).clamp(min=1e-30)).max()))
+    assert worst < 1e-7  # 2.8e-4 by an inverse
+
+
+def test_a_sample_without_a_value_enters_no_curvature_of_shortened_gradients() -> None:
+    generator = torch.Generator().manual_seed(0)
+    y, rows = torch.randn(2, 6, 4, generator=generator, dtype=torch.float64)
+    mask = torch.rand(6, 4, generator=generator) < 0.7
+    found = []
+    for broken in (torch.nan, 0.0):
+        newton = NewtonLoss(lambda y, rows, bad: (y * rows).sum(1) + bad, check=False, on_nonfinite="ignore")
+        for size in (1.0, 100.0):  # the second batch is beyond the limit, and its gradients are shortened
+            own, bad = y.clone().requires_grad_(), torch.zeros(6, dtype=torch.float64)
+            bad[2] = broken
+            kept = torch.ones(6, dtype=torch.bool)
+            kept[2] = False
+            given = size * rows
+            if broken == 0.0:  # the same without it
+                newton(own[kept], given[kept], bad[kept], mask=mask[kept]).backward()
+            else:
+                newton(own, given, bad, mask=mask).backward()
+        found.append(own.grad)
+    torch.testing.assert_close(*found)

@@ -3,8 +3,10 @@
 import gc
 import statistics
 import time
+import warnings
 import weakref
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -309,3 +311,56 @@ def test_a_graph_ends_with_its_loss(backward, is_short):
         assert watched() is None
     finally:
         gc.enable()
+
+
+def test_what_the_loss_returns_is_checked_on_the_short_way_as_well() -> None:
+    y, target = torch.randn(6, 3, requires_grad=True), torch.randn(6, 3)
+    with pytest.raises(nl.ShapeError, match="although reduction='mean'"):
+        nl.NewtonLoss(lambda y, t: (y - t).square().sum(1), reduction="mean", check=False)(y, target)
+    with pytest.raises(nl.ShapeError, match="Did it reduce over the batch dimension"):
+        nl.NewtonLoss(lambda y, t: (y - t).square().sum(0), check=False)(y, target)
+
+
+def test_a_gradient_beside_which_the_unit_is_huge_gives_a_tiny_step() -> None:
+    newton = nl.NewtonLoss(lambda y, t: (y * t).sum(1), check=False)
+    target = torch.randn(64, 10, generator=torch.Generator().manual_seed(0))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for size in (3e37, 1.0):
+            y = torch.zeros(64, 10, requires_grad=True)
+            newton(y, target * size).backward()
+    assert y.grad is not None
+    assert 0 < y.grad.abs().max() < 1e-30
+    assert newton.skipped == 0
+
+
+class _RaisesBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, y: Tensor) -> Tensor:
+        return y.sum(1)
+
+    @staticmethod
+    def backward(ctx: Any, slope: Tensor) -> Tensor:
+        raise ValueError("in the backward pass")
+
+
+def test_an_error_of_the_backward_pass_is_not_called_one_of_the_call() -> None:
+    with pytest.raises(ValueError, match="in the backward pass") as raised:
+        nl.NewtonLoss(lambda y: _RaisesBackward.apply(y), check=False)(torch.zeros(6, 3, requires_grad=True))
+    assert not getattr(raised.value, "__notes__", None)
+
+
+def test_values_that_are_parameters_and_gradients_that_are_sparse() -> None:
+    learned, y = torch.nn.Parameter(torch.ones(6)), torch.randn(6, 3, requires_grad=True)
+    nl.NewtonLoss(lambda y: learned, check=False)(y).backward()
+    assert y.grad is not None
+    assert learned.grad is not None
+    assert not y.grad.any()
+    torch.testing.assert_close(learned.grad, torch.full((6,), 1 / 6))
+    index, found = torch.arange(6)[:, None] % 3, []
+    for sparse in (True, False):
+        y.grad = None
+        picked = partial(torch.gather, dim=1, index=index, sparse_grad=sparse)
+        nl.NewtonLoss(lambda y, picked=picked: picked(y).square()[:, 0], check=False)(y).backward()
+        found.append(y.grad)
+    torch.testing.assert_close(*found)

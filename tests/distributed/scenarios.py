@@ -48,8 +48,8 @@ def steep(y: Tensor, target: Tensor) -> Tensor:
 
 
 def existing(target: Tensor) -> Tensor:
-    """Which outputs of lists of different lengths exist; of some lists none."""
-    return target > -0.3
+    """Which outputs of lists of different lengths exist; of some lists none, and the last one in no list."""
+    return (target > -0.3) & (torch.arange(target.shape[1], device=target.device) < target.shape[1] - 1)
 
 
 def of_lists(y: Tensor, target: Tensor) -> Tensor:
@@ -190,6 +190,8 @@ def _catalogue() -> list[Scenario]:
           for kind in ("hessian", "fisher", "sample") for deal in ("unequal", "empty")),
         Scenario("seen-fisher-bad", fourth, deal="bad", seen=True, options=fisher),
         Scenario("seen-woodbury", fourth, size=600, seen=True, options=fisher),
+        # fewer samples than outputs, which "auto" takes into account
+        Scenario("lists-fisher-few", of_lists, size=40, masked=True, options=fisher),
         Scenario("seen-lists", of_lists, deal="empty", masked=True, seen=True, options=fisher),
         Scenario("sample-number", options={"curvature": "sample", **fixed}),
         Scenario("sample-relative", options={"curvature": "sample", "damping": RelativeDamping(2.0)}),

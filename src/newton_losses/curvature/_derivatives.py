@@ -245,11 +245,13 @@ def gradient_on_tape(leaf: Tensor, total_value: Tensor) -> tuple[Tensor, bool]:
 
     What the loss itself has to learn, and targets that have a gradient, get theirs through the values.
     """
-    if not total_value.requires_grad:  # a batch can be without a gradient, as one that holds no pair to compare
-        return torch.zeros_like(leaf), False
+    if total_value.grad_fn is None:  # a batch can be without a gradient, as one that holds no pair to compare
+        return torch.zeros_like(leaf), total_value.requires_grad  # or its values are what the loss learns
     is_shared = torch.is_grad_enabled() and _look(total_value, leaf)[0]
     gradient = _pulled_back(total_value, torch.ones_like(total_value), leaf, keep=is_shared)
-    return torch.zeros_like(leaf) if gradient is None else gradient, is_shared
+    if gradient is None:
+        return torch.zeros_like(leaf), is_shared
+    return gradient.to_dense() if gradient.is_sparse else gradient, is_shared
 
 
 def _pulled_back(output: Tensor, along: Tensor, leaf: Tensor, *, keep: bool, create: bool = False) -> Tensor | None:

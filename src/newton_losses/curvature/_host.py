@@ -88,7 +88,7 @@ def host_step(
         if not _is_of_all_samples(curvature, gradient):
             return None
     elif form is MaskedFisher:
-        if curvature.gradient is not gradient:
+        if curvature.gradient is not gradient or value is None or value.data_ptr() != curvature.value.data_ptr():
             return None
     elif form is Dense:
         if size > LARGEST_INVERSE or type(curvature.matrix) is not Tensor:
@@ -163,6 +163,9 @@ def host_fisher(
         numbers = factor, number / count, factor > 0
         found = solved(rows.astype(np.float64), None, numbers, "definite", mean, state, update)
         return None if found is None else torch.from_numpy(found.astype(np.float32))
+    diagonal = matrix.ravel()[:: len(matrix) + 1]
+    diagonal += number
+    inverse = _invert(matrix)
     length: float = count
     if factor:
         square = energy / (count * size)
@@ -170,12 +173,7 @@ def host_fisher(
         if unit is None:
             return None
         length = number / math.sqrt(unit)
-    # (C + λI)⁻¹ in the unit of the step: what numbers multiply is the smaller side, before it is inverted.
-    scale = count / length if mean else 1 / length
-    matrix *= scale
-    diagonal = matrix.ravel()[:: len(matrix) + 1]
-    diagonal += number * scale
-    inverse = _invert(matrix)
+    inverse *= length / count if mean else length
     if len(inverse) == 1:  # of a long vector, a product of matrices wakes other threads
         return torch.from_numpy(rows * inverse)
     return torch.from_numpy(inverse.dot(rows) if few else rows.dot(inverse))

@@ -13,10 +13,13 @@ import torch
 from torch import Tensor
 
 from ._forms import Masked
-from ._host import EPSILON, LARGEST_IN_NUMPY, LEAST_DAMPING, SAFE, energy_of, length_in_unit
+from ._host import EPSILON, LARGEST_IN_NUMPY, SAFE, energy_of, length_in_unit
 from ._lists import MaskedFisher
 from ._loss_contract import one_thread
 
+# Of a definite matrix that is singular: what λ is at least, in units of the eigenvalues' root mean square. The inverse
+# loses the square of the condition number, and the factors of Cholesky, elsewhere, lose it once.
+LEAST_SHARE = 1e-6
 # Entries of all samples' matrices together.
 MOST_CELLS = 2**22
 
@@ -81,7 +84,7 @@ def masked_rows(
         matrix, pairs = (one.detach().double().numpy() for one in (curvature.matrix, curvature.pairs))
     spread = math.sqrt(float(np.einsum("ij,ij,ij", matrix, matrix, pairs)) / max(1.0, float(pairs.trace())))
     number = factor * spread if factor else number
-    if not SAFE[0] < number < SAFE[1] or (kind == "definite" and number < LEAST_DAMPING * spread):
+    if not SAFE[0] < number < SAFE[1] or (kind == "definite" and number < LEAST_SHARE * spread):
         return None
     length = length_in_unit(number, energy / items, state, update) if is_normalized else 1.0
     if length is None:

@@ -92,16 +92,19 @@ def ordinary_loss(
         leaf = y.detach().requires_grad_()
         try:
             value = loss(leaf, *targets)
-            is_mean = type(value) is not Tensor or reduction is not None or value.dim() != 1 or value.shape[0] != count
-            if is_mean or value.dtype is not torch.float32:
-                check_values(value, y.shape, reduction, loss)
-                is_mean = value.dim() == 0
-            gradient, is_shared = gradient_on_tape(leaf, value * count if is_mean else value)
         except (RuntimeError, NotImplementedError):  # there is another way, without a tape, or else the error once more
             return None, None
         except Exception as error:
             explain(error, loss, leaf, targets)
             raise
+        try:
+            is_mean = type(value) is not Tensor or reduction is not None or value.dim() != 1 or value.shape[0] != count
+            if is_mean or value.dtype is not torch.float32:
+                check_values(value, y.shape, reduction, loss)
+                is_mean = value.dim() == 0
+            gradient, is_shared = gradient_on_tape(leaf, value * count if is_mean else value)
+        except (RuntimeError, NotImplementedError):
+            return None, None
         if is_mean:
             value = value.expand(count)
         if not is_shared:
