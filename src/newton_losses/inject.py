@@ -102,10 +102,9 @@ class InjectFisher(RunningScale):
     """`inject_fisher` as a module, for the end of a model: `nn.Sequential(network, InjectFisher())`.
 
     In evaluation nothing flows back, so nothing changes. With "auto" the buffer `running_square` keeps the unit ρ over
-    the run, as in `NewtonLoss`, which a function cannot: in training, prefer the module. The
-    buffer `skipped` counts the samples whose
-    gradient was not finite, on the device; `on_nonfinite` is as in `NewtonLoss`. Behind a `GradScaler`, which looks for
-    such gradients itself, nothing is said.
+    the run, as in `NewtonLoss`, which a function cannot: in training, prefer the module. The buffer `skipped` counts,
+    on the device, the samples whose gradient was not finite; `on_nonfinite` is as in `NewtonLoss`. Behind a
+    `GradScaler`, which looks for such gradients itself, there is no warning.
 
     >>> InjectFisher(damping=10.0)
     InjectFisher(damping=10.0)

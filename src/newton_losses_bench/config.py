@@ -48,8 +48,7 @@ class RunConfig:
     )
     damping: float | str | None = setting(
         "curvature",
-        "λ: a number; running (or auto), the library's default; or normalized, each batch on its own. running:3 "
-        "multiplies it by 3. Default: the paper's.",
+        "λ: a number; running (auto), the library's default; normalized, by batch; or running:3. Default: the paper's.",
         None,
     )
     relative_damping: float | None = setting(
@@ -141,17 +140,13 @@ class RunConfig:
 
     @classmethod
     def from_dict(cls, stored: dict[str, Any]) -> Self:
-        """The inverse of `to_dict`; lists become tuples again, and unknown names are dropped.
-
-        Runs of the first version say "auto" where it is "normalized" now. No other has stored that word.
-        """
+        """The inverse of `to_dict`; lists become tuples again, and unknown names are dropped."""
         known = {field.name for field in fields(cls)}
         values: dict[str, Any] = {
             name: tuple(value) if isinstance(value, list) else value for name, value in stored.items() if name in known
         }
-        if "damping" in values:
-            values["damping"] = renamed(values["damping"], "auto", "normalized")
-        return cls(**values)
+        # Runs of the first version say "auto" where it is "normalized" now; no other has stored that word.
+        return cls(**{**values, "damping": renamed(values.get("damping"), "auto", "normalized")})
 
 
 @dataclass(frozen=True, kw_only=True)

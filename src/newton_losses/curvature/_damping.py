@@ -74,8 +74,8 @@ class NormalizedDamping:
     length: the step does not get shorter close to a minimum, which Adam would have undone anyway, while plain
     gradient descent needs a learning rate that falls.
 
-    Unless told otherwise, negative eigenvalues of the Hessian then lose their sign (spectrum "absolute"), so that
-    C/λ + I only ever shortens: no step is longer than the normalised gradient. Where all gradients are zero there is
+    By default, negative eigenvalues of the Hessian then lose their sign (spectrum "absolute"), so that C/λ + I only
+    ever shortens: no step is longer than the normalised gradient. Where all gradients are zero there is
     no step; where all are rounding, it is one of full length. With a single output |C|/λ is 1, and the step half the
     normalised gradient, whatever the curvature. With a `group`, ρ is that of all its ranks' samples; `NewtonLoss` and
     `inject_fisher` see to that.
@@ -117,8 +117,8 @@ class RunningDamping(NormalizedDamping):
     `NewtonLoss` and `InjectFisher` keep ρ, the root of a running mean of the batches' mean squares. Divided by
     it, gradients keep their meaning: they cancel where their mean is zero, whatever the size of the batch, and shrink
     near a minimum. Neither a sample nor the batch counts for more than ten times a batch's usual energy, N·m·ρ²: what
-    exceeds it is shortened. No batch more than doubles ρ². So one gradient that
-    explodes neither stills the others nor sets the unit for long.
+    exceeds it is shortened. No batch more than doubles ρ². So one exploding gradient neither drowns out the others nor
+    sets the unit for long.
 
     λ is over the eigenvalues that can be other than zero: a Fisher of N < m gradients has N of those. With
     √m, a smaller batch would step less far, by about 1/(1 + √(m/N)). With `curvature="sample"`,

@@ -130,12 +130,13 @@ def _controls(found: Evidence) -> Section:
         "“per batch” in the unit of each batch’s own gradients (--damping normalized). "
         "The verdict says whether the last is ahead of plain, and which steps are clear. p is of a paired t-test, "
         "two-sided: first of the Newton loss against plain, then of each effect against the "
-        "one before. Clear is below .05; of twenty tests one is by chance. “The default” is what a user of the "
+        "one before. Clear means p below .05, as one test in twenty is by chance. “The default” is what a user of the "
         "library gets: the Fisher in the unit of the run (“running”), taken over all orders of a set’s items, and "
         "with leave-one-out smoothing. “Clipped” is the plain loss with the gradient’s norm at most 1. Averaged "
         "weights are a mean over a run’s steps, on average a tenth of the run old; any run can be averaged."
     )
-    answer = f"The Newton loss is, beside the plain one: {'; '.join(answers)}." if answers else "Not run."
+    against = "With NormalizedDamping(), the Newton loss against the plain one"
+    answer = f"{against}: {'; '.join(answers)}." if answers else "Not run."
     settings = [(found.short, sorting, "stable"), (found.terrain, maps, "reference")]
     default, behind = tables.default_table(settings), tables.behind_table(settings)
     return Section("controls", "Size or curvature?", answer, text, _there(default, *shown.values(), behind))

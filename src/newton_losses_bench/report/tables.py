@@ -237,8 +237,8 @@ def behind_table(settings: Sequence[tuple[Runs, Sequence[str], str]]) -> Table |
                     behind[method].append(f"{column_title(column)} ({signed(lead.mean)} to {METHODS[best]})")
     caption = (
         "Clearly behind the best of the others, which is the one with the highest mean: paired, two-sided, p below "
-        ".05, three seeds or more. Not corrected for choosing the best after the fact, which makes this count too "
-        "many. In the six smoothed columns the default leaves one out, and the others have the paper’s smoothing."
+        ".05, three seeds or more. Not corrected for choosing the best after the fact, so the counts are too high. "
+        "In the six smoothed columns the default leaves one out, and the others have the paper’s smoothing."
     )
     rows = [
         (
