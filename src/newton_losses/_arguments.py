@@ -93,6 +93,11 @@ class WithTargets(partial):  # type: ignore[type-arg]
     def targets(self) -> dict[str, Any]:
         return {name: self.keywords[name] for name in self.names}
 
+    def with_each(self, change: Callable[[Any], Any]) -> "WithTargets":
+        """The same loss with targets that were changed by a function."""
+        found: WithTargets = _with_targets(self, {name: change(target) for name, target in self.targets.items()})
+        return found
+
 
 def _with_targets(loss: Any, named: dict[str, Any]) -> Any:
     if torch.compiler.is_compiling():
@@ -218,6 +223,10 @@ class _WithNamed:
 
     def expand(self, y: Tensor, *targets: Any, **options: Any) -> Any:
         return self._loss.expand(y, *targets, **self._named, **options)
+
+    def doubts(self, y: Tensor, *targets: Any) -> list[str]:
+        own = getattr(self._loss, "doubts", None)
+        return [] if own is None else own(y, *targets, **self._named)
 
 
 def is_exchangeable(loss: object, choice: bool | None) -> bool:

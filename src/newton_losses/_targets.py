@@ -93,3 +93,47 @@ def changed(
                 rebuilt = copy.copy(target) if rebuilt is target else rebuilt
                 object.__setattr__(rebuilt, one.name, value)  # also into a frozen one, and past its __post_init__
     return rebuilt
+
+
+def own_copy(target: Any) -> Any:
+    """A copy that a loss may change: its tensors, arrays, lists and dictionaries are nobody else's.
+
+    >>> batch = {"rank": torch.arange(2), "top": [3]}
+    >>> copied = own_copy(batch)
+    >>> copied["rank"] += 1
+    >>> copied["top"].append(4)
+    >>> batch
+    {'rank': tensor([0, 1]), 'top': [3]}
+    """
+
+    def copied(part: Any) -> Any:
+        if isinstance(part, Tensor):
+            return part.clone()
+        if isinstance(part, numpy.ndarray):
+            return part.copy()
+        if type(part) is list:
+            return [own_copy(entry) for entry in part]
+        return {key: own_copy(value) for key, value in part.items()} if type(part) is dict else part
+
+    return changed(target, copied)
+
+
+def traces(target: Any) -> list[Any]:
+    """What is another one after somebody has changed the target: its parts, and how often its tensors were written to.
+
+    >>> batch = {"rank": torch.arange(2)}
+    >>> before = traces(batch)
+    >>> batch["rank"] -= 1
+    >>> traces(batch) == before
+    False
+    """
+    found: list[Any] = []
+
+    def look(part: Any) -> Any:
+        version = part._version if isinstance(part, Tensor) and not part.is_inference() else None
+        numbers = part.tobytes() if isinstance(part, numpy.ndarray) else None
+        found.append((id(part), version, numbers))
+        return part
+
+    changed(target, look)
+    return found

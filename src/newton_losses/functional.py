@@ -22,7 +22,7 @@ from .curvature import (
     agreed_form,
     check_options,
     check_value,
-    expand,
+    expand_bound,
     newton_step,
     plain_value,
     resolve_damping,
@@ -111,8 +111,8 @@ def newton_target(
 
     for a `damping` λ. Without one, that of "auto", the step is (C/λ + I)⁻¹∇ℓᵢ/ρ with λ and ρ from the batch.
     Target and step carry no graph; the values do where `loss` itself has something to learn. A sample whose value
-    or gradient is not finite keeps z* = ȳ and takes no part in C. Where processes share the batch, C is that of all
-    of it and each has to make this call. The arguments are those of `NewtonLoss`.
+    or gradient is not finite keeps z* = ȳ and takes no part in C. Where processes share the batch, C covers the
+    global batch; every rank must make this call. The arguments are those of `NewtonLoss`.
 
     >>> import torch
     >>> newton_target(lambda y: (y - 3).square().sum(1), torch.zeros(2, 1), curvature="hessian", damping=1e-9).target
@@ -120,13 +120,15 @@ def newton_target(
             [3.]])
     """
     check_options(curvature, damping, spectrum, process_group=process_group)
+    check_is_plain(loss, "newton_target")
     group = resolve_group(process_group)
     if group is not None and curvature == "hessian" and isinstance(y, Tensor):
         matrix_free = agreed_form(loss, y, matrix_free)
-    lists: dict[str, Any] = {"exchangeable": is_exchangeable(loss, exchangeable)}
+    is_set = is_exchangeable(loss, exchangeable)
     loss, targets, mask = bound_targets(loss, y, targets, {}, mask, "newton_target")
-    loss, targets, lists["mask"] = with_mask(loss, y, targets, mask)
-    expansion = expand(loss, y, *targets, curvature=curvature, reduction=reduction, matrix_free=matrix_free, **lists)
+    loss, targets, mask = with_mask(loss, y, targets, mask)
+    own_reduction = resolve_reduction(loss, reduction)
+    expansion = expand_bound(loss, y, targets, curvature, own_reduction, matrix_free, mask, is_set)
     shared = None if group is None else share_curvature(expansion, curvature, group, matrix_free=matrix_free)
     expansion = expansion if shared is None else shared.expansion
     step = newton_step(expansion, resolve_damping(damping, group), spectrum)

@@ -29,12 +29,12 @@ from .curvature import (
     Spectrum,
     Way,
     agreed_form,
+    check_first_call,
     check_is_loss,
     check_loss,
     check_options,
     check_value,
-    check_who_learns,
-    expand,
+    expand_bound,
     expand_loss,
     host_step,
     is_ordinary,
@@ -51,8 +51,7 @@ from .curvature import (
     share_curvature,
     solve_step,
     value_of_kept,
-    warn_of_the_loss,
-    warn_of_the_mask,
+    with_own_targets,
 )
 from .errors import ArgumentError
 
@@ -125,7 +124,7 @@ class NewtonLoss(RunningScale):
     Outputs and targets may also be nested tensors in jagged layout, which are padded.
 
     A sample with a non-finite loss or gradient gets a zero gradient; the others get theirs as if it were not there
-    (only that it counts in N where "auto" asks whether N < m).
+    (except that it still counts in N where "auto" asks whether N < m).
     The buffer `skipped` counts such samples on the device, without waiting for it; it is not saved. The value covers
     the samples with a finite loss, and is NaN if there are none. An empty batch has value and gradient zero. Under
     `torch.no_grad()` only the loss is evaluated.
@@ -242,16 +241,13 @@ class NewtonLoss(RunningScale):
 
     def _check_loss(self, loss: Loss | Expandable, y: Tensor, targets: tuple[Any, ...], mask: Tensor | None) -> None:
         """Until a batch can tell; but a batch of one sample never can, and such are not checked a second time."""
+        reduction = self.options["reduction"]
         if not self._was_checked:
-            check_who_learns(loss, y, targets)
-            warn_of_the_mask(loss, y, targets)
-        if isinstance(loss, Expandable):
-            self.check = False
-        elif not self._was_checked or len(y) > 1:
-            self.check = not check_loss(loss, y, *targets, reduction=self.options["reduction"], mask=mask)
-            if not self._was_checked:
-                warn_of_the_loss(loss, y, targets, self.options["reduction"], self.options["curvature"])
+            self.check = not check_first_call(loss, y, targets, mask, reduction, self.options["curvature"])
             self._was_checked = True
+        elif len(y) > 1:
+            loss, targets = with_own_targets(loss, targets)
+            self.check = not check_loss(loss, y, *targets, reduction=reduction, mask=mask)
 
     def extra_repr(self) -> str:
         # A module is shown by torch, below.
@@ -300,8 +296,7 @@ def compute_newton_loss(
     exchangeable = bool(options.get("exchangeable"))
     is_inference = not is_compiling and torch.is_inference_mode_enabled()
     if expansion is None and (mask is not None or exchangeable or is_inference):
-        lists: dict[str, Any] = {"mask": mask, "exchangeable": exchangeable}
-        expansion = expand(loss, y, *targets, curvature=kind, reduction=reduction, matrix_free=matrix_free, **lists)
+        expansion = expand_bound(loss, y, targets, kind, reduction, matrix_free, mask, exchangeable)
     elif expansion is None:
         expansion = expand_loss(loss, y, targets, kind, reduction, matrix_free)
     is_mean, spectrum, shared = reduction != "sum", options.get("spectrum"), None

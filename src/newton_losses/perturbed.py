@@ -177,6 +177,28 @@ class FenchelYoungLoss(_Optimizing, EstimatedLoss):
 
         return value, gradient, mean_hessian
 
+    def doubts(self, y: Tensor, *targets: Any, **named: Any) -> list[str]:
+        """As of every estimated loss; and where the target cannot be a solution, nor a mean of several."""
+        target = self._checked(y, targets, named).placed[0]
+        solutions = self._unmixed(y)
+        if solutions is None or not bool(solutions.isfinite().all()):
+            return []
+        wanted, solutions = target.double().flatten(1), solutions.flatten(1)
+        low, high = float(solutions.min()), float(solutions.max())
+        room = 1e-3 * max(abs(low), abs(high), high - low)
+        is_within = bool(((wanted >= low - room) & (wanted <= high + room)).all())
+        sums, own = solutions.sum(1), wanted.sum(1)
+        if is_within and float(sums.max() - sums.min()) <= room:  # as of one-hot solutions
+            is_within = bool(((own - sums[0]).abs() <= room * solutions.shape[1]).all())
+        if is_within:
+            return []
+        return [
+            f"FenchelYoungLoss: the target is no solution of the solver: its entries go from {float(wanted.min()):.3g} "
+            f"to {float(wanted.max()):.3g} and sum up to {float(own[0]):.3g}, those of its solutions from "
+            f"{low:.3g} to {high:.3g}, with the sum {float(sums[0]):.3g} (sums of the first sample). The target is the "
+            "wanted solution w*; of true costs it is solver(true_costs)."
+        ]
+
     def _checked(self, y: Tensor, targets: tuple[Any, ...], named: dict[str, Any]) -> Any:
         self._check(y)
         if set(named) - {"target"} or len(targets) + len(named) != 1:

@@ -18,13 +18,13 @@ from ._expansion import Expandable as Expandable
 from ._expansion import Expansion as Expansion
 from ._expansion import empirical_fisher as empirical_fisher
 from ._expansion import expand as expand
-from ._expansion import expand_lists as expand_lists
+from ._expansion import expand_bound as expand_bound
 from ._expansion import expand_loss as expand_loss
 from ._expansion import finite as finite
 from ._expansion import loss_values as loss_values
-from ._first_call import check_who_learns as check_who_learns
-from ._first_call import warn_of_the_loss as warn_of_the_loss
-from ._first_call import warn_of_the_mask as warn_of_the_mask
+from ._first_call import check_first_call as check_first_call
+from ._first_call import doubts_of as doubts_of
+from ._first_call import with_own_targets as with_own_targets
 from ._fisher import Solved as Solved
 from ._fisher import default_fisher_step as default_fisher_step
 from ._fisher import fisher_step as fisher_step

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from .._arguments import bound_targets
 from ..errors import ArgumentError, ShapeError
 from ._derivatives import (
     Derivatives,
@@ -206,7 +207,7 @@ def expand(
     `matrix_free` chooses products over a stored Hessian; by default it does so where N·m² is large.
 
     `mask`, of the shape of the outputs, is True where an output exists. The others are constants to the loss: they
-    have no gradient, and each entry of the curvature is the mean over the samples that have both outputs (`Masked`).
+    have no gradient, and the curvature is over the samples that have an output (`Masked` has the formulas).
     `exchangeable` averages the curvature over all orders of a sample's outputs, for outputs that are a set
     (`Exchangeable` has the formula).
 
@@ -218,28 +219,31 @@ def expand(
     if curvature not in KINDS:
         raise ArgumentError(f"curvature={curvature!r}; it can be 'hessian', 'fisher', 'sample' or None.")
     check_is_loss(loss)
-    choices = curvature, resolve_reduction(loss, reduction), matrix_free
-    if mask is None and not exchangeable:
-        return expand_loss(loss, y, targets, *choices)
-    return expand_lists(loss, y, targets, *choices, mask, exchangeable)
+    loss, targets, mask = bound_targets(loss, y, targets, {}, mask, "expand")
+    return expand_bound(
+        loss, y, targets, curvature, resolve_reduction(loss, reduction), matrix_free, mask, exchangeable
+    )
 
 
-def expand_lists(
+@outside_inference_mode
+def expand_bound(
     loss: Loss | Expandable,
     y: Tensor,
     targets: tuple[Any, ...],
     curvature: CurvatureKind | None,
     reduction: Reduction | None,
-    matrix_free: bool | None,
-    mask: Tensor | None,
-    exchangeable: bool,
+    matrix_free: bool | None = None,
+    mask: Tensor | None = None,
+    exchangeable: bool = False,
 ) -> Expansion:
-    """`expand` of outputs that may not exist, or whose order has no meaning."""
+    """`expand` of a loss that has all its targets, without checks of the arguments, for whoever made them before."""
+    if mask is None and not exchangeable:
+        return expand_loss(loss, y, targets, curvature, reduction, matrix_free)
     flat = flatten_outputs(y)
     if mask is not None:
         check_outputs_mask(mask, y.shape, "expand")
     if curvature == "sample":  # which no order of the outputs changes
-        found = expand_lists(loss, y, targets, None, reduction, matrix_free, mask, False)
+        found = expand_bound(loss, y, targets, None, reduction, matrix_free, mask)
         return _by_sample(found, None if mask is None else mask.reshape(flat.shape))
     with full_precision(flat):
         flat_mask = None if mask is None else mask.reshape(flat.shape)

@@ -1,4 +1,4 @@
-"""What the first call of a Newton loss says of the loss and of its targets, beside the errors of `check_loss`."""
+"""What the first call of a Newton loss looks at: `check_loss`, and what else is odd about a loss and its targets."""
 
 import warnings
 from typing import Any
@@ -8,20 +8,78 @@ import torch
 from torch import Tensor
 
 from .._arguments import WithTargets, names_mask
-from .._targets import changed
+from .._targets import changed, own_copy, traces
 from .._unchanged import leaves_unchanged
+from ._derivatives import first_order
+from ._expansion import Expandable
 from ._loss_contract import Loss, flatten_outputs, make_total, name_of, outside_inference_mode
 from ._options import Reduction, resolve_reduction
 from ._second_check import Asked, wrong_second_derivative
-from ._separability import is_sum
+from ._separability import check_loss, is_sum
+
+
+def check_first_call(
+    loss: Any,
+    y: Tensor,
+    targets: tuple[Any, ...],
+    mask: Tensor | None,
+    reduction: Reduction | None,
+    curvature: str,
+) -> bool:
+    """Raise and warn of all that can be seen in the first call; return whether the batch could tell, as `check_loss`.
+
+    The loss is called a few times, with targets of its own: if it changes them, the caller's stay as they are. One that
+    brings its own expansion may bring its own questions, a method `doubts(y, *targets)` that raises or returns words.
+    """
+    check_who_learns(loss, y, targets)
+    warn_of_the_mask(loss, y, targets)
+    if isinstance(loss, Expandable):
+        for doubt in doubts_of(loss, y, targets):
+            warnings.warn(doubt, stacklevel=6)
+        return True
+    own, copies = with_own_targets(loss, targets)
+    given = _all_targets(own, copies)
+    before = traces(given)
+    changes = (
+        f"NewtonLoss: the loss {name_of(loss)} changes its targets, which happens again whenever it is called, and it "
+        "may be called more than once per batch. Let it work on a copy: target.clone(), dict(batch)."
+    )
+    try:
+        could_tell = check_loss(own, y, *copies, reduction=reduction, mask=mask)
+        warn_of_the_loss(own, y, copies, reduction, curvature)
+        if mask is None:
+            _warn_of_a_likely_mask(own, y, copies, reduction)
+    except Exception as error:
+        if traces(given) != before:
+            error.add_note(changes)
+        raise
+    if traces(given) != before:
+        warnings.warn(changes, stacklevel=6)
+    return could_tell
+
+
+def doubts_of(loss: object, y: Tensor, targets: tuple[Any, ...]) -> list[str]:
+    """What a loss with a method `doubts` says of itself at these outputs."""
+    own = getattr(loss, "doubts", None)
+    return [] if own is None else own(y, *targets)
+
+
+def with_own_targets(loss: Any, targets: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
+    """The same with copies of the targets, which the loss may change."""
+    return loss.with_each(own_copy) if isinstance(loss, WithTargets) else loss, tuple(map(own_copy, targets))
+
+
+def _all_targets(loss: object, targets: tuple[Any, ...]) -> dict[str, Any]:
+    """By what a message calls them."""
+    given = {f"target {place}": target for place, target in enumerate(targets, 1)}
+    if isinstance(loss, WithTargets):
+        given |= {f"the target {name}": target for name, target in loss.targets.items()}
+    return given
 
 
 def check_who_learns(loss: object, y: Tensor, targets: tuple[Any, ...]) -> None:
     """Warn where outputs and targets seem to be swapped, and of a target that has a gradient as well."""
-    given = {f"target {place}": target for place, target in enumerate(targets, 1)}
-    if isinstance(loss, WithTargets):
-        given |= {f"the target {name}": target for name, target in loss.targets.items()}
-    learning = [name for name, target in given.items() if _has_gradient(target)]
+    learning = [name for name, target in _all_targets(loss, targets).items() if _has_gradient(target)]
     if not learning or not torch.is_grad_enabled():
         return
     if not y.requires_grad:
@@ -29,7 +87,7 @@ def check_who_learns(loss: object, y: Tensor, targets: tuple[Any, ...]) -> None:
             f"NewtonLoss: the outputs do not require a gradient, but {learning[0]} does. Were they swapped? Call "
             "newton(outputs, target). If the loss takes them the other way round, wrap it: "
             "NewtonLoss(lambda y, target: loss(target, y)). As it is, this is the plain loss.",
-            stacklevel=6,
+            stacklevel=7,
         )
         return
     warnings.warn(
@@ -37,7 +95,7 @@ def check_who_learns(loss: object, y: Tensor, targets: tuple[Any, ...]) -> None:
         f"{learning[0]} gets the gradient of the plain loss, in another unit. If both come from the network, join "
         "them, y = torch.cat([first, second], 1), and split y in the loss. If no gradient should reach the target, "
         "pass it with .detach().",
-        stacklevel=6,
+        stacklevel=7,
     )
 
 
@@ -56,7 +114,25 @@ def warn_of_the_mask(loss: object, y: Tensor, targets: tuple[Any, ...]) -> None:
                 f"NewtonLoss: the mask is {came} of shape {tuple(mask.shape)}, so the loss alone gets it, and outputs "
                 "that do not exist count in the curvature. Pass a boolean tensor of the shape of the outputs, here "
                 f"{tuple(y.shape)}. If these are weights, give the argument another name.",
-                stacklevel=6,
+                stacklevel=7,
+            )
+
+
+def _warn_of_a_likely_mask(loss: Loss, y: Tensor, targets: tuple[Any, ...], reduction: Reduction | None) -> None:
+    """Warn of a truth for each output, where those with False have a gradient of zero, and they alone."""
+    given = {name: one for name, one in _all_targets(loss, targets).items() if isinstance(one, Tensor)}
+    given = {name: one for name, one in given.items() if one.dtype is torch.bool and one.shape == y.shape}
+    if not given or y.dim() < 2:
+        return
+    total = make_total(loss, y.shape, targets, resolve_reduction(loss, reduction))
+    is_zero = (first_order(total, flatten_outputs(y)).gradient == 0).reshape(y.shape)
+    for name, exists in given.items():
+        if not bool(exists.all()) and bool(is_zero[~exists].all()) and not bool(is_zero[exists].all()):
+            warnings.warn(
+                f"NewtonLoss: {name} looks like a mask: where it is False, the gradient is zero. If these outputs do "
+                "not exist, such as the padding of a list, pass it as mask= as well: else they count in the curvature, "
+                "and get a step. (The argument of a loss that is called mask is passed so by itself.)",
+                stacklevel=7,
             )
 
 
@@ -80,7 +156,7 @@ def warn_of_the_loss(
             f"NewtonLoss: the gradient of the loss {name_of(loss)} is exactly zero at all of these outputs, although "
             "its values differ: nothing is learned from them. Does it use round, floor, sign or a comparison? "
             "newton_losses.smoothing.SmoothedLoss makes such a loss differentiable.",
-            stacklevel=6,
+            stacklevel=7,
         )
     found = wrong_second_derivative(loss, y, *targets, reduction=reduction) if curvature == "hessian" else None
     if found is None and curvature == "hessian" and has_no_curvature(loss, y, *targets, reduction=reduction):
@@ -88,7 +164,7 @@ def warn_of_the_loss(
             f"NewtonLoss: the Hessian of the loss {name_of(loss)} is zero at all of these outputs, as that of a "
             "loss that is linear in them, or of an L1 or hinge loss between its kinks. Only the damping acts: the step "
             "is the plain gradient in another unit. curvature='fisher' has something to work with.",
-            stacklevel=6,
+            stacklevel=7,
         )
     # Behind this are two methods of the module and two of torch's own: then the line that called it.
     if found is not None:
@@ -99,13 +175,13 @@ def warn_of_the_loss(
             f"NewtonLoss: the second derivatives of the loss {name_of(loss)} are about {100 * found.error:.0f} % off, "
             f"for {100 * found.share:.0f} % of the samples: they are not those of its gradient. The likely reason is "
             f"{blamed}. curvature='fisher' needs first derivatives only.",
-            stacklevel=6,
+            stacklevel=7,
         )
     if reduction is None and is_sum(loss, y, *targets):
         warnings.warn(
             f"NewtonLoss: the loss {name_of(loss)} returns a scalar that doubles when every sample is given twice. It "
             "is a sum over the batch, and is taken for a mean: pass reduction='sum'. (reduction='mean' keeps it.)",
-            stacklevel=6,
+            stacklevel=7,
         )
 
 

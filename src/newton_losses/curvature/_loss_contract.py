@@ -37,7 +37,10 @@ def name_of(loss: object) -> str:
 def check_outputs(y: Tensor) -> None:
     """Refuse what cannot be outputs `(N, ...)`."""
     if not isinstance(y, Tensor):
-        raise ArgumentError(f"The outputs have to be a tensor of shape (N, ...), got {type(y).__name__}.")
+        raise ArgumentError(
+            f"The outputs have to be a tensor of shape (N, ...), got {type(y).__name__}. Several are joined, "
+            "torch.cat([first, second], 1), and split again in the loss."
+        )
     if y.is_nested:
         raise ArgumentError(
             "The outputs are a nested tensor. NewtonLoss and newton_loss take one in jagged layout; elsewhere pad it, "
@@ -145,6 +148,8 @@ def explain(error: Exception, loss: Loss, outputs: Tensor, targets: tuple[Any, .
         advice = "Do outputs and targets have the shape, dtype and range that it expects?"
         if "numpy" in str(error).lower():
             advice = "NumPy has no gradients: newton_losses.smoothing.SmoothedLoss can wrap such a function."
+        if outputs.is_floating_point() and "scalar type" in str(error):
+            advice += " Autocast is off in here, and outputs of 16 bits come in float32: convert with target.float()."
         if "leaf Variable that requires grad is being used in an in-place" in str(error):
             advice = "It changes its outputs in place. Begin it with y = y.clone()."
         error.add_note(

@@ -39,6 +39,11 @@ def check_options(
     exchangeable: object = None,
 ) -> None:
     """Refuse what no option of a Newton loss can be, also before a call that needs none of them."""
+    if isinstance(curvature, Tensor):
+        raise ArgumentError(
+            f"curvature is a tensor of shape {tuple(curvature.shape)}. Outputs and targets are for the call: "
+            "newton = NewtonLoss(loss), then newton(y, target); or at once newton_loss(loss, y, target)."
+        )
     if not isinstance(curvature, str) or curvature not in ("hessian", "fisher", "sample"):
         raise ArgumentError(f"curvature={curvature!r}; it can be 'hessian', 'fisher' or 'sample'.")
     check_damping(damping)
@@ -104,6 +109,8 @@ def check_number(damping: object, *, or_rule: bool = False) -> None:
         )
     if not isinstance(damping, Tensor) and not callable(damping):
         check_positive(damping, "The damping")
+    if isinstance(damping, Tensor) and damping.requires_grad:
+        raise ArgumentError("The damping requires a gradient. It is a plain number and gets none: pass .detach().")
     if isinstance(damping, Tensor) and damping.numel() != 1:
         raise ArgumentError(f"The damping is one number for the batch, got shape {tuple(damping.shape)}.")
     if isinstance(damping, Tensor) and (damping.dtype == torch.bool or damping.dtype.is_complex):

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .._arguments import WithTargets, bound_targets
 from .._random import seeded
 from .._targets import changed, picked
 from .._unchanged import leaves_unchanged, same_draws
@@ -26,7 +27,13 @@ from ._options import Reduction, resolve_reduction
 @outside_inference_mode
 @leaves_unchanged
 def check_loss(
-    loss: Loss, y: Tensor, *targets: Any, reduction: Reduction | None = None, mask: Tensor | None = None
+    loss: Loss,
+    /,
+    y: Tensor,
+    *targets: Any,
+    reduction: Reduction | None = None,
+    mask: Tensor | None = None,
+    **named: Any,
 ) -> bool:
     """Raise if `loss` does not depend on `y` or mixes the samples of the batch; return whether the batch could tell.
 
@@ -46,6 +53,8 @@ def check_loss(
     flat = flatten_outputs(y)
     if flat.numel() == 0:
         return False
+    if not isinstance(loss, WithTargets):
+        loss, targets, mask = bound_targets(loss, y, targets, {}, mask, "check_loss")
     reduction = resolve_reduction(loss, reduction)
     total = make_total(loss, y.shape, targets, reduction)
     before, again = (_values_and_gradients(total, flat, loss) for _ in range(2))
@@ -67,7 +76,8 @@ def check_loss(
                 f"The loss {name_of(loss)} mixes the samples of the batch: the loss of some samples changed when "
                 "only the outputs of others did. A Newton loss needs one loss per sample. Does it use batch statistics,"
                 " compare samples, reduce over the batch dimension, or have a Newton loss or inject_fisher in it? If "
-                f"the items that it compares belong together, make them one sample: outputs of shape (1, N, ...).{hint}"
+                "the items that it compares belong together, make them one sample: outputs of shape (1, N, ...). If "
+                f"the batch is not the first dimension, y.transpose(0, 1) makes it so.{hint}"
             )
     if astray and _compares_with_all(loss, y, targets, reduction, astray, before):
         raise SeparabilityError(

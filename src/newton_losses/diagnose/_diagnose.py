@@ -18,12 +18,14 @@ from ..curvature import (
     Loss,
     Reduction,
     check_loss,
+    doubts_of,
     finite,
     flatten_outputs,
     is_sum,
     name_of,
     outside_inference_mode,
     resolve_reduction,
+    with_own_targets,
 )
 from ..errors import ArgumentError, DerivativeError, SeparabilityError
 from ..newton import check_is_plain
@@ -61,7 +63,7 @@ from ._probe import (
     undisturbed,
 )
 from ._report import Report
-from ._verdict import MASKED, SUM, Facts, judge
+from ._verdict import CHANGING, MASKED, SUM, Facts, judge
 
 # The most samples, and outputs of all of them together, that are looked at; a few samples in any case.
 SAMPLES, ELEMENTS, FEWEST = 256, 2**16, 16
@@ -100,6 +102,7 @@ def diagnose(
     flat = flatten_outputs(y)
     if flat.numel() == 0:
         raise ArgumentError(f"diagnose needs samples to measure at; the outputs have shape {tuple(y.shape)}.")
+    loss, targets = with_own_targets(loss, targets)
     probe = Probe(loss, flat.reshape(y.shape), targets, reduction, counter=Counter(progress))
     blank = Report(name_of(loss), probe.count, probe.size, "fix", ())
     mask = with_mask(loss, y, targets, None)[2]
@@ -107,7 +110,10 @@ def diagnose(
     could_tell = False
     with undisturbed(loss, y.device):
         try:
-            check_parts(probe)
+            if not check_parts(probe):
+                return replace(blank, reasons=(CHANGING,))
+            if doubts := doubts_of(loss, probe.y, targets):
+                return replace(blank, reasons=tuple(doubts))
             probe = probe.part(max(FEWEST, min(SAMPLES, ELEMENTS // probe.size)))
             if can_be_called(loss):
                 could_tell = check_loss(loss, probe.y, *probe.targets, reduction=reduction)
@@ -154,7 +160,7 @@ def _finite_in_float64(probe: Probe) -> bool:
     """Whether a wider range gives any sample a finite loss and gradient: then it is the numerics that are broken."""
     try:
         return bool(finite(probe.to(torch.float64).here).any())
-    except (RuntimeError, TypeError, NotImplementedError):
+    except Exception:  # the loss is the caller's, and may raise anything at numbers that it was not made for
         return False
 
 
@@ -171,7 +177,7 @@ def _exact(probe: Probe, facts: Facts, fisher: Eigenvalues) -> Facts:
         counter.stage = "smoothness"
         jumps, kinks = where_not_smooth(wide)
         derivatives = replace(derivatives, jumps=jumps, kinks=kinks)
-    except (RuntimeError, TypeError, NotImplementedError):  # float32 tensors inside the loss, say
+    except Exception:  # float32 tensors inside the loss, or a network that wants its own dtype
         precision, wide, derivatives = None, probe.finite(), Derivatives()
     counter.stage = "second derivative"
     part = wide.part(max(1, HESSIAN_ROWS // wide.size))

@@ -17,9 +17,10 @@ import numpy
 import torch
 from torch import Tensor, nn
 
+from .._arguments import WithTargets
 from .._differences import beside, unit_of
 from .._random import seeded
-from .._targets import cast, changed, picked
+from .._targets import cast, changed, picked, traces
 from .._unchanged import generators_of, unchanged
 from ..curvature import (
     Curvature,
@@ -291,21 +292,26 @@ def _same(first: Tensor, second: Tensor) -> bool:
     return torch.equal(first.nan_to_num(), second.nan_to_num())
 
 
-def check_parts(probe: Probe) -> None:
-    """Raise where a few samples, with the targets picked for them, differ from what they are within the batch.
+def check_parts(probe: Probe) -> bool:
+    """Whether the loss leaves its targets as they are.
 
-    Something that all samples share was cut then, or something of each was not. Every other measurement relies on it.
-    The whole batch is asked first, so that errors of the loss name the shapes that the caller knows.
+    Raises where a few samples, with the targets picked for them, differ from what they are within the batch. Something
+    that all samples share was cut then, or something of each was not. Every other measurement relies on it. The whole
+    batch is asked first, so that errors of the loss name the shapes that the caller knows.
     """
+    given = probe.targets, probe.loss.targets if isinstance(probe.loss, WithTargets) else None
+    before = traces(given)
     whole = probe.values(probe.flat)
+    if traces(given) != before:
+        return False
     samples = min(COMPARED, probe.count // 2)
     fault = _fault(probe, whole, samples) if samples else None
     if fault is None or (fault == DIFFERS and _takes_random_numbers(probe)):
-        return
+        return True
     if can_be_called(probe.loss):  # a loss that mixes its samples, or does without them, has another fault
         check_loss(probe.loss, probe.y, *probe.targets, reduction=probe.reduction)
     if fault == DIFFERS and _is_rounding(probe, samples):
-        return
+        return True
     raise ArgumentError(
         f"diagnose asks for fewer samples than the batch of {probe.count}, and for {samples} of them the loss {fault}: "
         "a target has one entry per sample (a tensor, an array or a list, also within dicts and tuples). What all "

@@ -42,6 +42,10 @@ SUM = (
     "The loss returns a scalar that doubles when every sample is given twice: a sum over the batch, taken for a mean. "
     "Pass reduction='sum' here and to NewtonLoss, or return one value per sample."
 )
+CHANGING = (
+    "The loss changes its targets, so that each call sees others: nothing was measured. Let it work on a copy: "
+    "target.clone(), dict(batch)."
+)
 MASKED = (
     "Outputs that the mask leaves out were measured like the others, as constants that the loss does not depend on. A "
     "Newton loss that gets the mask leaves them out; for its figures, diagnose lists of one length."

@@ -16,12 +16,17 @@ from torch import Tensor, nn
 
 from .._arguments import dense_tensor, one_of, positive_number, whole_number
 from .._no_second_derivative import NoSecondDerivative
+from .._random import seeded
 from .._targets import changed, is_listed
-from ..errors import ArgumentError, DerivativeError, NewtonLossesError, ShapeError
+from .._unchanged import same_draws, unchanged
+from ..curvature import full_precision, widen
+from ..errors import ArgumentError, DerivativeError, NewtonLossesError, SeparabilityError, ShapeError
 from ._distributions import Distribution, Gaussian
 from ._draws import VARIANCE_REDUCTIONS, Noise, VarianceReduction, leave_one_out, make_sampler
 
 BlackBox = Callable[..., Any]
+# Of what a black box returns: up to this share, another batch may change it, as an iteration that ends for all at once.
+SAME = 1e-3
 
 _GAUSSIAN = Gaussian()
 
@@ -146,6 +151,39 @@ class Smoothed(nn.Module):
         output = self._as_tensor(returned, y)
         self._check_output(output, shape)
         return output.reshape(rows, batch, *output.shape[1:])
+
+    def _unmixed(self, y: Tensor, targets: "Targets | None" = None) -> Tensor | None:
+        """fn at y itself, `(N, ...)`, after checking that a sample's row stays when the outputs of others change.
+
+        `None` where it cannot be known: of a single sample, and of an fn with noise of its own or not of this form.
+        """
+        flat = flatten_from(widen(y.detach()), 1)
+        even = (torch.arange(len(flat), device=flat.device) % 2 == 0)[:, None]
+        moved = [torch.where(kept, flat, flat.roll(1, 0)) for kept in (even, ~even)]
+        if all(torch.equal(flat, one) for one in moved):
+            return None
+        given, found = targets or Targets(), []
+        with torch.no_grad(), full_precision(flat), unchanged(self):
+            for at in (flat, flat, *moved):
+                with seeded(0, flat.device), same_draws(self):
+                    output = self._as_tensor(self.fn(at.reshape(y.shape).clone(), *given.placed, **given.named), y)
+                if output.dim() == 0 or len(output) != len(flat):
+                    return None
+                found.append(output.double())
+        first, again, *others = found
+        if not torch.equal(first, again):
+            return None
+        scale = float(first.abs().max())
+        if any(
+            not torch.allclose(first[kept[:, 0]], one[kept[:, 0]], rtol=SAME, atol=SAME * scale, equal_nan=True)
+            for kept, one in zip((even, ~even), others, strict=True)
+        ):
+            raise SeparabilityError(
+                f"{type(self).__name__}: {_name_of(self.fn)} mixes the samples of the batch: what it returns for some "
+                "rows changed when only other rows did. It gets all draws of all samples as one batch. Does it reduce, "
+                "rank or normalise over the first dimension? (costs.min() is over everything; costs.amin(-1) is not.)"
+            )
+        return first
 
     def _how_it_was_called(self, inputs: Tensor, targets: "Targets", draws: int, batch: int) -> str:
         """For an error that fn raised, and which knows nothing of draws."""

@@ -77,6 +77,11 @@ class EstimatedLoss(Smoothed):
                 return Expansion(value, gradient, OwnParts(gradient, value))
             return Expansion(value, gradient, empirical_fisher(gradient, value=value) if curvature else None)
 
+    def doubts(self, y: Tensor, *targets: Any, **named: Any) -> list[str]:
+        """What a Newton loss warns of in its first call; an error if fn mixes the samples."""
+        self._unmixed(y, self._checked(y, targets, named))
+        return []
+
     def _is_mask(self, y: Tensor, place: int, target: Any) -> bool:
         """Whether `fn` calls this target, counted from 1, a mask, and it could be one of the outputs."""
         return getattr(target, "dtype", None) is torch.bool and target.shape == y.shape and names_mask(self.fn, place)

@@ -19,7 +19,7 @@ from ..curvature import (
     Expansion,
     empirical_fisher,
     exchangeable_fisher,
-    expand,
+    expand_bound,
     full_precision,
 )
 from ..errors import ArgumentError, ShapeError
@@ -128,8 +128,8 @@ class SortingLoss(nn.Module):
                 if self.numerics == "stable" and (mask is None or exchangeable or curvature is None):
                     choice = mask, curvature, exchangeable
                     return expand_stable(self.relaxation, scores, target, cells, *choice)
-                recorded = scores, target, cells, mask
-                return expand(self._value, *recorded, curvature=curvature, mask=mask, exchangeable=exchangeable)
+                others = target, cells, mask
+                return expand_bound(self._value, scores, others, curvature, None, None, mask, exchangeable)
 
     def _value(self, scores: Tensor, target: Tensor, cells: Tensor, mask: Tensor | None) -> Tensor:
         """The loss of prepared lists `(N, n)`, recorded for automatic differentiation."""
