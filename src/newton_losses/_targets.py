@@ -118,6 +118,18 @@ def own_copy(target: Any) -> Any:
     return changed(target, copied)
 
 
+class _Same:
+    """Equal to what holds the same object, and no other: unlike its id, which another one may get after its end."""
+
+    def __init__(self, part: Any) -> None:
+        self.part = part
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and self.part is other.part
+
+    __hash__ = None  # type: ignore[assignment]
+
+
 def traces(target: Any) -> list[Any]:
     """What is another one after somebody has changed the target: its parts, and how often its tensors were written to.
 
@@ -132,7 +144,7 @@ def traces(target: Any) -> list[Any]:
     def look(part: Any) -> Any:
         version = part._version if isinstance(part, Tensor) and not part.is_inference() else None
         numbers = part.tobytes() if isinstance(part, numpy.ndarray) else None
-        found.append((id(part), version, numbers))
+        found.append((_Same(part), version, numbers))
         return part
 
     changed(target, look)
