@@ -41,6 +41,18 @@ def dense_tensor(thing: Any, name: str, where: str, *, allow_meta: bool = False)
     return tensor
 
 
+def check_mask(mask: object, shape: torch.Size, name: str, where: str) -> None:
+    """Raise unless a mask is boolean and has the shape of what it is for, the `name`."""
+    if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
+        kind = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
+        raise ArgumentError(f"{where}: the mask is {kind}. Pass a boolean tensor, True for {name} that exist.")
+    if mask.shape != shape:
+        raise ShapeError(
+            f"{where}: the mask has shape {tuple(mask.shape)} for {name} of shape {tuple(shape)}. "
+            "They need the same shape: one boolean for each."
+        )
+
+
 def positive_number(thing: Any, name: str, where: str) -> float:
     """`thing` as a number, if it is a positive and finite one: Python's, NumPy's, or a tensor of one element."""
     if isinstance(thing, Tensor) and thing.requires_grad:
@@ -123,7 +135,7 @@ def bound_targets(
     (3, 2.0)
     """
     if mask is not None and not hasattr(loss, "expand") and not takes_mask(loss):
-        signature = _signature(loss)
+        signature = signature_of(loss)
         names = [] if signature is None else list(signature.parameters)
         if "mask" in names[1 + len(targets) :]:  # and not among the targets, where it may have been given as well
             named = {**named, "mask": mask}
@@ -134,7 +146,7 @@ def bound_targets(
 def names_mask(loss: Any, place: int) -> bool:
     """Whether the target at this place, counted from 1, is called `mask` by the loss itself."""
     own = takes_mask(loss)
-    signature = None if own and torch.compiler.is_compiling() else _signature(loss)
+    signature = None if own and torch.compiler.is_compiling() else signature_of(loss)
     if signature is None:  # losses of this library have it behind other targets
         return own and place > 1
     return list(signature.parameters)[place : place + 1] == ["mask"]
@@ -145,23 +157,27 @@ def takes_mask(loss: Any) -> bool:
     return bool(getattr(loss.func if isinstance(loss, partial) else loss, "takes_mask", False))
 
 
+def name_of(loss: Any) -> str:
+    """How an error message calls a loss."""
+    return name_of(loss.func) if isinstance(loss, partial) else getattr(loss, "__name__", type(loss).__name__)
+
+
 def check_targets(loss: Any, y: Any, targets: tuple[Any, ...]) -> None:
     """Raise if the loss cannot be called with so many targets; asked after a call that has failed."""
-    signature = _signature(loss)
+    signature = signature_of(loss)
     if signature is None:
         return
     try:
         signature.bind(y, *targets)
     except TypeError as error:
-        function = loss.func if isinstance(loss, partial) else loss
-        name, listed = getattr(function, "__name__", type(function).__name__), ", ".join(signature.parameters)
+        listed = ", ".join(signature.parameters)
         raise ArgumentError(
-            f"The loss {name}({listed}) was called with the outputs and {len(targets) or 'no'} "
+            f"The loss {name_of(loss)}({listed}) was called with the outputs and {len(targets) or 'no'} "
             f"target{'' if len(targets) == 1 else 's'}: {error}. Targets follow the outputs, by position or by name."
         ) from None
 
 
-def _signature(loss: Any) -> inspect.Signature | None:
+def signature_of(loss: Any) -> inspect.Signature | None:
     """What a loss is called with; a builtin does not say."""
     if isinstance(loss, partial) and isinstance(loss.func, torch.nn.Module):
         loss = partial(loss.func.forward, *loss.args, **loss.keywords)
@@ -181,13 +197,13 @@ def _by_position(
         signature: inspect.Signature | None = own
         if any(one.kind is inspect.Parameter.VAR_KEYWORD for one in own.parameters.values()):
             # Its targets are those of its forward, where that can be asked.
-            forward = _signature(loss) if isinstance(loss, torch.nn.Module) else None
+            forward = signature_of(loss) if isinstance(loss, torch.nn.Module) else None
             if forward is None or torch.compiler.is_compiling():
                 return _WithNamed(loss, named), targets
             bound = _bound(forward, y, targets, named, where)
             return _WithNamed(loss, bound.kwargs) if bound.kwargs else loss, bound.args[1:]
     else:
-        signature = None if torch.compiler.is_compiling() else _signature(loss)
+        signature = None if torch.compiler.is_compiling() else signature_of(loss)
     if signature is None:
         return _with_targets(loss, named), targets
     if hasattr(loss, "expand"):  # what it takes by name only are its options
@@ -216,7 +232,7 @@ class _WithNamed:
 
     def __init__(self, loss: Any, named: dict[str, Any]) -> None:
         self._loss, self._named = loss, named
-        self.__name__ = getattr(loss, "__name__", type(loss).__name__)
+        self.__name__ = name_of(loss)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._loss, name)
@@ -261,10 +277,9 @@ def _check_expands_with_mask(loss: Any) -> None:
     """Raise if a loss that brings its own expansion has no place for a mask in it."""
     kinds = inspect.signature(loss.expand).parameters
     if "mask" not in kinds and all(one.kind is not inspect.Parameter.VAR_KEYWORD for one in kinds.values()):
-        name = getattr(loss, "__name__", type(loss).__name__)
         raise ArgumentError(
-            f"The loss {name} brings its own derivatives, and its method expand takes no mask. Without a mask all "
-            "outputs count, padded ones as well; lists of different lengths have to come in batches of one length."
+            f"The loss {name_of(loss)} brings its own derivatives, and its method expand takes no mask. Without a mask "
+            "all outputs count, padded ones as well; lists of different lengths have to come in batches of one length."
         )
 
 

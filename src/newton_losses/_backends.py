@@ -39,6 +39,10 @@ def obstacle(package: str) -> str | None:
     return None
 
 
+# Asked once: a compiler does not look into a cached function.
+HAS_TRITON = obstacle("triton") is None
+
+
 def triton_or_torch(backend: str, where: str) -> TritonOrTorch:
     """`backend`, if it exists and is installed."""
     chosen: TritonOrTorch = one_of(backend, ("auto", "triton", "torch"), "backend", where)

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from ._arguments import bound_targets, is_exchangeable, padded_outputs, with_mask
+from ._arguments import bound_targets, is_exchangeable, name_of, padded_outputs, with_mask
 from ._skipped import OnNonfinite, SkipWatch, skip_counter
 from ._tracing import is_captured, refuse_export, sees_operators, unpacked_saves
 from .curvature import (
@@ -39,7 +39,6 @@ from .curvature import (
     host_step,
     is_ordinary,
     mean_value,
-    name_of,
     ordinary_loss,
     ordinary_way,
     plain_damping,

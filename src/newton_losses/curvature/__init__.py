@@ -7,9 +7,7 @@ from ._damping import NormalizedDamping as NormalizedDamping
 from ._damping import RelativeDamping as RelativeDamping
 from ._damping import RunningDamping as RunningDamping
 from ._damping import resolve_damping as resolve_damping
-from ._derivative_errors import custom_operators as custom_operators
-from ._derivative_errors import names_of as names_of
-from ._derivatives import forward_products as forward_products
+from ._derivatives import custom_operators as custom_operators
 from ._distributed import Shared as Shared
 from ._distributed import agreed_form as agreed_form
 from ._distributed import share_curvature as share_curvature
@@ -36,7 +34,6 @@ from ._forms import LowRank as LowRank
 from ._forms import Masked as Masked
 from ._forms import OwnParts as OwnParts
 from ._forms import Products as Products
-from ._forms import as_curvature as as_curvature
 from ._host import host_fisher as host_fisher
 from ._host import host_step as host_step
 from ._host import suits_numpy as suits_numpy
@@ -45,8 +42,6 @@ from ._loss_contract import Loss as Loss
 from ._loss_contract import check_outputs as check_outputs
 from ._loss_contract import flatten_outputs as flatten_outputs
 from ._loss_contract import full_precision as full_precision
-from ._loss_contract import make_total as make_total
-from ._loss_contract import name_of as name_of
 from ._loss_contract import outside_inference_mode as outside_inference_mode
 from ._loss_contract import widen as widen
 from ._options import GroupChoice as GroupChoice
@@ -56,7 +51,6 @@ from ._options import check_damping as check_damping
 from ._options import check_group as check_group
 from ._options import check_is_loss as check_is_loss
 from ._options import check_options as check_options
-from ._options import check_spectrum as check_spectrum
 from ._options import check_value as check_value
 from ._options import plain_damping as plain_damping
 from ._options import resolve_group as resolve_group

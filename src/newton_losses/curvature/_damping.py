@@ -10,7 +10,7 @@ from torch import Tensor
 from ..errors import ArgumentError
 from ._distributed import sum_over
 from ._expansion import Expansion, FisherFactor, FisherMatrix, finite
-from ._forms import Curvature, Dense, LowRank, Masked, OwnParts, as_curvature, widened
+from ._forms import Curvature, Dense, LowRank, Masked, OwnParts, widened
 from ._options import NUMBERS, check_number, check_positive
 
 if TYPE_CHECKING:
@@ -33,7 +33,8 @@ class DampingRule(Protocol):
     def __call__(self, expansion: Expansion) -> Tensor | float | Damped: ...
 
 
-Damping = float | Tensor | DampingRule | Literal["auto"]
+Rule = float | Tensor | DampingRule
+Damping = Rule | Literal["auto"]
 
 
 @dataclass(frozen=True)
@@ -169,10 +170,10 @@ def _eigenvalue_scale(expansion: Expansion) -> Tensor:
     """The root mean square r of the m eigenvalues of an expansion's curvature."""
     if expansion.curvature is None:
         raise ArgumentError("A relative damping needs an expansion with a curvature to be relative to.")
-    return as_curvature(expansion.curvature).mean_square().sqrt()
+    return expansion.curvature.mean_square().sqrt()
 
 
-def resolve_damping(damping: Damping, group: "ProcessGroup | None") -> float | Tensor | DampingRule:
+def resolve_damping(damping: Damping, group: "ProcessGroup | None") -> Rule:
     """The rule that "auto" stands for, in the group that shares the batch; everything else is itself."""
     rule = AUTO if isinstance(damping, str) else damping
     if group is None and not (isinstance(rule, NormalizedDamping) and rule.group is not None):
@@ -182,7 +183,7 @@ def resolve_damping(damping: Damping, group: "ProcessGroup | None") -> float | T
     return replace(rule, group=group) if isinstance(rule, NormalizedDamping) else rule
 
 
-def apply_rule(damping: float | Tensor | DampingRule, expansion: Expansion) -> Damped:
+def apply_rule(damping: Rule, expansion: Expansion) -> Damped:
     """The damping of this batch and the factor of its step.
 
     One in a tensor that is not positive and finite becomes NaN, without waiting for the device: no sample

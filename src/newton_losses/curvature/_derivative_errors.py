@@ -1,31 +1,11 @@
-"""What keeps a loss from being differentiated, in words, and the operators in its graph that are to blame."""
+"""What keeps a loss from being differentiated, in words."""
 
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Iterable
 
 import torch
-from torch import Tensor
 
+from .._arguments import name_of
 from ..errors import DerivativeError
-from ._loss_contract import name_of
-
-
-def custom_operators(value: Tensor) -> set[type]:
-    """The user's own `torch.autograd.Function`s in the graph of `value`."""
-    return {node._forward_cls for node in _nodes(value) if getattr(node, "_forward_cls", None) is not None}
-
-
-def _nodes(value: Tensor) -> Iterator[Any]:
-    """All nodes of the graph of `value`."""
-    seen: set[Any] = set()
-    queue: list[Any] = [value.grad_fn]
-    while queue:
-        node = queue.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        yield node
-        queue.extend(following for following, _ in node.next_functions)
 
 
 def is_once_differentiable(operator: type) -> bool:

@@ -31,7 +31,7 @@ from ._derivative_errors import (
     refused,
     with_advice,
 )
-from ._forms import signs
+from ._forms import signs, symmetric
 from ._loss_contract import Total, one_thread
 from ._passes import directions_at_once, footprint, recalled, remember
 
@@ -148,11 +148,6 @@ def _fits_kernels(second: Tensor) -> bool:
 def is_finite(found: Derivatives) -> Tensor:
     """Which samples have a finite value and gradient, `(N,)` boolean. (Of NaN, every comparison is false.)"""
     return (found.value.abs() < torch.inf) & (found.gradient.abs() < torch.inf).all(1)
-
-
-def symmetric(matrix: Tensor, divisor: int = 2) -> Tensor:
-    """Rounding makes a Hessian a little unsymmetric, and the solvers may read one triangle only."""
-    return (matrix + matrix.mT) / divisor
 
 
 def _stored(passes: Iterable[Tensor], size: int) -> Tensor:
@@ -297,8 +292,12 @@ def nothing_through(value: Tensor) -> Tensor:
     return sum((leaf.flatten()[:0].sum().to(value.dtype) for leaf in leaves), value.new_zeros(()))
 
 
+def custom_operators(value: Tensor) -> set[type]:
+    """The user's own `torch.autograd.Function`s in the graph of `value`."""
+    return set() if value.grad_fn is None else _custom_operators(_look(value, value)[1])
+
+
 def _custom_operators(nodes: set[Any]) -> set[type]:
-    """The user's own operators in a graph."""
     own = torch.autograd.function.BackwardCFunction
     return {node._forward_cls for node in nodes if isinstance(node, own)}  # type: ignore[attr-defined]
 

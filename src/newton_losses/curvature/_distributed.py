@@ -4,7 +4,8 @@
 
 The ranks must agree on what they exchange without asking, since a collective that not all of them join
 never ends. So the form is chosen from what is the same everywhere: m, the kind of curvature, the
-options. It does not depend on the number of samples, which may differ and may be zero.
+options. It does not depend on the number of samples, which may differ and may be zero. What is summed is widened first,
+so that all have one dtype and a small damping survives next to large squares.
 """
 
 from collections.abc import Sequence
@@ -17,18 +18,10 @@ from torch import Tensor
 
 from ..errors import ArgumentError
 from ._expansion import CurvatureKind, Expandable, Expansion, finite
-from ._forms import Curvature, Dense, Exchangeable, LowRank, Masked, OwnParts, Products, as_curvature
+from ._forms import Curvature, Dense, Exchangeable, LowRank, Masked, OwnParts, Products, widened
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
-
-
-def ranks_in(group: "ProcessGroup | None") -> int:
-    return 1 if group is None else dist.get_world_size(group)
-
-
-def own_rank(group: "ProcessGroup") -> int:
-    return dist.get_rank(group)
 
 
 def sum_over(group: "ProcessGroup", tensor: Tensor) -> Tensor:
@@ -47,7 +40,7 @@ def any_over(group: "ProcessGroup", flag: Tensor) -> bool:
 def gather_numbers(group: "ProcessGroup", own: Tensor) -> list[list[int]]:
     """Every rank's whole numbers `own`, read back to the host because shapes depend on them; one collective."""
     _refuse_vmap()
-    parts = [torch.empty_like(own) for _ in range(ranks_in(group))]
+    parts = [torch.empty_like(own) for _ in range(dist.get_world_size(group))]
     dist.all_gather(parts, own, group=group)
     found: list[list[int]] = torch.stack(parts).tolist()
     return found
@@ -111,11 +104,10 @@ def share_curvature(
     """
     if expansion.curvature is None:
         raise ArgumentError("Sharing a curvature needs an expansion that has one.")
-    curvature = as_curvature(expansion.curvature, semidefinite=kind == "fisher")
-    samples = _wide(finite(expansion).sum())
-    found, total = _shared(curvature, samples, expansion.gradient, kind, group, matrix_free)
+    samples = widened(finite(expansion).sum())
+    found, total = _shared(expansion.curvature, samples, expansion.gradient, kind, group, matrix_free)
     total = total.clamp(min=1).to(expansion.gradient.dtype)
-    return Shared(replace(expansion, curvature=found), total, ranks_in(group))
+    return Shared(replace(expansion, curvature=found), total, dist.get_world_size(group))
 
 
 def goes_by_products(size: int, matrix_free: bool | None) -> bool:
@@ -156,7 +148,7 @@ def _shared(
 def _share_exchangeable(curvature: Exchangeable, samples: Tensor, group: "ProcessGroup") -> tuple[Exchangeable, Tensor]:
     """One all-reduce of five numbers."""
     own = [curvature.among * curvature.freedom, curvature.common * curvature.lists]
-    summed = sum_over(group, torch.stack([_wide(x) for x in (*own, curvature.freedom, curvature.lists, samples)]))
+    summed = sum_over(group, torch.stack([widened(x) for x in (*own, curvature.freedom, curvature.lists, samples)]))
     among, common, freedom, lists, total = summed.unbind()
     means = among / freedom.clamp(min=1), common / lists.clamp(min=1)
     return Exchangeable(*means, curvature.size, lists, freedom, curvature.mask), total
@@ -164,9 +156,9 @@ def _share_exchangeable(curvature: Exchangeable, samples: Tensor, group: "Proces
 
 def _share_masked(curvature: Masked, samples: Tensor, group: "ProcessGroup") -> tuple[Masked, Tensor]:
     """One all-reduce of the matrix and of how many samples are behind each entry."""
-    pairs, size, is_fisher = _wide(curvature.pairs), curvature.size, curvature.semidefinite
-    total = _wide(curvature.matrix) * _behind(pairs, is_fisher)
-    summed = sum_over(group, torch.cat([total.flatten(), pairs.flatten(), _wide(samples).reshape(1)]))
+    pairs, size, is_fisher = widened(curvature.pairs), curvature.size, curvature.semidefinite
+    total = widened(curvature.matrix) * _behind(pairs, is_fisher)
+    summed = sum_over(group, torch.cat([total.flatten(), pairs.flatten(), widened(samples).reshape(1)]))
     total, pairs = summed[:-1].reshape(2, size, size)
     return Masked(total / _behind(pairs, is_fisher).clamp(min=1), curvature.mask, pairs, is_fisher), summed[-1]
 
@@ -181,7 +173,7 @@ def _share_matrix(
     curvature: Curvature, samples: Tensor, group: "ProcessGroup", *, semidefinite: bool
 ) -> tuple[Dense, Tensor]:
     """One all-reduce of the matrix and both counts."""
-    matrix = _wide(curvature.dense())
+    matrix = widened(curvature.dense())
     count = _count(curvature, samples)
     counts = torch.stack([count, samples]).to(matrix.dtype)
     summed = sum_over(group, torch.cat([_times(count, matrix).flatten(), counts]))
@@ -194,10 +186,10 @@ def _share_rows(
 ) -> LowRank:
     """The factor of the whole is that of its parts, one below the other: √n_r A_r / √n."""
     factor = curvature.factor if isinstance(curvature, LowRank) else curvature.dense()[:0]
-    parts = gather_rows(group, _times(samples.sqrt(), _wide(factor)), sizes)
+    parts = gather_rows(group, _times(samples.sqrt(), widened(factor)), sizes)
     scale = total.clamp(min=1).sqrt()
     known = isinstance(curvature, LowRank) and curvature.scale is not None
-    return LowRank(torch.cat(parts) / scale, scale if known else None, first=sum(sizes[: own_rank(group)]))
+    return LowRank(torch.cat(parts) / scale, scale if known else None, first=sum(sizes[: dist.get_rank(group)]))
 
 
 def _share_products(
@@ -223,11 +215,6 @@ def _count(curvature: Curvature, samples: Tensor) -> Tensor:
 def _times(count: Tensor, tensor: Tensor) -> Tensor:
     """count · tensor, and zero where there is nothing to count even if the mean of nothing was not finite."""
     return torch.where(count > 0, tensor * count, 0.0)
-
-
-def _wide(tensor: Tensor) -> Tensor:
-    """In float64, so that ranks agree on a dtype and a small damping survives next to large squares."""
-    return tensor if tensor.device.type == "mps" else tensor.double()
 
 
 def agreed_form(loss: object, y: Tensor, matrix_free: bool | None) -> bool | None:

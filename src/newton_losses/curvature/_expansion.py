@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from .._arguments import bound_targets
+from .._arguments import bound_targets, check_mask, name_of
 from ..errors import ArgumentError, ShapeError
 from ._derivatives import (
     Derivatives,
@@ -20,10 +20,9 @@ from ._derivatives import (
     mean_hessian,
     second_products,
 )
-from ._forms import Curvature, Dense, Exchangeable, LowRank, OwnParts, Products, as_curvature, widened
+from ._forms import Curvature, Dense, Exchangeable, LowRank, OwnParts, Products, widened
 from ._lists import (
     brought_sums,
-    check_outputs_mask,
     exchangeable_curvature,
     exchangeable_fisher,
     list_derivatives,
@@ -34,7 +33,6 @@ from ._loss_contract import (
     flatten_outputs,
     full_precision,
     make_total,
-    name_of,
     outside_inference_mode,
 )
 from ._options import Reduction, check_is_loss, resolve_reduction
@@ -61,11 +59,16 @@ class Expansion:
 
     value: Tensor
     gradient: Tensor
-    curvature: "Tensor | Curvature | None" = None
+    curvature: Curvature | None = None
+
+    if TYPE_CHECKING:  # what may be given, beside what is kept
+
+        def __init__(self, value: Tensor, gradient: Tensor, curvature: Tensor | Curvature | None = None) -> None: ...
 
     def __post_init__(self) -> None:
-        if isinstance(self.curvature, Tensor):
-            object.__setattr__(self, "curvature", Dense(self.curvature))
+        given: Any = self.curvature
+        if isinstance(given, Tensor):
+            object.__setattr__(self, "curvature", Dense(given))
 
 
 @runtime_checkable
@@ -241,7 +244,7 @@ def expand_bound(
         return expand_loss(loss, y, targets, curvature, reduction, matrix_free)
     flat = flatten_outputs(y)
     if mask is not None:
-        check_outputs_mask(mask, y.shape, "expand")
+        check_mask(mask, y.shape, "outputs", "expand")
     if curvature == "sample":  # which no order of the outputs changes
         found = expand_bound(loss, y, targets, None, reduction, matrix_free, mask)
         return _by_sample(found, None if mask is None else mask.reshape(flat.shape))
@@ -274,7 +277,7 @@ def _averaged(own: Expansion, kind: CurvatureKind, mask: Tensor | None) -> Expan
     if mask is not None:
         raise ArgumentError("exchangeable=True with a mask: a loss that brings its own expansion has to average it.")
     assert own.curvature is not None
-    matrix, kept = as_curvature(own.curvature).dense(), finite(own)
+    matrix, kept = own.curvature.dense(), finite(own)
     trace, total = (number.expand(len(kept)) for number in (matrix.trace(), matrix.sum()))
     return Expansion(own.value, own.gradient, exchangeable_curvature(trace, total, kept, len(matrix), None))
 

@@ -7,12 +7,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .._arguments import WithTargets, names_mask
+from .._arguments import WithTargets, name_of, names_mask
 from .._targets import changed, own_copy, traces
 from .._unchanged import leaves_unchanged
 from ._derivatives import first_order
 from ._expansion import Expandable
-from ._loss_contract import Loss, flatten_outputs, make_total, name_of, outside_inference_mode
+from ._loss_contract import Loss, flatten_outputs, make_total, outside_inference_mode
 from ._options import Reduction, resolve_reduction
 from ._second_check import Asked, wrong_second_derivative
 from ._separability import check_loss, is_sum

@@ -17,9 +17,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .._backends import obstacle
-from ._damping import AUTO, DampingRule, NormalizedDamping, RelativeDamping, RunningDamping
+from .._backends import HAS_TRITON
+from ._damping import AUTO, NormalizedDamping, RelativeDamping, Rule, RunningDamping
 from ._expansion import FisherFactor, FisherMatrix, empirical_fisher
+from ._forms import widened
 from ._lists import ExchangeableFisher
 from ._solve import definite_of, has_inverse
 
@@ -40,10 +41,6 @@ LONGEST_BLOCK = 896
 BLOCK_TYPES = (torch.float32, torch.float64)
 # Below this λ a step may leave the range of float32, sample by sample; that kernel leaves all out together.
 LEAST_NUMBER = 1e-70
-# Asked once: a compiler does not look into a cached function.
-HAS_TRITON = obstacle("triton") is None
-
-Rule = float | Tensor | DampingRule
 
 
 class Solved(NamedTuple):
@@ -157,8 +154,7 @@ def _by_operators(gradient: Tensor, value: Tensor | None, plan: _Plan, kept: Ten
     if kept is not None:
         usable = usable & kept
     count = usable.sum().clamp(min=1)
-    rows = torch.where(usable[:, None], gradient.detach(), 0.0)
-    rows = rows if rows.device.type == "mps" else rows.double()
+    rows = widened(torch.where(usable[:, None], gradient.detach(), 0.0))
     scale = rows.abs().amax()
     number = rows.new_zeros(())
     if not plan.factor:

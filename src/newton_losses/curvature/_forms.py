@@ -15,13 +15,23 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 
-# Products that the scale of a matrix takes.
+# Products that the scale or the trace of a matrix takes where it is not stored.
 PROBES = 16
 
 
 def widened(tensor: Tensor) -> Tensor:
     """In float64 where the device has it: squares of float32 numbers soon leave the range of float32."""
     return tensor if tensor.device.type == "mps" else tensor.double()
+
+
+def wide_dtype(device: torch.device) -> torch.dtype:
+    """What `widened` makes of a tensor on this device."""
+    return torch.float32 if device.type == "mps" else torch.float64
+
+
+def symmetric(matrix: Tensor) -> Tensor:
+    """Rounding makes a Hessian a little unsymmetric, and the solvers may read one triangle only."""
+    return (matrix + matrix.mT) / 2
 
 
 @dataclass(frozen=True)
@@ -281,8 +291,3 @@ def signs(count: int, size: int, example: Tensor) -> Tensor:
     for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B)):
         mixed = ((mixed ^ (mixed >> shift)) * factor) & 0xFFFFFFFF
     return ((mixed ^ (mixed >> 16)) & 1).to(example.dtype) * 2 - 1
-
-
-def as_curvature(curvature: Tensor | Curvature, *, semidefinite: bool = False) -> Curvature:
-    """A plain tensor is a stored matrix; everything else already is a form."""
-    return Dense(curvature, semidefinite) if isinstance(curvature, Tensor) else curvature

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ._damping import AUTO, DampingRule, NormalizedDamping, RelativeDamping, RunningDamping
+from ._damping import AUTO, NormalizedDamping, RelativeDamping, Rule, RunningDamping
 from ._expansion import FisherFactor, FisherMatrix
 from ._fisher import LEAST_FACTOR, Solved
 from ._forms import Dense, Masked, OwnParts
@@ -59,7 +59,7 @@ def host_step(
     curvature: Any,
     gradient: Tensor,
     value: Tensor | None,
-    damping: float | Tensor | DampingRule,
+    damping: Rule,
     spectrum: Spectrum | None = None,
     *,
     mean: bool = False,
@@ -346,9 +346,7 @@ def suits_numpy(gradient: Tensor) -> bool:
     return count * size * min(count, size) <= LARGEST_IN_NUMPY
 
 
-def _factor_or_number(
-    damping: float | Tensor | DampingRule, curvature: Any, gradient: Tensor
-) -> tuple[float, float, bool] | None:
+def _factor_or_number(damping: Rule, curvature: Any, gradient: Tensor) -> tuple[float, float, bool] | None:
     """λ in units of C's scale or as a number, and whether the step is normalised; `None` for somebody else's rule."""
     kind: Any = type(damping)
     rule: Any = damping

@@ -9,27 +9,14 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from .._arguments import name_of
 from ..errors import ArgumentError, ShapeError
 from ._derivatives import Derivatives, first_order, is_finite, second_products
-from ._forms import Exchangeable, Masked, signs, widened
-from ._loss_contract import Total, name_of
+from ._forms import PROBES, Exchangeable, Masked, signs, symmetric, widened
+from ._loss_contract import Total
 
 # Samples of one batched solve times the size of their matrices.
 CELLS_AT_ONCE = 2**24
-# Products that estimate a trace where no matrix is stored.
-PROBES = 16
-
-
-def check_outputs_mask(mask: object, shape: torch.Size, where: str) -> None:
-    """Raise unless the mask of outputs is boolean and has their shape."""
-    if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
-        kind = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
-        raise ArgumentError(f"{where}: the mask is {kind}. Pass a boolean tensor, True where an output exists.")
-    if mask.shape != shape:
-        raise ShapeError(
-            f"{where}: the mask has shape {tuple(mask.shape)} for outputs of shape {tuple(shape)}. "
-            "They need the same shape: one truth for each output."
-        )
 
 
 def exchangeable_curvature(trace: Tensor, total: Tensor, kept: Tensor, size: int, mask: Tensor | None) -> Exchangeable:
@@ -98,8 +85,7 @@ def masked_mean(total: Tensor, mask: Tensor, kept: Tensor) -> Masked:
     """From Σ Hᵢ `(m, m)` over the samples that are `kept` `(N,)`."""
     exists = widened((mask & kept.unsqueeze(-1)).to(total.dtype))
     pairs = exists.mT @ exists
-    total = widened(total)
-    return Masked((total + total.mT) / 2 / pairs.clamp(min=1), mask, pairs)
+    return Masked(symmetric(widened(total)) / pairs.clamp(min=1), mask, pairs)
 
 
 class MaskedFisher(Masked):

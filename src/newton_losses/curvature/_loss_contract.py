@@ -6,13 +6,13 @@ themselves are in `_derivatives.py`.
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import partial, wraps
+from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
 
-from .._arguments import check_targets
+from .._arguments import check_targets, name_of
 from ..errors import ArgumentError, NewtonLossesError, ShapeError
 from ._options import Reduction
 
@@ -25,13 +25,6 @@ _NOTHING_TO_DO: AbstractContextManager[Any] = nullcontext()
 # Maps flat outputs (N, m) to two tensors: one whose sum is Σ ℓᵢ, which automatic differentiation works on, and the
 # values (N,). The first is not summed here: the engine of autograd takes it as it is, and needs two operations less.
 Total = Callable[[Tensor], tuple[Tensor, Tensor]]
-
-
-def name_of(loss: object) -> str:
-    """How an error message calls a loss."""
-    if isinstance(loss, partial):
-        return name_of(loss.func)
-    return getattr(loss, "__name__", type(loss).__name__)
 
 
 def check_outputs(y: Tensor) -> None:

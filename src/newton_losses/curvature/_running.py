@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from .._backends import HAS_TRITON
 from ._damping import RunningDamping, whole_samples
 from ._distributed import sum_over
 from ._expansion import Expansion, FisherFactor, FisherMatrix, empirical_fisher, finite
-from ._fisher import HAS_TRITON, MOST_NUMBERS
-from ._forms import Exchangeable, LowRank, Masked, OwnParts, widened
+from ._fisher import MOST_NUMBERS
+from ._forms import Exchangeable, LowRank, Masked, OwnParts, wide_dtype, widened
 from ._host import DECAY, GROWTH, LIMIT, energy_of, may_look, taken_in
 from ._lists import exchangeable_fisher, masked_fisher
 
@@ -48,7 +49,7 @@ class RunningScale(nn.Module):
         state = self.running_square
         if state is None or not isinstance(tensor, Tensor) or tensor.is_meta or state.device == tensor.device:
             return state
-        device, dtype = tensor.device, _dtype(tensor.device)
+        device, dtype = tensor.device, wide_dtype(tensor.device)
         # One that was made on the meta device has no numbers yet.
         state = torch.zeros(2, device=device, dtype=dtype) if state.is_meta else state.to(device, dtype=dtype)
         self.running_square = state
@@ -67,7 +68,7 @@ class RunningScale(nn.Module):
             device = fn(torch.zeros(0)).device
             if state.device.type == "meta" and device.type != "meta":
                 state = torch.zeros(2)
-            self.running_square = state.to(device, dtype=_dtype(device))
+            self.running_square = state.to(device, dtype=wide_dtype(device))
         return self
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *others: Any) -> None:
@@ -92,10 +93,6 @@ def _is_scale(state: Any) -> bool:
         return True
     total, weight = state.tolist()
     return bool(total == weight == 0 or (0 < total < math.inf and 0 < weight < math.inf))
-
-
-def _dtype(device: torch.device) -> torch.dtype:
-    return torch.float32 if device.type == "mps" else torch.float64
 
 
 class Settled(NamedTuple):

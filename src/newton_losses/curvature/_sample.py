@@ -9,15 +9,12 @@ leaves the range of numbers. `_host.py` has a short form of it for batches witho
 import math
 
 import torch
-from torch import Tensor
 
-from ._damping import DampingRule, NormalizedDamping, RelativeDamping, apply_rule
+from ._damping import NormalizedDamping, RelativeDamping, Rule, apply_rule
 from ._expansion import Expansion
 from ._fisher import Solved
 from ._forms import OwnParts, widened
 from ._options import NUMBERS
-
-Rule = float | Tensor | DampingRule
 
 
 def sample_step(parts: OwnParts, damping: Rule, *, mean: bool = False) -> Solved:

@@ -14,8 +14,8 @@ from .._differences import MOVES, beside, excess, least, unit_of
 from .._random import seeded
 from .._targets import cast
 from .._unchanged import leaves_unchanged, same_draws
-from ._derivative_errors import custom_operators, names_of
-from ._derivatives import second_products
+from ._derivative_errors import names_of
+from ._derivatives import custom_operators, second_products
 from ._loss_contract import Loss, Total, flatten_outputs, full_precision, make_total, outside_inference_mode
 from ._options import Reduction, resolve_reduction
 

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._arguments import WithTargets, bound_targets
+from .._arguments import WithTargets, bound_targets, name_of
 from .._random import seeded
 from .._targets import changed, picked
 from .._unchanged import leaves_unchanged, same_draws
@@ -18,7 +18,6 @@ from ._loss_contract import (
     flatten_outputs,
     full_precision,
     make_total,
-    name_of,
     outside_inference_mode,
 )
 from ._options import Reduction, resolve_reduction

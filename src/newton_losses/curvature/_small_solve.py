@@ -8,12 +8,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from .._backends import obstacle
+from .._backends import HAS_TRITON
 
 # A matrix that a warp holds in its registers.
 LARGEST = 32
-# Asked once: a compiler does not look into a cached function.
-HAS_TRITON = obstacle("triton") is None
 
 Kind = Literal["definite", "raw", "absolute", "clip"]
 

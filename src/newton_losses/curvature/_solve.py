@@ -11,10 +11,11 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
-from ._distributed import gather_numbers, gather_rows, own_rank
-from ._forms import Curvature, Dense, Exchangeable, LowRank, Masked, OwnParts, Products
+from ._distributed import gather_numbers, gather_rows
+from ._forms import Curvature, Dense, Exchangeable, LowRank, Masked, OwnParts, Products, symmetric, wide_dtype
 from ._iterative import any_of, may_look, solve_by_residuals, solve_in_krylov_space
 from ._lists import CELLS_AT_ONCE
 from ._options import Spectrum, check_spectrum
@@ -66,7 +67,7 @@ def damped_solve(
     if isinstance(curvature, Dense) and is_small(curvature.matrix, rows, damping):
         kind: Kind = "definite" if curvature.semidefinite else spectrum
         return solve_small(curvature.matrix, rows, damping, kind)
-    dtype = _solve_dtype(rows)
+    dtype = wide_dtype(rows.device)
     if isinstance(damping, Tensor):
         damping = damping.to(dtype)
     wide = rows.to(dtype)
@@ -112,10 +113,6 @@ def _solve_masked(curvature: Masked, rows: Tensor, damping: Tensor | float, spec
             found = _definite_part(parts, spectrum, damping, right)
         solved.append(found.squeeze(1))
     return torch.where(curvature.mask, torch.cat(solved), 0.0).to(rows.dtype) if solved else rows
-
-
-def _solve_dtype(rows: Tensor) -> torch.dtype:
-    return torch.float32 if rows.device.type == "mps" else torch.float64
 
 
 def _damped(matrix: Tensor, damping: Tensor | float) -> Tensor:
@@ -165,7 +162,7 @@ def solve_gradients(curvature: LowRank, count: int, damping: Tensor | float) -> 
     and divides it by λ, has no digit left.
     """
     assert curvature.scale is not None
-    dtype = _solve_dtype(curvature.factor)
+    dtype = wide_dtype(curvature.factor.device)
     factor = curvature.factor.to(dtype)
     damping = damping.to(dtype) if isinstance(damping, Tensor) else damping
     own = torch.eye(len(factor), dtype=dtype, device=factor.device)[curvature.first : curvature.first + count]
@@ -186,12 +183,8 @@ def _definite_part(matrix: Tensor, spectrum: Spectrum, damping: Tensor | float, 
 
 def definite_of(matrix: Tensor, spectrum: str) -> Tensor:
     """|C|, or for "clip" (|C| + C)/2, without eigenvalues."""
-    absolute = _symmetric(matrix @ matrix_sign(matrix))
+    absolute = symmetric(matrix @ matrix_sign(matrix))
     return absolute if spectrum == "absolute" else (absolute + matrix) / 2
-
-
-def _symmetric(matrix: Tensor) -> Tensor:
-    return (matrix + matrix.mT) / 2
 
 
 def _solve_together(
@@ -205,7 +198,7 @@ def _solve_together(
     sizes = [size for (size,) in gather_numbers(group, torch.tensor([len(rows)], device=rows.device))]
     gathered = torch.cat(gather_rows(group, torch.cat([rows, column], dim=1), sizes))
     solved = solve_rows(gathered[:, :-1], gathered[:, -1:])
-    own: Tensor = torch.split(solved, sizes)[own_rank(group)]
+    own: Tensor = torch.split(solved, sizes)[dist.get_rank(group)]
     return own
 
 
@@ -251,11 +244,11 @@ def _solve_products(
 
 def _solve_directly(curvature: Products, rows: Tensor, damping: Tensor | float, spectrum: Spectrum) -> Tensor:
     """With the matrix that m products make."""
-    matrix = _symmetric(curvature.dense())
+    matrix = symmetric(curvature.dense())
     if not isinstance(damping, Tensor) or damping.numel() == 1:
         number = damping.reshape(()) if isinstance(damping, Tensor) else damping
         return damped_solve(Dense(matrix), rows, number, spectrum)
-    values, vectors = torch.linalg.eigh(matrix.to(_solve_dtype(rows)))  # a λ for each row
+    values, vectors = torch.linalg.eigh(matrix.to(wide_dtype(rows.device)))  # a λ for each row
     if spectrum != "raw":
         values = values.abs() if spectrum == "absolute" else values.clamp(min=0)
     turned = (rows.to(values.dtype) @ vectors) / (values + damping.to(values.dtype))

@@ -10,18 +10,16 @@ import torch
 from torch import Tensor
 
 from ..errors import ArgumentError
-from ._damping import DampingRule, NormalizedDamping, RunningDamping, apply_rule, whole_samples
+from ._damping import NormalizedDamping, Rule, RunningDamping, apply_rule, whole_samples
 from ._expansion import Expansion, FisherFactor, FisherMatrix, finite
 from ._fisher import Solved, can_solve, fisher_step, lists_step, matrix_step
-from ._forms import Dense, LowRank, OwnParts, as_curvature
+from ._forms import Dense, LowRank, OwnParts
 from ._host import host_step
 from ._lists import ExchangeableFisher
 from ._loss_contract import full_precision
 from ._options import Spectrum, check_spectrum
 from ._sample import sample_step
 from ._solve import damped_solve, solve_gradients
-
-Rule = float | Tensor | DampingRule
 
 
 @dataclass(frozen=True)
@@ -65,8 +63,6 @@ def solve_step(
     if expansion.curvature is None:
         raise ArgumentError("A Newton step needs an expansion with a curvature.")
     curvature, value, gradient = expansion.curvature, expansion.value, expansion.gradient
-    if isinstance(curvature, Tensor):
-        curvature = Dense(curvature)
     if spectrum is None:
         spectrum = "absolute" if isinstance(damping, NormalizedDamping) else "raw"
     with full_precision(gradient):
@@ -96,8 +92,8 @@ def solve_step(
 
 def _by_operators(expansion: Expansion, damping: Rule, spectrum: Spectrum, mean: bool) -> Solved:
     """With masks and without looking at a number: nothing waits for a device."""
-    assert expansion.curvature is not None
-    curvature = as_curvature(expansion.curvature)
+    curvature = expansion.curvature
+    assert curvature is not None
     usable = finite(expansion)
     count = usable.sum()
     gradient = torch.where(usable[:, None], expansion.gradient, 0.0)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._arguments import bound_targets, check_targets, with_mask
+from .._arguments import bound_targets, check_targets, name_of, with_mask
 from ..curvature import (
     CurvatureKind,
     Expandable,
@@ -22,7 +22,6 @@ from ..curvature import (
     finite,
     flatten_outputs,
     is_sum,
-    name_of,
     outside_inference_mode,
     resolve_reduction,
     with_own_targets,
@@ -63,7 +62,7 @@ from ._probe import (
     undisturbed,
 )
 from ._report import Report
-from ._verdict import CHANGING, MASKED, SUM, Facts, judge
+from ._verdict import CHANGING, MASKED, SUM, judge
 
 # The most samples, and outputs of all of them together, that are looked at; a few samples in any case.
 SAMPLES, ELEMENTS, FEWEST = 256, 2**16, 16
@@ -138,22 +137,13 @@ def _measure(probe: Probe, blank: Report) -> Report:
     if not gradients.norms and not _finite_in_float64(probe):
         # Nothing that could be measured would mean anything.
         return replace(blank, reasons=(nothing_finite(probe.flat, first.value),), gradients=gradients)
-    facts = Facts(
-        batch=round(blank.samples * (1 - gradients.nonfinite)),
-        outputs=blank.outputs,
-        reference_numerics=getattr(probe.loss, "numerics", None) == "reference",
-        where_to_look=where_to_look(probe.flat, first.value, first.gradient),
-        gradients=gradients,
-    )
+    facts = replace(blank, gradients=gradients)
     facts = _estimated(probe, facts) if draws_noise(probe) else _exact(probe, facts, fisher_eigenvalues(first))
-    verdict, reasons, expected, chosen = judge(facts)
+    is_reference = getattr(probe.loss, "numerics", None) == "reference"
+    facts = judge(facts, where_to_look(probe.flat, first.value, first.gradient), reference_numerics=is_reference)
     probe.counter.stage = "stored order"
     symmetric = is_symmetric(probe) if facts.noise is None else None
-    return replace(
-        blank, verdict=verdict, reasons=reasons, expected=expected, recommendation=chosen, gradients=facts.gradients,
-        precision=facts.precision, derivatives=facts.derivatives, noise=facts.noise, spectra=facts.spectra,
-        descent=facts.descent, symmetric=symmetric, calls=probe.counter.calls,
-    )  # fmt: skip
+    return replace(facts, symmetric=symmetric, calls=probe.counter.calls)
 
 
 def _finite_in_float64(probe: Probe) -> bool:
@@ -164,7 +154,7 @@ def _finite_in_float64(probe: Probe) -> bool:
         return False
 
 
-def _exact(probe: Probe, facts: Facts, fisher: Eigenvalues) -> Facts:
+def _exact(probe: Probe, facts: Report, fisher: Eigenvalues) -> Report:
     """A loss that gives the same answer twice: everything can be compared with float64."""
     counter = probe.counter
     try:
@@ -211,7 +201,7 @@ def _second_order(part: Probe, derivatives: Derivatives, *, check: bool) -> tupl
     return derivatives, hessian
 
 
-def _estimated(probe: Probe, facts: Facts) -> Facts:
+def _estimated(probe: Probe, facts: Report) -> Report:
     """A loss that draws noise: the mean over repeats stands for it, and nothing can be compared digit by digit."""
     probe.counter.stage = "noise"
     noise, mean = measure_noise(probe)

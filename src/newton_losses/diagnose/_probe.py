@@ -17,7 +17,7 @@ import numpy
 import torch
 from torch import Tensor, nn
 
-from .._arguments import WithTargets
+from .._arguments import WithTargets, name_of
 from .._differences import beside, unit_of
 from .._random import seeded
 from .._targets import cast, changed, picked, traces
@@ -32,12 +32,10 @@ from ..curvature import (
     LowRank,
     Products,
     Reduction,
-    as_curvature,
     check_loss,
     expand,
     finite,
     loss_values,
-    name_of,
     resolve_reduction,
 )
 from ..errors import ArgumentError
@@ -158,7 +156,7 @@ class Probe:
 def curvature_of(expansion: Expansion) -> Curvature:
     """The curvature of an expansion that was asked for with one."""
     assert expansion.curvature is not None
-    return as_curvature(expansion.curvature)
+    return expansion.curvature
 
 
 def can_be_called(loss: object) -> TypeGuard[Loss]:
@@ -186,17 +184,14 @@ def _hidden(loss: Loss) -> Loss:
     return call
 
 
-def _detached(found: Curvature | Tensor | None) -> Curvature | None:
-    if found is None:
-        return None
-    form = as_curvature(found)
+def _detached(form: Curvature | None) -> Curvature | None:
     if isinstance(form, Dense):
         return Dense(form.matrix.detach(), form.semidefinite, form.count)
     if isinstance(form, LowRank):
         return LowRank(form.factor.detach(), None if form.scale is None else form.scale.detach(), form.first)
     if isinstance(form, Products):
         return replace(form, function=lambda rows: form.function(rows).detach())
-    return Dense(form.dense().detach())
+    return None if form is None else Dense(form.dense().detach())
 
 
 def _stored(module: nn.Module) -> Iterator[Tensor]:

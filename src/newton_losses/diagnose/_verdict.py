@@ -6,13 +6,15 @@ Only judging happens here. What is expected follows `benchmarks/catalogue.py`, w
 import math
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal
 
 from ..curvature import CurvatureKind
 from ._derivatives import Derivatives, Precision
-from ._descent import Descent
-from ._measurements import LOSS_TO_BLAME, NOISE, Gradients, Noise, Spectra
+from ._measurements import NOISE, Noise
+
+if TYPE_CHECKING:
+    from ._report import Report
 
 Verdict = Literal["open", "fix"]
 Expected = Literal["helps", "no difference"]
@@ -66,32 +68,20 @@ class Recommendation:
         return f'nl.NewtonLoss(loss, curvature="{self.curvature}")'
 
 
-@dataclass(frozen=True)
-class Facts:
-    """Everything measured, or `None` where it could not be; `batch` finite samples were given, of `outputs` each."""
+def judge(facts: "Report", where_to_look: str, *, reference_numerics: bool) -> "Report":
+    """The measurements with verdict, reasons, what to expect and recommendation; the first reason decided.
 
-    batch: int
-    outputs: int
-    reference_numerics: bool = False
-    where_to_look: str = LOSS_TO_BLAME
-    gradients: Gradients | None = None
-    precision: Precision | None = None
-    derivatives: Derivatives | None = None
-    noise: Noise | None = None
-    spectra: Spectra | None = None
-    descent: Descent | None = None
-
-
-def judge(facts: Facts) -> tuple[Verdict, tuple[str, ...], Expected | None, Recommendation | None]:
-    """(verdict, reasons, what to expect, recommendation); the first reason is the one that decided."""
-    faults = tuple(_faults(facts))
+    `where_to_look` is for samples that are not finite.
+    """
+    faults = tuple(_faults(facts, where_to_look, reference_numerics))
     if faults:
-        return "fix", faults, None, None
+        return replace(facts, verdict="fix", reasons=faults)
     first, expected, chosen = _expectation(facts)
-    return "open", (*first, *_criteria(facts), *_remarks(facts)), expected, chosen
+    reasons = (*first, *_criteria(facts), *_remarks(facts))
+    return replace(facts, verdict="open", reasons=reasons, expected=expected, recommendation=chosen)
 
 
-def _expectation(facts: Facts) -> tuple[tuple[str, ...], Expected | None, Recommendation | None]:
+def _expectation(facts: "Report") -> tuple[tuple[str, ...], Expected | None, Recommendation | None]:
     """What the default should do in training, how often that was right, and what to try first if it should help."""
     descent = facts.descent
     if descent is None:
@@ -128,20 +118,21 @@ def _track_record(expected: Expected) -> str:
 # Faults -------------------------------------------------------------------------------------------------------------
 
 
-def _faults(facts: Facts) -> Iterator[str]:
+def _faults(facts: "Report", where_to_look: str, reference_numerics: bool) -> Iterator[str]:
     """What has to be fixed before anything else means something."""
     if facts.precision is not None and facts.precision.broken:
-        yield _broken_numerics(facts.precision, facts.reference_numerics)
+        yield _broken_numerics(facts.precision, reference_numerics)
     elif facts.derivatives is not None and facts.derivatives.first == "wrong":
-        yield _wrong_gradient(facts.derivatives, facts.reference_numerics)
+        yield _wrong_gradient(facts.derivatives, reference_numerics)
     if facts.gradients is not None and facts.gradients.nonfinite > 0.01:
         yield (
             f"{facts.gradients.nonfinite:.0%} of the samples have no finite loss or gradient. A Newton loss leaves "
-            f"them out, so nothing is learned from them; {facts.where_to_look}."
+            f"them out, so nothing is learned from them; {where_to_look}."
         )
+    batch = facts.samples if facts.gradients is None else round(facts.samples * (1 - facts.gradients.nonfinite))
     # Independent noise of N samples falls by √N, and many small steps average the rest.
-    if facts.noise is not None and facts.noise.gradient >= NOISE * math.sqrt(max(facts.batch, 1)):
-        averaged = "in a batch of one sample" if facts.batch == 1 else f"averaged over {facts.batch} samples"
+    if facts.noise is not None and facts.noise.gradient >= NOISE * math.sqrt(max(batch, 1)):
+        averaged = "in a batch of one sample" if batch == 1 else f"averaged over {batch} samples"
         yield (
             f"The estimate is noise: between two calls a sample's gradient differs by {_times(facts.noise.gradient)} "
             f"its own size, and {averaged} less than half of a step would be signal. "
@@ -211,7 +202,7 @@ def _percentiles(precision: Precision) -> str:
 # What is no fault, and worth knowing --------------------------------------------------------------------------------
 
 
-def _criteria(facts: Facts) -> Iterator[str]:
+def _criteria(facts: "Report") -> Iterator[str]:
     """The paper's three: is it solved by one gradient step, is it convex, is it smooth?"""
     if facts.descent is not None:
         solves = "solves it" if facts.descent.solved >= SOLVED else "does not solve it"
@@ -245,7 +236,7 @@ def _share(solved: float) -> str:
     return f"{solved:.{digits}%}"
 
 
-def _remarks(facts: Facts) -> Iterator[str]:
+def _remarks(facts: "Report") -> Iterator[str]:
     if facts.derivatives is not None:
         yield from _derivative_remarks(facts.derivatives, flat=facts.spectra is not None and facts.spectra.flat)
     gradients, noise = facts.gradients, facts.noise

@@ -7,14 +7,13 @@ import difflib
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, Never, NoReturn, TypedDict
 
 import numpy
 import torch
 from torch import Tensor, nn
 
-from .._arguments import dense_tensor, one_of, positive_number, whole_number
+from .._arguments import dense_tensor, name_of, one_of, positive_number, signature_of, whole_number
 from .._no_second_derivative import NoSecondDerivative
 from .._random import seeded
 from .._targets import changed, is_listed
@@ -179,7 +178,7 @@ class Smoothed(nn.Module):
             for kept, one in zip((even, ~even), others, strict=True)
         ):
             raise SeparabilityError(
-                f"{type(self).__name__}: {_name_of(self.fn)} mixes the samples of the batch: what it returns for some "
+                f"{type(self).__name__}: {name_of(self.fn)} mixes the samples of the batch: what it returns for some "
                 "rows changed when only other rows did. It gets all draws of all samples as one batch. Does it reduce, "
                 "rank or normalise over the first dimension? (costs.min() is over everything; costs.amin(-1) is not.)"
             )
@@ -189,7 +188,7 @@ class Smoothed(nn.Module):
         """For an error that fn raised, and which knows nothing of draws."""
         also = " and the outputs themselves" if len(inputs) > draws * batch else ""
         return (
-            f"{type(self).__name__}: {_name_of(self.fn)} raised this when it was called with a batch "
+            f"{type(self).__name__}: {name_of(self.fn)} raised this when it was called with a batch "
             f"{described(inputs)} and {targets.described()}. All draws of all samples come in one call, stacked along "
             f"the first dimension: here {draws} draw{'' if draws == 1 else 's'}{also}, for a batch of {batch}. Targets "
             f"that are passed to the {type(self).__name__} are repeated to match; those in a closure are not. It must "
@@ -299,16 +298,15 @@ class Targets:
 
     def check_call(self, fn: BlackBox, owner: str) -> None:
         """Raise if fn cannot be called with these targets; asked after a call that has failed."""
-        try:
-            signature = inspect.signature(fn.forward if isinstance(fn, nn.Module) else fn)
-        except (TypeError, ValueError):  # a builtin does not say what it is called with
+        signature = signature_of(fn)
+        if signature is None:
             return
         try:
             signature.bind(None, *self.placed, **self.named)
         except TypeError as error:
             listed = ", ".join(signature.parameters)
             raise ArgumentError(
-                f"{owner}: {_name_of(fn)}({listed}) was called with the outputs and {self.described()}: {error}. "
+                f"{owner}: {name_of(fn)}({listed}) was called with the outputs and {self.described()}: {error}. "
                 f"They follow the outputs, by position or by name, as in its own signature; what it has in a closure "
                 f"is not passed."
             ) from None
@@ -331,10 +329,6 @@ def described(thing: Any) -> str:
     if not isinstance(thing, Tensor | numpy.ndarray):
         return f"a {type(thing).__name__}"
     return f"of shape {tuple(thing.shape)} and dtype {str(thing.dtype).removeprefix('torch.')}"
-
-
-def _name_of(fn: Any) -> str:
-    return _name_of(fn.func) if isinstance(fn, partial) else getattr(fn, "__name__", type(fn).__name__)
 
 
 def flatten_from(tensor: Tensor, dim: int) -> Tensor:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from .._arguments import names_mask
-from ..curvature import CurvatureKind, Expansion, OwnParts, as_curvature, empirical_fisher, full_precision, widen
+from ..curvature import CurvatureKind, Expansion, OwnParts, empirical_fisher, full_precision, widen
 from ..errors import ArgumentError, ShapeError
 from ._black_box import Smoothed, Targets, estimated, flatten_from
 from ._draws import Noise
@@ -72,7 +72,7 @@ class EstimatedLoss(Smoothed):
             if curvature == "hessian":
                 # Of NaN, every comparison is false; `isfinite` would be twice as many kernels.
                 keep = (value.abs() < torch.inf) & (gradient.abs() < torch.inf).all(-1)
-                return Expansion(value, gradient, as_curvature(mean_hessian(keep)))
+                return Expansion(value, gradient, mean_hessian(keep))
             if curvature == "sample":
                 return Expansion(value, gradient, OwnParts(gradient, value))
             return Expansion(value, gradient, empirical_fisher(gradient, value=value) if curvature else None)

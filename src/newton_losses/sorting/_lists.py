@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .._arguments import is_nested, pad_nested, pad_values, real_tensor, whole_number
+from .._arguments import check_mask, is_nested, pad_nested, pad_values, real_tensor, whole_number
 from ..curvature import widen
 from ..errors import ArgumentError, ShapeError
 
@@ -63,7 +63,8 @@ def as_lists(scores: Tensor, mask: Tensor | None, where: str, dim: int = -1) -> 
         if dim not in (-1, 1):
             raise ShapeError(f"{where}: dim={dim} of nested scores. Their items are in the last dimension.")
         scores, mask, offsets = pad_nested(scores, "scores", where)
-    check_mask(mask, scores, where)
+    if mask is not None:
+        check_mask(mask, real_tensor(scores, "scores", where).shape, "scores", where)
     moved = as_working(sorted_last(scores, dim, where), where)
     if mask is None:
         return Lists(moved, None)
@@ -111,7 +112,8 @@ def metric_lists(
     if is_nested(scores):
         lists, values = paired_lists(scores.to(torch.float64), values, mask, where, value_name)
         return lists.scores, values, lists.mask
-    check_mask(mask, scores, where)
+    if mask is not None:
+        check_mask(mask, scores.shape, "scores", where)
     check_same_shape(scores, values, where, value_name)
     return scores, values, mask
 
@@ -133,7 +135,8 @@ class Values(NamedTuple):
 def as_values(values: Tensor, mask: Tensor | None, where: str, name: str) -> Values:
     """Values without scores, which may be nested, and the mask that goes with them."""
     if not is_nested(real_tensor(values, name, where)):
-        check_mask(mask, values, where)
+        if mask is not None:
+            check_mask(mask, values.shape, name, where)
         return Values(values, mask, None)
     if mask is not None:
         raise ArgumentError(f"{where}: a nested tensor says itself which items exist. Pass no mask with it.")
@@ -144,20 +147,6 @@ def on_host(tensor: Tensor) -> bool:
     """Whether its numbers can be looked at: on a device that would wait for them, and a compiler has none yet."""
     is_seen = torch.compiler.is_compiling() or torch._C._functorch.is_functorch_wrapped_tensor(tensor)
     return tensor.device.type == "cpu" and not is_seen
-
-
-def check_mask(mask: Tensor | None, scores: Tensor, where: str) -> None:
-    """Raise unless the mask is boolean and has the shape of the scores."""
-    if mask is None:
-        return
-    if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
-        kind = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
-        raise ArgumentError(f"{where}: the mask is {kind}. Pass a boolean tensor, True where an item exists.")
-    if mask.shape != real_tensor(scores, "scores", where).shape:
-        raise ShapeError(
-            f"{where}: the mask has shape {tuple(mask.shape)} for scores of shape {tuple(scores.shape)}. "
-            "They need the same shape: one boolean per item."
-        )
 
 
 def filled(scores: Tensor, mask: Tensor) -> Tensor:

@@ -7,7 +7,6 @@ else the user's cache folder. Nothing is read, made or downloaded when this pack
 from . import terrain as terrain
 from .digits import MNIST as MNIST
 from .digits import Affine as Affine
-from .digits import DigitBatch as DigitBatch
 from .digits import Digits as Digits
 from .digits import LabeledImages as LabeledImages
 from .digits import MultiDigit as MultiDigit
@@ -16,7 +15,6 @@ from .files import DataNotFoundError as DataNotFoundError
 from .files import Splits as Splits
 from .files import data_root as data_root
 from .glyphs import glyphs as glyphs
-from .path_maps import PathBatch as PathBatch
 from .path_maps import PathMaps as PathMaps
 from .path_maps import Warcraft as Warcraft
 from .terrain import Terrain as Terrain

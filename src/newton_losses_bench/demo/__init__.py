@@ -12,7 +12,6 @@ from .page import verdict as verdict
 from .page import write_page as write_page
 from .task import ARMS as ARMS
 from .task import DEMO as DEMO
-from .task import Arm as Arm
 from .task import arm_config as arm_config
 from .task import demo_jobs as demo_jobs
 from .task import sample_sets as sample_sets

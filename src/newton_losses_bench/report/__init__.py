@@ -7,7 +7,6 @@ order; `render` writes pages.
 from .collect import Evidence as Evidence
 from .collect import Runs as Runs
 from .collect import gather as gather
-from .render import to_html as to_html
 from .render import to_markdown as to_markdown
 from .render import write_evidence as write_evidence
 from .render import write_report as write_report
