@@ -153,3 +153,23 @@ def test_diagnose_of_a_network_that_wants_its_own_dtype() -> None:
     report = nl.diagnose(lambda y: critic(y)[0][:, -1].square().sum(1) + y.square().sum((1, 2)), y)
     assert report.precision is None
     assert report.derivatives is not None
+
+
+def test_the_question_for_a_mask_disturbs_nothing() -> None:
+    y, target = outputs()
+    valid = torch.rand(16, 3, generator=torch.Generator().manual_seed(1)) < 0.7
+    norm = torch.nn.BatchNorm1d(3)
+
+    def loss(y: Tensor, valid: Tensor) -> Tensor:
+        norm(target)
+        return torch.where(valid, y * torch.rand(3), 0.0).square().sum(1)
+
+    found = []
+    for check in (True, False):
+        torch.manual_seed(0)
+        norm.reset_running_stats()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            nl.NewtonLoss(loss, check=check)(y, valid)
+        found.append((torch.get_rng_state(), norm.num_batches_tracked.clone()))
+    torch.testing.assert_close(*found)

@@ -74,6 +74,7 @@ def test_what_keeps_samples_apart_is_said_nothing_of(loss: SmoothedLoss) -> None
         (lambda costs: pick(costs) - 1, True),
         (pick, False),
         (lambda costs: (pick(costs) + pick(-costs)) / 2, False),  # a mean of solutions
+        (lambda costs: pick(costs) * (torch.arange(len(costs)) % 3 > 0)[:, None], False),  # some have nothing to choose
     ],
 )
 def test_true_costs_in_the_place_of_a_solution_are_warned_of(target: Any, is_odd: bool) -> None:

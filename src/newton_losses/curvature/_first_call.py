@@ -10,7 +10,6 @@ from torch import Tensor
 from .._arguments import WithTargets, name_of, names_mask
 from .._targets import changed, own_copy, traces
 from .._unchanged import leaves_unchanged
-from ._derivatives import first_order
 from ._expansion import Expandable
 from ._loss_contract import Loss, flatten_outputs, make_total, outside_inference_mode
 from ._options import Reduction, resolve_reduction
@@ -47,14 +46,20 @@ def check_first_call(
     try:
         could_tell = check_loss(own, y, *copies, reduction=reduction, mask=mask)
         warn_of_the_loss(own, y, copies, reduction, curvature)
-        if mask is None:
-            _warn_of_a_likely_mask(own, y, copies, reduction)
+        named = None if mask is not None else likely_mask(own, y, *copies, reduction=reduction)
     except Exception as error:
         if traces(given) != before:
             error.add_note(changes)
         raise
     if traces(given) != before:
         warnings.warn(changes, stacklevel=6)
+    if named is not None:
+        warnings.warn(
+            f"NewtonLoss: {named} looks like a mask: where it is False, the gradient is zero. If these outputs do not "
+            "exist, such as the padding of a list, pass it as mask= as well: else they count in the curvature, and get "
+            "a step. (An argument of the loss that is called mask needs no such help.)",
+            stacklevel=6,
+        )
     return could_tell
 
 
@@ -118,22 +123,20 @@ def warn_of_the_mask(loss: object, y: Tensor, targets: tuple[Any, ...]) -> None:
             )
 
 
-def _warn_of_a_likely_mask(loss: Loss, y: Tensor, targets: tuple[Any, ...], reduction: Reduction | None) -> None:
-    """Warn of a truth for each output, where those with False have a gradient of zero, and they alone."""
+@outside_inference_mode
+@leaves_unchanged
+def likely_mask(loss: Loss, y: Tensor, *targets: Any, reduction: Reduction | None = None) -> str | None:
+    """The name of a target that is a truth for each output, where those with False have no gradient, and they alone."""
     given = {name: one for name, one in _all_targets(loss, targets).items() if isinstance(one, Tensor)}
     given = {name: one for name, one in given.items() if one.dtype is torch.bool and one.shape == y.shape}
     if not given or y.dim() < 2:
-        return
+        return None
     total = make_total(loss, y.shape, targets, resolve_reduction(loss, reduction))
-    is_zero = (first_order(total, flatten_outputs(y)).gradient == 0).reshape(y.shape)
+    is_zero = (Asked(total, loss).gradient(flatten_outputs(y)) == 0).reshape(y.shape)
     for name, exists in given.items():
         if not bool(exists.all()) and bool(is_zero[~exists].all()) and not bool(is_zero[exists].all()):
-            warnings.warn(
-                f"NewtonLoss: {name} looks like a mask: where it is False, the gradient is zero. If these outputs do "
-                "not exist, such as the padding of a list, pass it as mask= as well: else they count in the curvature, "
-                "and get a step. (The argument of a loss that is called mask is passed so by itself.)",
-                stacklevel=7,
-            )
+            return name
+    return None
 
 
 def _has_gradient(target: Any) -> bool:
