@@ -200,7 +200,9 @@ def read_damping(damping: float | str | None) -> float | str | None:
     except ValueError:
         number = math.nan
     if not (math.isfinite(number) and number > 0):
-        raise ArgumentError(f"--damping {damping}: expected a positive number, running, normalized, or a rule:FACTOR.")
+        raise ArgumentError(
+            f"--damping {damping}: expected a positive number, running (or auto), normalized, or RULE:FACTOR."
+        )
     if name not in RULES:
         return number
     return name if number == 1 else f"{name}:{str(number).removesuffix('.0')}"
