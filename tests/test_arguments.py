@@ -9,6 +9,7 @@ import torch
 
 import newton_losses as nl
 from newton_losses import ArgumentError
+from newton_losses._arguments import signature_of
 
 # What is called with a number, and what it has kept of it.
 POSITIVE: dict[str, Callable[[Any], Any]] = {
@@ -51,3 +52,25 @@ def test_a_count(call: Callable[[Any], Any]) -> None:
     for thing in (0, -1, 2.5, 3.0, True, np.True_, torch.tensor(True), "3", [3], torch.ones(2)):
         with pytest.raises(ArgumentError, match=r"It is a whole number, at least 1\."):
             call(thing)
+
+
+def test_a_function_is_asked_for_its_arguments_once_and_as_what_it_is_called():
+    """As a method it has one argument less than on its own."""
+
+    class Weighted(torch.nn.Module):
+        def forward(self, y, target, weight):
+            return weight * (y - target).square().sum(1)
+
+    def plain(module, y, weight):  # the same places, other names
+        return weight * y.square().sum(1)
+
+    ones = torch.ones(2)
+    y = torch.randn(2, 3, generator=torch.Generator().manual_seed(0), requires_grad=True)
+    newton = nl.NewtonLoss(Weighted(), check=False)
+    for _ in range(2):
+        newton(y, weight=ones, target=torch.zeros(2, 3)).backward()
+    on_its_own = signature_of(Weighted.forward)
+    assert on_its_own is not None
+    assert list(on_its_own.parameters) == ["self", "y", "target", "weight"]
+    assert list(signature_of(newton.loss).parameters) == ["y", "target", "weight"]
+    assert signature_of(plain) is signature_of(plain)

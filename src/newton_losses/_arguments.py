@@ -10,7 +10,9 @@ import math
 import operator
 from collections.abc import Callable, Iterable
 from functools import partial
+from types import FunctionType, MethodType
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -181,10 +183,25 @@ def signature_of(loss: Any) -> inspect.Signature | None:
     """What a loss is called with; a builtin does not say."""
     if isinstance(loss, partial) and isinstance(loss.func, torch.nn.Module):
         loss = partial(loss.func.forward, *loss.args, **loss.keywords)
+    called = loss.forward if isinstance(loss, torch.nn.Module) else loss
+    function = called.__func__ if isinstance(called, MethodType) else called
+    if torch.compiler.is_compiling() or not isinstance(function, FunctionType):
+        return _looked_up(called)
+    known = _signatures.setdefault(function, {})
+    if type(called) not in known:  # of a method it is another one
+        known[type(called)] = _looked_up(called)
+    return known[type(called)]
+
+
+def _looked_up(called: Any) -> inspect.Signature | None:
     try:
-        return inspect.signature(loss.forward if isinstance(loss, torch.nn.Module) else loss)
+        return inspect.signature(called)
     except (TypeError, ValueError):
         return None
+
+
+# Looking one up takes as long as several operations of torch.
+_signatures: "WeakKeyDictionary[Any, dict[type, inspect.Signature | None]]" = WeakKeyDictionary()
 
 
 def _by_position(
@@ -206,6 +223,10 @@ def _by_position(
         signature = None if torch.compiler.is_compiling() else signature_of(loss)
     if signature is None:
         return _with_targets(loss, named), targets
+    places = [one.name for one in signature.parameters.values() if one.kind is one.POSITIONAL_OR_KEYWORD]
+    following = places[1 + len(targets) :][: len(named)]
+    if following and following == list(named) and not hasattr(loss, "expand"):  # in a tenth of the time
+        return loss, (*targets, *named.values())
     if hasattr(loss, "expand"):  # what it takes by name only are its options
         listed = [one for one in signature.parameters.values() if one.kind is not inspect.Parameter.KEYWORD_ONLY]
         signature = signature.replace(parameters=listed)
