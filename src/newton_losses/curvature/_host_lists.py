@@ -89,6 +89,11 @@ def masked_rows(
     length = length_in_unit(number, energy / items, state, update) if is_normalized else 1.0
     if length is None:
         return None
+    length = length / count if mean else length
+    if not (mask[:, 1:] & ~mask[:, :-1]).any():
+        steps = _steps_of_first_outputs(rows, mask, matrix, number, kind)
+        if steps is not None:
+            return torch.from_numpy(length * steps).to(gradient.dtype)
     packed = np.ascontiguousarray(np.packbits(mask, axis=1))
     keys = packed.view(np.dtype((np.void, packed.shape[1]))).ravel()
     _, first, which = np.unique(keys, return_index=True, return_inverse=True)
@@ -96,9 +101,25 @@ def masked_rows(
     parts = torch.where(own[:, :, None] & own[:, None, :], torch.from_numpy(matrix), 0.0)
     with one_thread(gradient, parts.numel()):
         inverses = _inverses(parts, number, kind)
-        inverses *= length / count if mean else length
+        inverses *= length
         steps = (inverses[torch.from_numpy(which)] @ torch.from_numpy(rows)[:, :, None])[:, :, 0]
     return torch.where(curvature.mask, steps, 0.0).to(gradient.dtype)
+
+
+def _steps_of_first_outputs(rows: Any, mask: Any, matrix: Any, damping: float, kind: str) -> Any:
+    """(Cᵢ + λI)⁻¹gᵢ where sample i has its first kᵢ outputs, as padded lists do: one factorisation serves all lengths.
+
+    The first k rows and columns of C + λI = LLᵀ have those of L as their factor, so that every Cᵢ is solved with by
+    L⁻ᵀ·(mask · L⁻¹gᵢ). `None` where an eigenvalue of C is negative, by more than rounding beside λ.
+    """
+    unit = np.eye(len(matrix))
+    try:
+        if kind != "definite":
+            np.linalg.cholesky(matrix + damping * EPSILON[8] * unit)
+        inverse = np.linalg.inv(np.linalg.cholesky(matrix + damping * unit))
+    except np.linalg.LinAlgError:
+        return None
+    return mask * ((mask * (rows @ inverse.T)) @ inverse)
 
 
 def _inverses(matrices: Tensor, damping: float, kind: str) -> Tensor:
