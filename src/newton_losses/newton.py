@@ -191,18 +191,19 @@ class NewtonLoss(RunningScale):
         loss, expansion = self.loss, None
         if named or mask is not None:
             loss, targets, mask = bound_targets(loss, y, targets, named, mask, "NewtonLoss")
-        if self._way and self.value == "loss" and not self.check and mask is None:
+        if isinstance(y, Tensor) and y.is_nested:
+            y, targets, mask = padded_outputs(y, targets, mask, "NewtonLoss")
+            loss, targets, mask = bound_targets(loss, y, targets, {}, mask, "NewtonLoss")
+        if mask is not None or any(getattr(one, "dtype", None) is torch.bool for one in targets):
+            loss, targets, mask = with_mask(loss, y, targets, mask)
+        if self._way and self.value == "loss" and not self.check:
             run = self._buffers["running_square"]
-            if is_ordinary(y, targets, run, self._way):
-                given = self._way, self.options["reduction"], self._rule, run, self.training
+            if is_ordinary(y, run, self._way, mask):
+                given = self._way, self.options["reduction"], self._rule, run, self.training, mask
                 found, expansion = ordinary_loss(loss, y, targets, *given)
                 if found is not None:
                     self._watch.seen += y.shape[0]
                     return found
-        if isinstance(y, Tensor) and y.is_nested:
-            y, targets, mask = padded_outputs(y, targets, mask, "NewtonLoss")
-            loss, targets, mask = bound_targets(loss, y, targets, {}, mask, "NewtonLoss")
-        loss, targets, mask = with_mask(loss, y, targets, mask)
         if self.value == "loss" and not torch.is_grad_enabled():
             return plain_value(loss, y, targets, self.options["reduction"], mask)
         is_compiling = torch.compiler.is_compiling()

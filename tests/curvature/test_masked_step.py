@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from newton_losses import NewtonLoss, NormalizedDamping
-from newton_losses.curvature import Expansion, _host_lists
+from newton_losses.curvature import Expansion, _host_lists, _ordinary
 from newton_losses.curvature._host_lists import masked_rows
 from newton_losses.curvature._lists import masked_fisher
 from newton_losses.curvature._step import _by_operators
@@ -28,6 +28,11 @@ def masks(kind: str, count: int, size: int, generator: torch.Generator) -> Tenso
     if kind == "whole":
         return torch.ones(count, size, dtype=torch.bool)
     return torch.rand(count, size, generator=generator) < 0.6
+
+
+def replace_masked_rows(monkeypatch: pytest.MonkeyPatch, by: Any) -> None:
+    for user in (_host_lists, _ordinary):
+        monkeypatch.setattr(user, "masked_rows", by)
 
 
 def steps(newton: NewtonLoss, kind: str, shape: tuple[int, int], scale: float = 1.0) -> list[Tensor]:
@@ -64,10 +69,10 @@ def test_it_is_that_of_the_operators(
     options: dict[str, Any] = {"spectrum": spectrum, "check": False, "on_nonfinite": "ignore"}
     short, long = (NewtonLoss(coupled, curvature, damping, **options) for _ in range(2))
     taken = []
-    monkeypatch.setattr(_host_lists, "masked_rows", lambda *given: taken.append(masked_rows(*given)) or taken[-1])
+    replace_masked_rows(monkeypatch, lambda *given: taken.append(masked_rows(*given)) or taken[-1])
     found = steps(short, kind, shape)
     assert sum(one is not None for one in taken) >= 2  # not the first batch of a run, nor one without outputs
-    monkeypatch.setattr(_host_lists, "masked_rows", lambda *_: None)
+    replace_masked_rows(monkeypatch, lambda *_: None)
     for one, other in zip(found, steps(long, kind, shape), strict=True):
         torch.testing.assert_close(one, other, rtol=2e-5, atol=2e-6 * float(other.abs().max()))
     if short.running_square is not None:
@@ -97,7 +102,7 @@ def test_a_sample_without_a_finite_hessian_is_solved_with_that_of_the_others(mon
     found = []
     for is_short in (True, False):
         if not is_short:
-            monkeypatch.setattr(_host_lists, "masked_rows", lambda *_: None)
+            replace_masked_rows(monkeypatch, lambda *_: None)
         newton = NewtonLoss(loss, "hessian", check=False, on_nonfinite="ignore")
         for batch in range(3):
             y = torch.randn(8, 3, generator=torch.Generator().manual_seed(batch))

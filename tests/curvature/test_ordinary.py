@@ -128,7 +128,7 @@ def test_it_is_taken(curvature, damping, exchangeable):
     y, target = torch.randn(2, 8, 3, generator=torch.Generator().manual_seed(0))
     newton(y.requires_grad_(), target).backward()
     run = newton.running_square
-    assert is_ordinary(y, (target,), run, newton._way)
+    assert is_ordinary(y, run, newton._way)
     scale = torch.ones(3, requires_grad=True)
     for loss in (waves, lambda y, target: waves(y * scale, target)):
         found, _ = ordinary_loss(loss, y, (target,), newton._way, None, newton._rule, run, True)

@@ -76,7 +76,7 @@ def host_step(
     is_masked = form is Masked or form is MaskedFisher
     if not (is_fisher or is_masked or form in (Dense, OwnParts)) or not may_look(gradient):
         return None
-    rule = _factor_or_number(damping, curvature, gradient)
+    rule = factor_or_number(damping, curvature, gradient)
     if rule is None:
         return None
     count, size = gradient.shape
@@ -346,7 +346,7 @@ def suits_numpy(gradient: Tensor) -> bool:
     return count * size * min(count, size) <= LARGEST_IN_NUMPY
 
 
-def _factor_or_number(damping: Rule, curvature: Any, gradient: Tensor) -> tuple[float, float, bool] | None:
+def factor_or_number(damping: Rule, curvature: Any, gradient: Tensor) -> tuple[float, float, bool] | None:
     """λ in units of C's scale or as a number, and whether the step is normalised; `None` for somebody else's rule."""
     kind: Any = type(damping)
     rule: Any = damping

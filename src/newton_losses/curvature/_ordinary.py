@@ -3,7 +3,7 @@
     loss ──▶ values, gradients ──▶ curvature C ──▶ λ ──▶ length · (C + λI)⁻¹gᵢ
 
 `ordinary_loss` is the whole method, and the first place to read it. What else there is (other devices and dtypes,
-masks, ranks that share a batch, transforms, samples that are not finite) has pieces of its own in this package, which
+ranks that share a batch, transforms, samples that are not finite) has pieces of its own in this package, which
 compute the same; `is_ordinary` tells them apart. Every line counts here: on a small batch, one that Python has not run
 for a while takes as long as an operation.
 """
@@ -21,10 +21,10 @@ from ..errors import DerivativeError
 from ._damping import RunningDamping
 from ._derivatives import gradient_on_tape, mean_hessian
 from ._expansion import CurvatureKind, Expansion, empirical_fisher
-from ._forms import Dense, OwnParts
-from ._host import LARGEST_IN_NUMPY, LARGEST_INVERSE, host_fisher, solved, solved_samples
-from ._host_lists import solved_lists
-from ._lists import exchangeable_fisher
+from ._forms import Curvature, Dense, Masked, OwnParts
+from ._host import LARGEST_IN_NUMPY, LARGEST_INVERSE, factor_or_number, host_fisher, solved, solved_samples
+from ._host_lists import masked_rows, solved_lists
+from ._lists import exchangeable_fisher, masked_fisher
 from ._loss_contract import check_values, explain, make_total
 from ._options import HAS_GROUPS, Reduction, Spectrum
 
@@ -50,7 +50,7 @@ def ordinary_way(
     return "hessian" if kind == "hessian" and has_default and not exchangeable else None
 
 
-def is_ordinary(y: Tensor, targets: tuple[Any, ...], state: Tensor | None, way: Way) -> bool:
+def is_ordinary(y: Tensor, state: Tensor | None, way: Way, mask: Tensor | None = None) -> bool:
     """Whether a batch can go this way: small, plain outputs that nobody looks at but autograd's tape."""
     if torch.compiler.is_compiling() or type(y) is not Tensor or y.dtype is not torch.float32 or y.is_nested:
         return False
@@ -61,8 +61,9 @@ def is_ordinary(y: Tensor, targets: tuple[Any, ...], state: Tensor | None, way: 
     # What packs saved tensors counts them, and nothing is saved here.
     if top_hooks(True) is not None or (HAS_GROUPS and dist.is_initialized()) or not (state is None or state.is_cpu):
         return False
-    for target in targets:
-        if getattr(target, "dtype", None) is torch.bool:  # which may be a mask
+    if mask is not None:
+        is_plain = type(mask) is Tensor and mask.dtype is torch.bool and mask.is_cpu and mask.shape == y.shape
+        if not is_plain or way == "hessian":
             return False
     count, size = y.shape
     unknowns = 1 if way == "sample" else size if way == "hessian" else min(count, size)
@@ -78,6 +79,7 @@ def ordinary_loss(
     rule: Any,
     state: Tensor | None,
     update: bool,
+    mask: Tensor | None = None,
 ) -> tuple[Tensor | None, Expansion | None]:
     """The Newton loss of a batch, or where this way ends on the way, the expansion that there is by then.
 
@@ -109,10 +111,14 @@ def ordinary_loss(
             value = value.expand(count)
         if not is_shared:
             value = value.detach()
+        if mask is not None:
+            gradient = torch.where(mask, gradient, 0.0)
     if kept is None:
         front = value.mean()
         if math.isfinite(front.item()):
-            if way == "fisher":
+            if mask is not None:
+                rows = _masked_rows(_form(way, value, gradient, mask), gradient, rule, state, update)
+            elif way == "fisher":
                 rows = host_fisher(gradient, True, rule, state, update)
             else:
                 rows = _rows(way, gradient, matrix, rule, state, update)
@@ -121,12 +127,32 @@ def ordinary_loss(
                 made = (front if learns is None else front.detach(), rows)
                 recorded: Tensor = _record(y, learns, made)
                 return recorded, None
-    if matrix is not None:
-        return None, Expansion(value, gradient, Dense(matrix, count=kept))
+    form = Dense(matrix, count=kept) if matrix is not None else _form(way, value, gradient, mask)
+    return None, Expansion(value, gradient, form)
+
+
+def _form(way: Way, value: Tensor, gradient: Tensor, mask: Tensor | None) -> Curvature:
+    """The curvature that is made of gradients, which are zero where an output does not exist."""
+    value = value.detach()
     if way == "sample":
-        return None, Expansion(value, gradient, OwnParts(gradient, value.detach()))
-    fisher = exchangeable_fisher if way == "lists" else empirical_fisher
-    return None, Expansion(value, gradient, fisher(gradient, value=value.detach()))
+        return OwnParts(gradient, value, mask)
+    if way == "lists":
+        return exchangeable_fisher(gradient, mask=mask, value=value)
+    return empirical_fisher(gradient, value=value) if mask is None else masked_fisher(gradient, value, mask)
+
+
+def _masked_rows(
+    form: Any, gradient: Tensor, rule: float | RunningDamping, state: Tensor | None, update: bool
+) -> Tensor | None:
+    """The steps over N where not all outputs exist."""
+    numbers = factor_or_number(rule, form, gradient)
+    assert numbers is not None  # of a rule that may go this way
+    if isinstance(form, OwnParts):
+        return solved_samples(gradient, numbers, True, state, update, form.mask)
+    if isinstance(form, Masked):
+        return masked_rows(form, gradient, numbers, "definite", True, state, update)
+    found = solved_lists(gradient.numpy().astype(float), form.mask.numpy(), numbers, True, state, update)
+    return None if found is None else torch.from_numpy(found).to(gradient.dtype)
 
 
 def _rows(
