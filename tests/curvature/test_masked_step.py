@@ -79,6 +79,21 @@ def test_it_is_that_of_the_operators(
         torch.testing.assert_close(short.running_square, long.running_square)
 
 
+@pytest.mark.parametrize(("curvature", "taken"), [("fisher", 2), ("hessian", 0)])
+def test_long_padded_lists_take_one_factorisation(monkeypatch: pytest.MonkeyPatch, curvature: Any, taken: int) -> None:
+    """Of lists for which one system each would be too much; a Hessian with negative eigenvalues needs those."""
+    found: list[Any] = []
+    replace_masked_rows(monkeypatch, lambda *given: found.append(masked_rows(*given)) or found[-1])
+    options: dict[str, Any] = {"check": False, "on_nonfinite": "ignore"}
+    short = NewtonLoss(coupled, curvature, **options)
+    shorts = [steps(short, "ragged", (48, 80)), short.running_square]
+    assert sum(one is not None for one in found) >= taken
+    assert taken or all(one is None for one in found)
+    replace_masked_rows(monkeypatch, lambda *_: None)
+    long = NewtonLoss(coupled, curvature, **options)
+    torch.testing.assert_close(shorts, [steps(long, "ragged", (48, 80)), long.running_square], rtol=2e-4, atol=1e-6)
+
+
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
 def test_a_sample_that_is_left_out_is_none_of_its_business(bad: float) -> None:
     newton = NewtonLoss(coupled, check=False, on_nonfinite="ignore")

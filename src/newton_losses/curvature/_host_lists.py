@@ -69,57 +69,76 @@ def masked_rows(
     """
     factor, number, is_normalized = rule
     count, size = gradient.shape
-    if kind == "raw" or size**3 > LARGEST_IN_NUMPY or count * size**2 > MOST_CELLS:
+    mask = curvature.mask.numpy()
+    is_padded = not (mask[:, 1:] & ~mask[:, :-1]).any()  # the first outputs of each sample exist
+    has_room = size**3 <= LARGEST_IN_NUMPY and count * size**2 <= MOST_CELLS
+    if kind == "raw" or not (is_padded or has_room):
         return None
-    mask, rows = curvature.mask.numpy(), gradient.numpy().astype(np.float64)
-    items, energy = float(mask.sum()), float(np.einsum("ij,ij", rows, rows))
-    if not SAFE[0] < energy < SAFE[1]:
-        return None
-    if type(curvature) is MaskedFisher:  # of samples all of which are finite
-        exists = mask.astype(np.float64)
-        pairs = exists.T @ exists
-        scaled = rows / np.sqrt(np.maximum(pairs.diagonal(), 1))
-        matrix = scaled.T @ scaled
-    else:
-        matrix, pairs = (one.detach().double().numpy() for one in (curvature.matrix, curvature.pairs))
-    spread = math.sqrt(float(np.einsum("ij,ij,ij", matrix, matrix, pairs)) / max(1.0, float(pairs.trace())))
-    number = factor * spread if factor else number
-    if not SAFE[0] < number < SAFE[1] or (kind == "definite" and number < LEAST_SHARE * spread):
-        return None
-    length = length_in_unit(number, energy / items, state, update) if is_normalized else 1.0
-    if length is None:
-        return None
-    length = length / count if mean else length
-    if not (mask[:, 1:] & ~mask[:, :-1]).any():
-        steps = _steps_of_first_outputs(rows, mask, matrix, number, kind)
-        if steps is not None:
-            return torch.from_numpy(length * steps).to(gradient.dtype)
-    packed = np.ascontiguousarray(np.packbits(mask, axis=1))
-    keys = packed.view(np.dtype((np.void, packed.shape[1]))).ravel()
-    _, first, which = np.unique(keys, return_index=True, return_inverse=True)
-    own = torch.from_numpy(mask[first])
-    parts = torch.where(own[:, :, None] & own[:, None, :], torch.from_numpy(matrix), 0.0)
-    with one_thread(gradient, parts.numel()):
-        inverses = _inverses(parts, number, kind)
-        inverses *= length
-        steps = (inverses[torch.from_numpy(which)] @ torch.from_numpy(rows)[:, :, None])[:, :, 0]
+    with one_thread(gradient, gradient.numel()):
+        rows, exists, matrix, pairs = _matrices(curvature, gradient)
+        energy, items = energy_of(rows), float(exists.sum())
+        if not SAFE[0] < energy < SAFE[1]:
+            return None
+        if matrix is None:
+            pairs = exists.T @ exists
+            scaled = rows / pairs.diagonal().clip(1) ** 0.5
+            matrix = scaled.T @ scaled
+        spread = math.sqrt(float((matrix * matrix * pairs).sum()) / max(1.0, float(pairs.trace())))
+        number = factor * spread if factor else number
+        if not SAFE[0] < number < SAFE[1] or (kind == "definite" and number < LEAST_SHARE * spread):
+            return None
+        steps = _steps_of_padded(rows, exists, matrix, number, kind) if is_padded else None
+        if steps is None and not has_room:
+            return None
+        length = length_in_unit(number, energy / items, state, update) if is_normalized else 1.0
+        if length is None:
+            return None
+        if steps is None:
+            steps = _steps_of_each(rows, mask, matrix, number, kind)
+        steps = torch.as_tensor(steps * (length / count if mean else length))
     return torch.where(curvature.mask, steps, 0.0).to(gradient.dtype)
 
 
-def _steps_of_first_outputs(rows: Any, mask: Any, matrix: Any, damping: float, kind: str) -> Any:
+def _matrices(curvature: Masked, gradient: Tensor) -> tuple[Any, Any, Any, Any]:
+    """The gradients, which outputs exist, and the matrix and its pairs where it was not made of these gradients.
+
+    In float64, and in NumPy where products of them are small.
+    """
+    found: list[Any] = [gradient.double(), curvature.mask.double()]
+    if type(curvature) is not MaskedFisher:  # which is of samples all of which are finite
+        found += [curvature.matrix.detach().double(), curvature.pairs.double()]
+    if gradient.numel() * gradient.shape[1] <= LARGEST_IN_NUMPY:
+        found = [one.numpy() for one in found]
+    return (*found, None, None)[:4]
+
+
+def _steps_of_padded(rows: Any, exists: Any, matrix: Any, damping: float, kind: str) -> Any:
     """(Cᵢ + λI)⁻¹gᵢ where sample i has its first kᵢ outputs, as padded lists do: one factorisation serves all lengths.
 
     The first k rows and columns of C + λI = LLᵀ have those of L as their factor, so that every Cᵢ is solved with by
     L⁻ᵀ·(mask · L⁻¹gᵢ). `None` where an eigenvalue of C is negative, by more than rounding beside λ.
     """
-    unit = np.eye(len(matrix))
+    library: Any = torch if isinstance(matrix, Tensor) else np
+    unit = library.eye(len(matrix), dtype=library.float64)
     try:
         if kind != "definite":
-            np.linalg.cholesky(matrix + damping * EPSILON[8] * unit)
-        inverse = np.linalg.inv(np.linalg.cholesky(matrix + damping * unit))
-    except np.linalg.LinAlgError:
+            library.linalg.cholesky(matrix + damping * EPSILON[8] * unit)
+        inverse = library.linalg.inv(library.linalg.cholesky(matrix + damping * unit))
+    except (np.linalg.LinAlgError, torch.linalg.LinAlgError):
         return None
-    return mask * ((mask * (rows @ inverse.T)) @ inverse)
+    return (exists * (rows @ inverse.T)) @ inverse
+
+
+def _steps_of_each(rows: Any, mask: Any, matrix: Any, damping: float, kind: str) -> Tensor:
+    """The same for any masks: one system for each set of outputs."""
+    packed = np.ascontiguousarray(np.packbits(mask, axis=1))
+    keys = packed.view(np.dtype((np.void, packed.shape[1]))).ravel()
+    _, first, which = np.unique(keys, return_index=True, return_inverse=True)
+    own = torch.from_numpy(mask[first])
+    parts = torch.where(own[:, :, None] & own[:, None, :], torch.as_tensor(matrix), 0.0)
+    inverses = _inverses(parts, damping, kind)
+    steps: Tensor = (inverses[torch.from_numpy(which)] @ torch.as_tensor(rows)[:, :, None])[:, :, 0]
+    return steps
 
 
 def _inverses(matrices: Tensor, damping: float, kind: str) -> Tensor:
