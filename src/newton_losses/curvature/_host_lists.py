@@ -1,8 +1,8 @@
 """The Newton step of lists on a CPU; `_host.py` says for which batches.
 
-Where the order of a list has no meaning, its curvature has two eigenvalues. Otherwise, where outputs are missing, there
-is one small system for each set of outputs that exist: lists of up to m items have m such sets if the first ones exist,
-however many samples there are. What is computed is `_solve_masked` of `_solve.py`, in the unit of the run.
+Where the order of a list has no meaning, its curvature has two eigenvalues. Otherwise, where outputs are missing, one
+factorisation serves padded lists of all lengths, and any other masks have one small system for each set of outputs that
+exist. What is computed is `_solve_masked` of `_solve.py`, in the unit of the run.
 """
 
 import math
