@@ -1,12 +1,16 @@
 """What keeps an optional package from being used, and how the back ends say so."""
 
 import importlib.util
+import subprocess
+import sys
+import time
 from functools import partial
 
 import pytest
 import torch
 
-from newton_losses._backends import launch, obstacle, parts_of, power_of_two, takes_triton
+from newton_losses import _backends
+from newton_losses._backends import compiling, launch, obstacle, parts_of, power_of_two, takes_triton
 from newton_losses.errors import ArgumentError
 from newton_losses.paths import RelaxedBellmanFord
 from newton_losses.sorting import SortingNetwork
@@ -105,3 +109,37 @@ def test_a_kernel_is_looked_up_once_for_what_triton_does_not_tell_apart():
 def test_sizes_of_blocks():
     assert [parts_of(number, 16) for number in (1, 16, 17, 32)] == [1, 1, 2, 2]
     assert [power_of_two(number) for number in (1, 2, 3, 16, 17)] == [1, 2, 4, 16, 32]
+
+
+@pytest.mark.parametrize("is_slow", [True, False])
+def test_who_waits_for_a_compiler_hears_what_for(is_slow, monkeypatch, caplog):
+    monkeypatch.setattr(_backends, "PATIENCE", 0.02 if is_slow else 60.0)
+    with compiling("a kernel"):
+        time.sleep(0.2)
+    assert caplog.messages == (
+        ["newton_losses is compiling a kernel for this machine, about ten seconds; numba keeps the result."]
+        if is_slow
+        else []
+    )
+
+
+FIRST_CALLS = """
+import sys, torch, newton_losses as nl
+y, target = torch.randn(2, 8, 4).unbind()
+y.requires_grad_()
+loss = lambda y, target: (y - target).pow(4).sum(1)
+for curvature in ("fisher", "sample", "hessian"):
+    nl.NewtonLoss(loss, curvature)(y, target).backward()
+nl.NewtonLoss(loss)(y, target, mask=torch.ones(8, 4, dtype=torch.bool)).backward()
+loss(nl.inject_fisher(y), target).mean().backward()
+nl.NewtonLoss(nl.sorting.SortingLoss("logistic"), "hessian")(y, target).backward()
+nl.paths.shortest_path(torch.rand(2, 3, 3))
+nl.diagnose(loss, y.detach(), target)
+print(sorted({"sympy", "torch._dynamo", "torch._inductor"} & set(sys.modules)))
+"""
+
+
+def test_a_first_call_imports_no_compiler():
+    """Which takes seconds: torch's own `broadcast_shapes` and operators of our own do."""
+    done = subprocess.run([sys.executable, "-c", FIRST_CALLS], capture_output=True, text=True, check=False)
+    assert done.stdout == "[]\n", done.stderr

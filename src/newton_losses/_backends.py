@@ -5,9 +5,12 @@ The kernels live with what they compute.
 """
 
 import importlib.util
+import logging
 import os
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
 from typing import Any, Literal, TypeVar, cast
 
@@ -111,6 +114,26 @@ def _specialization_of(argument: Any) -> object:
     if type(argument) is int:
         return argument == 1, argument % 16 == 0, -(2**31) <= argument < 2**31
     return type(argument)
+
+
+_one_at_a_time = threading.Lock()
+# Seconds after which somebody who waits for a compiler wants to know what for.
+PATIENCE = 2.0
+
+
+@contextmanager
+def compiling(what: str) -> Iterator[None]:
+    """Around the first call of what numba compiles: one thread at a time, and without its warnings."""
+    sentence = f"newton_losses is compiling {what} for this machine, about ten seconds; numba keeps the result."
+    notice = threading.Timer(PATIENCE, logging.getLogger("newton_losses").warning, [sentence])
+    notice.daemon = True
+    with _one_at_a_time, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        notice.start()
+        try:
+            yield
+        finally:
+            notice.cancel()
 
 
 def compiled(function: Function) -> Function:

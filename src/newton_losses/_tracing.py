@@ -14,6 +14,17 @@ def sees_operators() -> bool:
     return torch.compiler.is_compiling() or bool(torch._C._are_functorch_transforms_active())
 
 
+def is_watched(tensor: Tensor) -> bool:
+    """Whether somebody records operators or puts others in their place, so that a kernel has to be one.
+
+    Elsewhere it is called as the function it is: torch's operators of our own import its compiler at their first call,
+    which takes seconds.
+    """
+    if sees_operators() or type(tensor) is not Tensor:  # in this order: a compiler cannot ask the rest
+        return True
+    return torch._C._len_torch_dispatch_stack() > 0 or torch._C._get_tracing_state() is not None
+
+
 def is_captured(device: torch.device) -> bool:
     """Whether a CUDA graph is being recorded, in which nothing may be read back, nor the random state be touched."""
     return device.type == "cuda" and torch.cuda.is_current_stream_capturing()

@@ -106,9 +106,9 @@ def test_it_is_taken_by_itself_and_steps_aside(monkeypatch):
 
     def counted(*arguments):
         calls.append(arguments)
-        return _network_operators.network_operator(*arguments)
+        return _network_operators.losses_by_kernel(*arguments)
 
-    monkeypatch.setattr(_network_derivatives, "network_operator", counted)
+    monkeypatch.setattr(_network_derivatives, "losses_by_kernel", counted)
     scores, values = scores_and_values(4, 3)
     loss = SortingLoss("logistic")
     expected = loss.expand(scores, values, curvature=None).gradient

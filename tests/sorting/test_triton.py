@@ -196,9 +196,9 @@ def test_it_is_taken_on_request_and_steps_aside(monkeypatch):
 
     def counted(*arguments):
         kernels.append(arguments[-1])
-        return _network_operators.network_operator(*arguments)
+        return _network_operators.losses_by_kernel(*arguments)
 
-    monkeypatch.setattr(_network_derivatives, "network_operator", counted)
+    monkeypatch.setattr(_network_derivatives, "losses_by_kernel", counted)
     scores, values = (tensor.to(DEVICE) for tensor in scores_and_values(3, 3))
     loss, plain = pair()
     expected = loss.expand(scores, values, curvature=None).gradient

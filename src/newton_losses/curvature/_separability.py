@@ -3,6 +3,7 @@
 import math
 from typing import Any
 
+import numpy
 import torch
 from torch import Tensor
 
@@ -160,7 +161,7 @@ def _astray(shape: torch.Size, targets: Any) -> list[torch.Size]:
         if isinstance(part, Tensor) and part.ndim and part.shape[0] == shape[0] and part.numel() == shape.numel():
             try:
                 is_larger = _together(part.shape, shape).numel() > shape.numel()
-            except RuntimeError:
+            except ValueError:
                 return part
             if is_larger:
                 found.append(part.shape)
@@ -171,8 +172,7 @@ def _astray(shape: torch.Size, targets: Any) -> list[torch.Size]:
 
 
 def _together(one: torch.Size, other: torch.Size) -> torch.Size:
-    found: torch.Size = torch.broadcast_shapes(one, other)  # type: ignore[no-untyped-call]
-    return found
+    return torch.Size(numpy.broadcast_shapes(one, other))  # torch's own imports sympy first, which takes a second
 
 
 def _with_rows(targets: Any, shapes: list[torch.Size], place: Tensor) -> Any:

@@ -47,8 +47,7 @@ def choose(backend: str, device: torch.device) -> str:
     return backend
 
 
-@torch.library.custom_op("newton_losses::shortest_path", mutates_args=())
-def shortest_path_operator(
+def solve_maps(
     costs: Tensor, neighbors: int, start: int, goal: int, backend: str, check_nan: bool, check_reachable: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Path in the costs' dtype, cost in float64, unique and reachable, of floating maps `(..., H, W)`."""
@@ -59,6 +58,9 @@ def shortest_path_operator(
     if (check_nan or check_reachable) and not is_captured(costs.device):
         _check(maps, cost, leading, check_nan, check_reachable)
     return path.reshape(shape), cost.reshape(leading), unique.reshape(leading), reachable.reshape(leading)
+
+
+shortest_path_operator = torch.library.custom_op("newton_losses::shortest_path", solve_maps, mutates_args=())
 
 
 @shortest_path_operator.register_fake

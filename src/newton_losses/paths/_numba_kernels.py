@@ -8,8 +8,6 @@ Maps lie in padded arrays whose rim is +inf, so no neighbour has to be checked f
 imports numba.
 """
 
-import threading
-import warnings
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from itertools import pairwise
@@ -19,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .._backends import compiled
+from .._backends import compiled, compiling
 from ._torch_backend import OFFSETS
 
 Array = Any  # numpy arrays, as numba sees them
@@ -29,14 +27,11 @@ BUDGET = 40
 # Fewer vertices than this, a few tenths of a millisecond of work, are not worth starting a thread.
 VERTICES_PER_THREAD = 10_000
 
-_compiling = threading.Lock()
-
 
 @cache
 def _kernel(dtype: np.dtype[Any]) -> Any:
     """The kernel, compiled for maps of this dtype, or loaded from numba's cache."""
-    with _compiling, warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with compiling("shortest paths"):
         solve_maps(*_arguments(np.zeros((1, 2, 2), dtype), 8, 0, 3))
         return solve_maps
 

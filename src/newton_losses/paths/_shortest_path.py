@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from .._arguments import dense_tensor
+from .._tracing import is_watched
 from ..errors import ArgumentError, ShapeError
-from ._dispatch import shortest_path_operator
+from ._dispatch import shortest_path_operator, solve_maps
 from ._torch_backend import OFFSETS, Neighbors
 
 Backend = Literal["auto", "numba", "triton", "torch"]
@@ -103,9 +104,8 @@ def solve(
     on_cpu = costs.device.type == "cpu"
     check_nan = on_cpu if strict is None else bool(strict)
     floating = costs.detach() if costs.is_floating_point() else costs.double()
-    path, cost, unique, reachable = shortest_path_operator(
-        floating, count, first, last, backend, check_nan, bool(strict)
-    )
+    solve = shortest_path_operator if is_watched(floating) else solve_maps
+    path, cost, unique, reachable = solve(floating, count, first, last, backend, check_nan, bool(strict))
     return PathSolution(path.to(costs.dtype), cost, unique, reachable)
 
 

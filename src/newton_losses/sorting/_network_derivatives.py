@@ -27,7 +27,7 @@ from torch.nn.functional import hardshrink
 
 from ._log_space import FAR, row_derivatives, row_hessian
 from ._network_distributions import Distribution
-from ._network_operators import Kernel, differences_operator, network_operator
+from ._network_operators import Kernel, differences_operator, losses_by_kernel
 from ._network_wiring import exchanged
 
 
@@ -104,7 +104,7 @@ def network_derivatives(
     if kernel is not None:
         logs, firsts = comparators.logs, comparators.firsts
         seconds = _seconds(comparators, law) if hessian else logs.new_empty(0, 0, 0, 0)
-        value, gradient, total = network_operator(partners, logs, firsts, seconds, target, cells, kernel)
+        value, gradient, total = losses_by_kernel(partners, logs, firsts, seconds, target, cells, kernel)
         return value + _nothing_if_finite(values), gradient, total if hessian else None
     layers = tuple(map(Layer, partners.unbind(0), apart))
     return _derivatives(comparators, layers, values, target, cells, law, hessian)
@@ -128,7 +128,7 @@ def compiled_values(
     logs = law.log_cdf(torch.stack((u, -u)))
     if active is not None:
         logs = kept_where_idle(logs, active)
-    value: Tensor = network_operator(partners, logs, nothing, nothing, target, cells, kernel)[0]
+    value: Tensor = losses_by_kernel(partners, logs, nothing, nothing, target, cells, kernel)[0]
     return value + _nothing_if_finite(values)
 
 

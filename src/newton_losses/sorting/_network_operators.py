@@ -5,8 +5,6 @@ What they compute is in `_network_numba.py` (numba) and `_network_triton.py`; th
 """
 
 import os
-import threading
-import warnings
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from itertools import pairwise
@@ -17,8 +15,8 @@ import torch
 from torch import Tensor
 
 from .._arguments import one_of
-from .._backends import obstacle
-from .._tracing import sees_operators
+from .._backends import compiling, obstacle
+from .._tracing import is_watched, sees_operators
 from ..errors import ArgumentError
 
 Backend = Literal["auto", "numba", "triton", "torch"]
@@ -31,8 +29,6 @@ NATIVE: dict[Kernel, str] = {"numba": "cpu", "triton": "cuda"}
 LARGEST_TRITON = 64
 # Cells of a layer that are worth a thread: some tenths of a millisecond of work, against the thread's start.
 CELLS_PER_THREAD = 100_000
-
-_compiling = threading.Lock()
 
 
 def check_backend(backend: str) -> Backend:
@@ -83,8 +79,7 @@ def _fake_differences(values: Tensor, partners: Tensor, scale: Tensor, law: str)
     return values.new_empty(*partners.shape, values.shape[1])
 
 
-@torch.library.custom_op("newton_losses::sorting_network", mutates_args=())
-def network_operator(
+def network_losses(
     partners: Tensor, logs: Tensor, firsts: Tensor, seconds: Tensor, target: Tensor, cells: Tensor, kernel: str
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Losses `(N,)`, gradients `(N, n)` and the sum of the Hessians, `(n, n)`, by the `kernel` "numba" or "triton".
@@ -93,10 +88,19 @@ def network_operator(
     `network_samples` in `_network_numba.py` for the arguments.
     """
     if kernel == "triton":
-        from ._network_triton import network_losses
+        from ._network_triton import losses_by_triton
 
-        return network_losses(partners, logs, firsts, seconds, target, cells)
+        return losses_by_triton(partners, logs, firsts, seconds, target, cells)
     return _losses_by_numba(partners, logs, firsts, seconds, target, cells)
+
+
+network_operator = torch.library.custom_op("newton_losses::sorting_network", network_losses, mutates_args=())
+
+
+def losses_by_kernel(*given: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """`network_losses` of the same arguments."""
+    found: tuple[Tensor, Tensor, Tensor] = (network_operator if is_watched(given[4]) else network_losses)(*given)
+    return found
 
 
 @network_operator.register_fake
@@ -141,8 +145,7 @@ def _sizes(firsts: Tensor, seconds: Tensor, target: Tensor) -> tuple[int, int, i
 @cache
 def _kernel() -> Any:
     """The kernel, compiled or loaded from numba's cache."""
-    with _compiling, warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with compiling("the derivatives of sorting networks"):
         from . import _network_numba
 
         empty = [np.empty((0,) * dimensions) for dimensions in (4, 4, 4, 3, 3, 1, 2, 2)]

@@ -43,10 +43,10 @@ def network_differences(values: Tensor, partners: Tensor, scale: Tensor, law: st
     return differences
 
 
-def network_losses(
+def losses_by_triton(
     partners: Tensor, logs: Tensor, firsts: Tensor, seconds: Tensor, target: Tensor, cells: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """What `network_operator` promises."""
+    """What `network_losses` promises."""
     (layers, size), count = partners.shape, target.shape[0]
     with_gradient, with_hessian = firsts.shape[0] > 0, seconds.shape[0] > 0
     padded = _padded(size)
