@@ -54,6 +54,31 @@ def test_few_directions_at_once_where_the_loss_makes_much_of_its_outputs(power, 
     assert set(passes) == {3}  # 2¹⁶ // (8 · 48²)
 
 
+@pytest.mark.parametrize("kind", ["masked", "exchangeable", "matrix_free"])
+def test_few_directions_at_once_of_lists_and_of_products(kind: str, monkeypatch) -> None:
+    """The same where a mask, a set or products ask for the directions."""
+    monkeypatch.setattr(_passes, "CACHED_ELEMENTS", 2**16)
+    y = torch.randn(8, 48, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    options = {"masked": {"mask": torch.ones_like(y, dtype=torch.bool)}}.get(kind, {kind: True})
+    passes: list[int] = []
+
+    def counted(*arguments, batched):
+        passes.extend([len(arguments[2])] * batched)  # one by itself asks whether all is finite
+        return original(*arguments, batched=batched)
+
+    original = _derivatives._grad_of_grad
+    monkeypatch.setattr(_derivatives, "_grad_of_grad", counted)
+    cubes = lambda y: (y[:, :, None] - 2 * y[:, None, :]).pow(3).sum((1, 2))  # noqa: E731
+    found = expand(cubes, y, **options).curvature.dense()
+    wanted = torch.stack([torch.func.hessian(lambda one: cubes(one[None])[0])(one) for one in y]).mean(0)
+    if kind == "exchangeable":
+        assert_close(torch.stack([found.trace(), found.sum()]), torch.stack([wanted.trace(), wanted.sum()]), 1e-10)
+    else:
+        assert_close(found, wanted, 1e-10)
+    assert sum(passes) == 48
+    assert set(passes) == {3}  # 2¹⁶ // (8 · 48²)
+
+
 @pytest.mark.parametrize("free", [2**20, 2**40])
 def test_a_device_of_any_size_is_filled_and_not_more(free: int, monkeypatch) -> None:
     """What a GPU would do, told to a CPU: as many directions as half of its free memory holds."""

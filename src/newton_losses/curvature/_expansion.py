@@ -16,6 +16,7 @@ from ._derivatives import (
     Derivatives,
     SecondProduct,
     first_order,
+    has_tape,
     is_finite,
     mean_hessian,
     second_products,
@@ -36,6 +37,7 @@ from ._loss_contract import (
     outside_inference_mode,
 )
 from ._options import Reduction, check_is_loss, resolve_reduction
+from ._passes import directions_at_once, footprint
 
 CurvatureKind = Literal["hessian", "fisher", "sample"]
 # What a loss that brings its own expansion is asked for: the parts of single samples are made from its gradients.
@@ -308,7 +310,10 @@ def expand_loss(
             )
         if _too_large(flat) if matrix_free is None else matrix_free:
             found, product = second_products(total, flat, loss)
-            return Expansion(found.value, found.gradient, _mean_products(product, _usable(found), flat))
+            # Both: what a pass holds within the loss, and its products, which are added up.
+            at_once = directions_at_once(flat, footprint(total, flat, loss, has_tape=has_tape(flat)))
+            at_once = min(at_once, max(1, DENSE_ELEMENTS // 16 // flat.numel()))
+            return Expansion(found.value, found.gradient, _mean_products(product, _usable(found), at_once, flat))
         mean = mean_hessian(total, flat, loss)
         return Expansion(mean.value, mean.gradient, Dense(mean.matrix, count=mean.count))
 
@@ -352,13 +357,12 @@ def _usable(found: Derivatives) -> Tensor:
     return finite(found) & torch.isfinite(found.second).all(2).all(0)
 
 
-def _mean_products(product: SecondProduct, kept: Tensor, flat: Tensor) -> Products:
+def _mean_products(product: SecondProduct, kept: Tensor, at_once: int, flat: Tensor) -> Products:
     count = kept.sum().clamp(min=1)
-    chunk = max(1, DENSE_ELEMENTS // 16 // flat.numel())
 
     @outside_inference_mode
     def mean_product(vectors: Tensor) -> Tensor:
-        parts = torch.split(vectors, chunk)
+        parts = torch.split(vectors, at_once)
         sums = [torch.where(kept[None, :, None], product(part), 0.0).sum(1) for part in parts]
         return torch.cat(sums) / count
 
