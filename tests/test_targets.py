@@ -14,6 +14,7 @@ from newton_losses import (
     Expansion,
     NewtonLoss,
     SeparabilityError,
+    check_loss,
     diagnose,
     newton_loss,
     newton_target,
@@ -348,3 +349,43 @@ def test_the_function_says_where_targets_go_by_name() -> None:
     named: dict[str, Any] = {"target": y}
     with pytest.raises(TypeError, match=r"target is no option of a Newton loss; .* pass them by position"):
         newton_loss(lambda y, target: (y - target).square().sum(1), y, **named)
+
+
+def by_name_alone(y: Tensor, *, target: Tensor, weight: Tensor) -> Tensor:
+    return weight * (y - target).pow(4).sum(1)
+
+
+def among_others(y: Tensor, **named: Tensor) -> Tensor:
+    return by_name_alone(y, **named)
+
+
+class Projected(nn.Module):
+    """Its weights have to be in the precision of the outputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, y: Tensor, *, target: Tensor, weight: Tensor) -> Tensor:
+        return by_name_alone(self.linear(y), target=target, weight=weight)
+
+
+@pytest.mark.parametrize("loss", [by_name_alone, among_others, Projected()])
+def test_targets_by_keyword_alone_are_picked_and_cast_as_others_are(loss) -> None:
+    generator = torch.Generator().manual_seed(0)
+    y, target = torch.randn(40, 4, generator=generator), torch.randn(40, 4, generator=generator)
+    weight = torch.rand(40, generator=generator)
+    by_name = diagnose(loss, y, target=target, weight=weight).to_dict()
+    by_place = diagnose(lambda y, t, w: loss(y, target=t, weight=w), y, target, weight).to_dict()
+    if not isinstance(loss, nn.Module):  # which is not found within a function, so not in float64 there
+        assert {**by_name, "loss": 0} == {**by_place, "loss": 0}
+    assert by_name["verdict"] != "fix"
+    assert check_loss(loss, y, target=target, weight=weight)
+
+
+def test_the_first_call_sees_targets_by_keyword_alone() -> None:
+    y, target = torch.randn(8, 1, requires_grad=True), torch.randn(8)
+    with pytest.raises(SeparabilityError, match=r"broadcast to \(8, 8\)"):
+        NewtonLoss(lambda y, *, target: (y - target).square().mean())(y, target=target)
+    with pytest.warns(UserWarning, match="It is a sum over the batch"):
+        NewtonLoss(lambda y, *, target: (y - target).square().sum())(y, target=target[:, None])

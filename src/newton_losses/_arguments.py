@@ -108,9 +108,23 @@ class WithTargets(partial):  # type: ignore[type-arg]
         return {name: self.keywords[name] for name in self.names}
 
     def with_each(self, change: Callable[[Any], Any]) -> "WithTargets":
-        """The same loss with targets that were changed by a function."""
-        found: WithTargets = _with_targets(self, {name: change(target) for name, target in self.targets.items()})
+        """The same loss with targets that were changed by a function; itself if it leaves all as they are."""
+        new = {name: change(target) for name, target in self.targets.items()}
+        if all(new[name] is target for name, target in self.targets.items()):
+            return self
+        found: WithTargets = _with_targets(self, new)
         return found
+
+    def of(self, loss: Any) -> "WithTargets":
+        """Another loss with these targets."""
+        bound = WithTargets(loss, *self.args, **self.keywords)
+        bound.names = self.names
+        return bound
+
+
+def each_target(loss: Any, targets: tuple[Any, ...], change: Callable[[Any], Any]) -> tuple[Any, tuple[Any, ...]]:
+    """A loss and its targets, those that it takes by name only as well, each changed by a function."""
+    return loss.with_each(change) if isinstance(loss, WithTargets) else loss, tuple(map(change, targets))
 
 
 def _with_targets(loss: Any, named: dict[str, Any]) -> Any:

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .._arguments import WithTargets, name_of, names_mask
+from .._arguments import WithTargets, each_target, name_of, names_mask
 from .._targets import changed, own_copy, traces
 from .._unchanged import leaves_unchanged
 from ._expansion import Expandable
@@ -71,7 +71,7 @@ def doubts_of(loss: object, y: Tensor, targets: tuple[Any, ...]) -> list[str]:
 
 def with_own_targets(loss: Any, targets: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
     """The same with copies of the targets, which the loss may change."""
-    return loss.with_each(own_copy) if isinstance(loss, WithTargets) else loss, tuple(map(own_copy, targets))
+    return each_target(loss, targets, own_copy)
 
 
 def _all_targets(loss: object, targets: tuple[Any, ...]) -> dict[str, Any]:

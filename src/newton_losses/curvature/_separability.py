@@ -7,7 +7,7 @@ import numpy
 import torch
 from torch import Tensor
 
-from .._arguments import WithTargets, bound_targets, name_of
+from .._arguments import WithTargets, bound_targets, each_target, name_of
 from .._random import seeded
 from .._targets import changed, picked
 from .._unchanged import leaves_unchanged, same_draws
@@ -54,7 +54,7 @@ def check_loss(
     if flat.numel() == 0:
         return False
     if not isinstance(loss, WithTargets):
-        loss, targets, mask = bound_targets(loss, y, targets, {}, mask, "check_loss")
+        loss, targets, mask = bound_targets(loss, y, targets, named, mask, "check_loss")
     reduction = resolve_reduction(loss, reduction)
     total = make_total(loss, y.shape, targets, reduction)
     before, again = (_values_and_gradients(total, flat, loss) for _ in range(2))
@@ -62,7 +62,8 @@ def check_loss(
         return True
     if isinstance(mask, Tensor) and mask.dtype == torch.bool and mask.shape == y.shape:  # else it will be refused
         _check_mask(loss, before[1] != 0, mask)
-    could_tell, astray = False, _astray(y.shape, targets)
+    by_name = loss.targets if isinstance(loss, WithTargets) else {}
+    could_tell, astray = False, _astray(y.shape, (targets, by_name))
     for kept in _parts(flat):
         place = torch.arange(len(flat), device=flat.device)
         place = torch.where(kept, place, place.roll(1))
@@ -101,8 +102,9 @@ def _compares_with_all(
     order = torch.arange(len(y), device=y.device)
 
     def is_alike(rows: Tensor) -> bool:
-        total = make_total(loss, y.shape, _with_rows(targets, shapes, rows), reduction)
-        return _stay(order, before, _values_and_gradients(total, flatten_outputs(y), loss))
+        moved, others = each_target(loss, targets, lambda target: _with_rows(target, shapes, rows))
+        total = make_total(moved, y.shape, others, reduction)
+        return _stay(order, before, _values_and_gradients(total, flatten_outputs(y), moved))
 
     try:
         return is_alike(order.roll(1)) and not is_alike(order - order % 2)
@@ -138,7 +140,8 @@ def is_sum(loss: Loss, y: Tensor, *targets: Any) -> bool:
             once = loss(outputs, *targets)
             if once.dim() != 0 or not 0 < abs(float(once)) < math.inf:
                 return False
-            double = loss(outputs[twice], *(picked(target, twice, len(y)) for target in targets))
+            doubled, others = each_target(loss, targets, lambda target: picked(target, twice, len(y)))
+            double = doubled(outputs[twice], *others)
     except Exception:  # the loss is the caller's, and may know the size of its batch
         return False
     return double.dim() == 0 and abs(float(double) / float(once) - 2) < 1e-3

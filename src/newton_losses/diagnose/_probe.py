@@ -17,7 +17,7 @@ import numpy
 import torch
 from torch import Tensor, nn
 
-from .._arguments import WithTargets, name_of
+from .._arguments import WithTargets, each_target, name_of
 from .._differences import beside, unit_of
 from .._random import seeded
 from .._targets import cast, changed, picked, traces
@@ -140,15 +140,18 @@ class Probe:
         return replace(self, y=beside(self.flat, self.scale, seed).reshape(self.y.shape))
 
     def _picked(self, chosen: Tensor) -> "Probe":
-        targets = tuple(picked(target, chosen, self.count) for target in self.targets)
-        return replace(self, y=self.y[chosen], targets=targets)
+        loss, targets = each_target(self.loss, self.targets, lambda target: picked(target, chosen, self.count))
+        return replace(self, loss=loss, y=self.y[chosen], targets=targets)
 
     def to(self, dtype: torch.dtype) -> "Probe":
         """The same numbers in another precision: outputs, floating targets, and what the loss stores."""
         loss = self.loss
-        if isinstance(loss, nn.Module) and any(t.is_floating_point() and t.dtype != dtype for t in _stored(loss)):
-            loss = copy.deepcopy(loss).to(dtype)
-        y, targets = self.y.to(dtype), tuple(cast(target, dtype) for target in self.targets)
+        own = loss.func if isinstance(loss, WithTargets) else loss
+        if isinstance(own, nn.Module) and any(t.is_floating_point() and t.dtype != dtype for t in _stored(own)):
+            own = copy.deepcopy(own).to(dtype)
+            loss = loss.of(own) if isinstance(loss, WithTargets) else own
+        loss, targets = each_target(loss, self.targets, lambda target: cast(target, dtype))
+        y = self.y.to(dtype)
         same = loss is self.loss and y is self.y and all(map(operator.is_, targets, self.targets))
         return self if same else replace(self, loss=loss, y=y, targets=targets)
 
@@ -273,8 +276,8 @@ def is_symmetric(probe: Probe) -> bool | None:
             return numpy.take_along_axis(rows, place.cpu().numpy(), 1).reshape(part.shape)
         return part
 
-    targets = (changed(target, permute) for target in probe.targets)
-    moved = replace(probe, targets=tuple(targets))
+    loss, targets = each_target(probe.loss, probe.targets, lambda target: changed(target, permute))
+    moved = replace(probe, loss=loss, targets=targets)
     try:
         found = moved.values(probe.flat.gather(1, place))
     except Exception:  # the loss is the caller's, and may raise anything
