@@ -105,6 +105,12 @@ def test_a_mask_under_another_name_is_warned_of() -> None:
     with pytest.warns(UserWarning, match="target 2 looks like a mask") as caught:
         nl.NewtonLoss(ranking)(y, grades, valid)
     assert caught[0].filename == __file__
+    batches = {"grades": grades, "valid": valid}, (grades, [valid])
+    for batch, loss in zip(
+        batches, (lambda y, b: ranking(y, **b), lambda y, b: ranking(y, b[0], b[1][0])), strict=True
+    ):
+        with pytest.warns(UserWarning, match="a part of target 1 looks like a mask"):
+            nl.NewtonLoss(loss)(y, batch)
     with pytest.warns(UserWarning, match="the target valid looks like a mask"):
         nl.NewtonLoss(lambda y, grades, *, valid: ranking(y, grades, valid))(y, grades, valid=valid)
     with warnings.catch_warnings():
@@ -114,6 +120,18 @@ def test_a_mask_under_another_name_is_warned_of() -> None:
         nl.NewtonLoss(ranking)(y, grades, torch.ones_like(valid))  # nothing is left out
         clicks = grades > 0  # truths that are labels: all outputs have a gradient
         nl.NewtonLoss(lambda y, clicks: torch.where(clicks, -y, y).exp().sum(1))(y, clicks)
+
+
+def test_a_mask_of_tokens_is_none_of_their_outputs() -> None:
+    y = torch.randn(8, 5, 3, generator=torch.Generator().manual_seed(0), requires_grad=True)
+    tokens = torch.arange(5) < torch.arange(8)[:, None] % 5 + 1
+    loss = lambda y, mask: torch.where(mask, y.pow(4).sum(-1), 0.0).sum(1)  # noqa: E731
+    for arguments, named in (((), {"mask": tokens}), ((tokens,), {})):
+        with pytest.warns(UserWarning, match=r"of shape \(8, 5\), so the loss alone gets it.*here \(8, 5, 3\)"):
+            nl.NewtonLoss(loss)(y, *arguments, **named)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        nl.NewtonLoss(lambda y, mask: torch.where(mask, y.pow(4).sum((1, 2)), 0.0))(y, mask=tokens[:, 4])
 
 
 def test_functions_pass_a_mask_to_the_loss_as_the_module_does() -> None:

@@ -110,7 +110,10 @@ def warn_of_the_mask(loss: object, y: Tensor, targets: tuple[Any, ...]) -> None:
     if isinstance(loss, WithTargets) and "mask" in loss.targets:
         given.append(loss.targets["mask"])
     for mask in given:
-        if not isinstance(mask, Tensor | np.ndarray) or mask.ndim != y.ndim:  # one entry per sample, for example
+        if not isinstance(mask, Tensor | np.ndarray):
+            continue
+        is_of_tokens = 1 < mask.ndim < y.ndim and tuple(mask.shape) == tuple(y.shape[: mask.ndim])
+        if mask.ndim != y.ndim and not is_of_tokens:  # one entry per sample, for example
             continue
         is_one = isinstance(mask, Tensor) and mask.dtype is torch.bool and mask.shape == y.shape
         if not is_one and bool(((mask == 0) | (mask == 1)).all()):
@@ -127,13 +130,20 @@ def warn_of_the_mask(loss: object, y: Tensor, targets: tuple[Any, ...]) -> None:
 @leaves_unchanged
 def likely_mask(loss: Loss, y: Tensor, *targets: Any, reduction: Reduction | None = None) -> str | None:
     """The name of a target that is a truth for each output, where those with False have no gradient, and they alone."""
-    given = {name: one for name, one in _all_targets(loss, targets).items() if isinstance(one, Tensor)}
-    given = {name: one for name, one in given.items() if one.dtype is torch.bool and one.shape == y.shape}
+    given: list[tuple[str, Tensor]] = []
+    for name, target in _all_targets(loss, targets).items():
+
+        def note(part: Any, name: str = name, whole: Any = target) -> Any:
+            if isinstance(part, Tensor) and part.dtype is torch.bool and part.shape == y.shape:
+                given.append((name if part is whole else f"a part of {name}", part))
+            return part
+
+        changed(target, note)  # within containers, too
     if not given or y.dim() < 2:
         return None
     total = make_total(loss, y.shape, targets, resolve_reduction(loss, reduction))
     is_zero = (Asked(total, loss).gradient(flatten_outputs(y)) == 0).reshape(y.shape)
-    for name, exists in given.items():
+    for name, exists in given:
         if not bool(exists.all()) and bool(is_zero[~exists].all()) and not bool(is_zero[exists].all()):
             return name
     return None
