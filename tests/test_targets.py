@@ -14,6 +14,7 @@ from newton_losses import (
     Expansion,
     NewtonLoss,
     SeparabilityError,
+    ShapeError,
     check_loss,
     diagnose,
     newton_loss,
@@ -389,3 +390,27 @@ def test_the_first_call_sees_targets_by_keyword_alone() -> None:
         NewtonLoss(lambda y, *, target: (y - target).square().mean())(y, target=target)
     with pytest.warns(UserWarning, match="It is a sum over the batch"):
         NewtonLoss(lambda y, *, target: (y - target).square().sum())(y, target=target[:, None])
+
+
+def test_nested_targets_within_a_batch_and_by_keyword_alone() -> None:
+    lists, weight = [torch.arange(length) / 5 for length in (3, 2, 4)], torch.tensor([1.0, 2.0, 3.0])
+
+    def loss(y: Tensor, target: Tensor, weight: Tensor, mask: Tensor) -> Tensor:
+        return weight * torch.where(mask, (y - target).pow(4), 0.0).sum(1)
+
+    def by_name(y: Tensor, *, target: Tensor, weight: Tensor, mask: Tensor) -> Tensor:
+        return loss(y, target, weight, mask)
+
+    def gradient(loss: Any, *targets: Any, **named: Any) -> Tensor:
+        y = torch.nested.nested_tensor(lists, layout=torch.jagged, requires_grad=True)
+        NewtonLoss(loss)(y, *targets, **named).backward()
+        return y.grad.values()
+
+    target = torch.nested.nested_tensor([one.square() - 1 for one in lists], layout=torch.jagged)
+    wanted, batch = gradient(loss, target, weight), {"target": target, "weight": weight}
+    torch.testing.assert_close(gradient(lambda y, batch, mask: loss(y, **batch, mask=mask), batch), wanted)
+    torch.testing.assert_close(gradient(lambda y, pair, mask: loss(y, *pair, mask), (target, weight)), wanted)
+    torch.testing.assert_close(gradient(by_name, **batch), wanted)
+    shorter = torch.nested.nested_tensor([one[1:] for one in lists], layout=torch.jagged)
+    with pytest.raises(ShapeError, match="lists of different lengths"):
+        gradient(lambda y, batch, mask: loss(y, **batch, mask=mask), {"target": shorter, "weight": weight})

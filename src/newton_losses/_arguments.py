@@ -17,6 +17,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
+from ._targets import changed
 from .errors import ArgumentError, ShapeError
 
 
@@ -361,17 +362,21 @@ def pad_values(
 
 
 def padded_outputs(
-    y: Tensor, targets: tuple[Any, ...], mask: Tensor | None, where: str
-) -> tuple[Tensor, tuple[Any, ...], Tensor]:
-    """Nested outputs and targets as padded ones, and which outputs exist."""
+    y: Tensor, targets: tuple[Any, ...], named: dict[str, Any], mask: Tensor | None, where: str
+) -> tuple[Tensor, tuple[Any, ...], dict[str, Any], Tensor]:
+    """Nested outputs and targets, by position and by name, as padded ones, and which outputs exist."""
     if mask is not None:
         raise ArgumentError(f"{where}: nested outputs say themselves which of them exist. Pass no mask with them.")
     padded, exists, _ = pad_nested(y, "outputs", where)
-    others = []
-    for target in targets:
-        if is_nested(target):
-            target, same, _ = pad_nested(target, "targets", where)
-            if same.shape != exists.shape or bool((same != exists).any()):
-                raise ShapeError(f"{where}: the nested outputs and targets have lists of different lengths.")
-        others.append(target)
-    return padded, tuple(others), exists
+
+    def pad(target: Any) -> Any:
+        if not is_nested(target):
+            return target
+        other, same, _ = pad_nested(target, "targets", where)
+        if same.shape != exists.shape or bool((same != exists).any()):
+            raise ShapeError(f"{where}: the nested outputs and targets have lists of different lengths.")
+        return other
+
+    # Within containers, too.
+    others = tuple(changed(target, pad) for target in targets)
+    return padded, others, {name: changed(target, pad) for name, target in named.items()}, exists

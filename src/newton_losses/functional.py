@@ -65,7 +65,7 @@ def newton_loss(
     reduction = resolve_reduction(loss, options.get("reduction"))
     options["exchangeable"] = is_exchangeable(loss, options.get("exchangeable"))
     if isinstance(y, Tensor) and y.is_nested:
-        y, targets, mask = padded_outputs(y, targets, mask, "newton_loss")
+        y, targets, _, mask = padded_outputs(y, targets, {}, mask, "newton_loss")
     loss, targets, mask = bound_targets(loss, y, targets, {}, mask, "newton_loss")
     loss, targets, mask = with_mask(loss, y, targets, mask)
     if value == "loss" and not torch.is_grad_enabled():

@@ -189,11 +189,10 @@ class NewtonLoss(RunningScale):
 
     def forward(self, y: Tensor, /, *targets: Any, mask: Tensor | None = None, **named: Any) -> Tensor:
         loss, expansion = self.loss, None
+        if isinstance(y, Tensor) and y.is_nested:
+            y, targets, named, mask = padded_outputs(y, targets, named, mask, "NewtonLoss")
         if named or mask is not None:
             loss, targets, mask = bound_targets(loss, y, targets, named, mask, "NewtonLoss")
-        if isinstance(y, Tensor) and y.is_nested:
-            y, targets, mask = padded_outputs(y, targets, mask, "NewtonLoss")
-            loss, targets, mask = bound_targets(loss, y, targets, {}, mask, "NewtonLoss")
         if mask is not None or any(getattr(one, "dtype", None) is torch.bool for one in targets):
             loss, targets, mask = with_mask(loss, y, targets, mask)
         if self._way and self.value == "loss" and not self.check:

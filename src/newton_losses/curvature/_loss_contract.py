@@ -37,7 +37,7 @@ def check_outputs(y: Tensor) -> None:
     if y.is_nested:
         raise ArgumentError(
             "The outputs are a nested tensor. NewtonLoss and newton_loss take one in jagged layout; elsewhere pad it, "
-            "y.to_padded_tensor(0.0), and let the loss leave out what does not exist."
+            "y, mask = sorting.pad_lists(y), and pass mask= where there is one."
         )
     if y.dim() == 0:
         raise ShapeError(
