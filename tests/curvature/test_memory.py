@@ -161,6 +161,20 @@ def test_how_large_a_loss_is_is_asked_once() -> None:
     assert len(calls) == first + first - 1
 
 
+def test_how_large_a_loss_with_targets_by_name_is_is_asked_once() -> None:
+    y, calls = torch.randn(8, 48, generator=torch.Generator().manual_seed(0), requires_grad=True), []
+
+    def loss(y: Tensor, *, power: Tensor) -> Tensor:
+        calls.append(len(y))
+        return y.pow(power).sum(1)
+
+    newton = NewtonLoss(loss, "hessian")
+    for _ in range(4):
+        before = len(calls)
+        newton(y, power=torch.tensor(4.0))
+    assert len(calls) == before + 1
+
+
 def test_too_little_memory_is_not_a_missing_derivative() -> None:
     def loss(y: Tensor) -> Tensor:
         return Hungry.apply(y).square()

@@ -11,6 +11,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
+from .._arguments import WithTargets
 from .._random import seeded
 from .._tracing import is_captured, sees_operators
 from .._unchanged import unchanged
@@ -98,13 +99,17 @@ def _room(flat: Tensor) -> int:
 
 
 def recalled(memory: "WeakKeyDictionary[object, T]", loss: object) -> T | None:
-    """What is remembered of a loss."""
+    """What is remembered of a loss, whatever targets came by name: of each call they make another object."""
     try:
-        return memory.get(loss)
+        return memory.get(_itself(loss))
     except TypeError:  # not hashable, or cannot be referred to weakly: nothing is remembered
         return None
 
 
 def remember(memory: "WeakKeyDictionary[object, T]", loss: object, known: T) -> None:
     with contextlib.suppress(TypeError):
-        memory[loss] = known
+        memory[_itself(loss)] = known
+
+
+def _itself(loss: object) -> object:
+    return loss.func if isinstance(loss, WithTargets) else loss
