@@ -364,3 +364,26 @@ def test_values_that_are_parameters_and_gradients_that_are_sparse() -> None:
         nl.NewtonLoss(lambda y, picked=picked: picked(y).square()[:, 0], check=False)(y).backward()
         found.append(y.grad)
     torch.testing.assert_close(*found)
+
+
+class _GivesBackTheOutputs(torch.autograd.Function):
+    """½‖y‖², whose gradient is what it has saved: the outputs themselves, which have a gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, y: Tensor) -> Tensor:
+        ctx.save_for_backward(y)
+        return 0.5 * y.square().sum(1)
+
+    @staticmethod
+    def backward(ctx: Any, slopes: Tensor) -> Tensor:
+        return ctx.saved_tensors[0]  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("curvature", ["fisher", "sample"])
+def test_a_backward_pass_may_give_back_the_outputs_themselves(curvature: str) -> None:
+    y, found = torch.randn(6, 3, requires_grad=True), []
+    for loss in (_GivesBackTheOutputs.apply, lambda y: 0.5 * y.square().sum(1)):
+        newton = nl.NewtonLoss(loss, curvature, check=False)
+        for _ in range(2):
+            found.append(torch.autograd.grad(newton(y), y)[0])
+    torch.testing.assert_close(found[:2], found[2:])

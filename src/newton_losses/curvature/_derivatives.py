@@ -246,6 +246,8 @@ def gradient_on_tape(leaf: Tensor, total_value: Tensor) -> tuple[Tensor, bool]:
     gradient = _pulled_back(total_value, torch.ones_like(total_value), leaf, keep=is_shared)
     if gradient is None:
         return torch.zeros_like(leaf), is_shared
+    if gradient.requires_grad:  # a backward pass written by hand may give back what it has saved, the leaf itself
+        gradient = gradient.detach()
     return gradient.to_dense() if gradient.is_sparse else gradient, is_shared
 
 
