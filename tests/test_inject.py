@@ -144,6 +144,18 @@ def test_a_damping_in_a_float32_tensor_costs_a_float64_step_no_digits():
     torch.testing.assert_close(*found, rtol=1e-14, atol=0)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.int64])
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_a_scale_in_a_tensor_costs_a_float64_step_no_digits(dtype: torch.dtype, reduction: str) -> None:
+    found = []
+    for scale in (torch.tensor(3, dtype=dtype), 3.0):
+        y = torch.tensor([[-0.8], [0.3], [-0.2], [0.7]], dtype=torch.float64, requires_grad=True)
+        injected_y = inject_fisher(y, 0.7, loss_scale=scale, reduction=reduction)
+        (3 * getattr(injected_y.square().sum(1), reduction)()).backward()
+        found.append(y.grad)
+    torch.testing.assert_close(*found, rtol=1e-14, atol=0)
+
+
 def test_a_scale_in_a_tensor_is_a_scale_in_every_batch() -> None:
     """The second batch is measured in the unit of the first, whichever way it goes."""
     y, target = CASE.draw()

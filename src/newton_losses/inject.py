@@ -327,6 +327,8 @@ def _long_way(arrived: Tensor, settings: _Settings, run: Tensor | None, is_new: 
         return Solved(flat, None, 1)
     scaled = isinstance(loss_scale, GradScaler)
     scale = loss_scale.scale(flat.new_ones(())) if isinstance(loss_scale, GradScaler) else loss_scale
+    if isinstance(scale, Tensor):  # in the precision of the gradients, as a λ above
+        scale = scale.to(flat.dtype)
     share = len(flat) if reduction == "mean" else 1
     gradient = flat * (share / scale)
     # The values of the losses are not known here; a damping rule sees zeros.
