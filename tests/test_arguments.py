@@ -74,3 +74,13 @@ def test_a_function_is_asked_for_its_arguments_once_and_as_what_it_is_called():
     assert list(on_its_own.parameters) == ["self", "y", "target", "weight"]
     assert list(signature_of(newton.loss).parameters) == ["y", "target", "weight"]
     assert signature_of(plain) is signature_of(plain)
+
+
+def test_outputs_that_are_given_by_position_alone_do_not_move_the_targets():
+    def loss(y, /, shift=0.0, weight=1.0):
+        return (weight * (y - shift).square()).sum(1)
+
+    y = torch.ones(4, 2, requires_grad=True)
+    torch.testing.assert_close(nl.NewtonLoss(loss, check=False)(y, weight=3.0).detach(), torch.tensor(6.0))
+    with pytest.raises(nl.ArgumentError, match="labels"):
+        nl.NewtonLoss(lambda y, labels, /, weight=1.0: y.sum(1), check=False)(y, weight=3.0)

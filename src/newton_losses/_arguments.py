@@ -238,7 +238,9 @@ def _by_position(
         signature = None if torch.compiler.is_compiling() else signature_of(loss)
     if signature is None:
         return _with_targets(loss, named), targets
-    places = [one.name for one in signature.parameters.values() if one.kind is one.POSITIONAL_OR_KEYWORD]
+    # What can only be given by position has a place, too, and its name is nobody's.
+    placed = [one for one in signature.parameters.values() if one.kind <= one.POSITIONAL_OR_KEYWORD]
+    places = [one.name if one.kind else "" for one in placed]
     following = places[1 + len(targets) :][: len(named)]
     if following and following == list(named) and not hasattr(loss, "expand"):  # in a tenth of the time
         return loss, (*targets, *named.values())
