@@ -246,3 +246,14 @@ def test_a_loss_that_forgets_its_mask_leaks_nothing_into_the_step(padding, excha
     found = nl.newton_target(leaking, torch.where(mask, y, padding), **options).step
     assert (found[~mask] == 0).all()
     torch.testing.assert_close(found[mask], wanted[mask], rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_a_list_of_one_item_has_no_difference_for_a_small_damping_to_enlarge(masked: bool) -> None:
+    """(F + λI)⁻¹g = g/(F + λ), as without `exchangeable`, where g/λ has no digit of it."""
+    y = torch.tensor([[300.0, 0.0], [100.0, 0.0], [-200.0, 0.0]])[:, : 2 if masked else 1].requires_grad_()
+    mask, found = (torch.tensor([[True, False]]).expand(3, 2) if masked else None), []
+    for exchangeable in (True, False):
+        newton = nl.NewtonLoss(lambda y: 1e4 * y.square().sum(1), damping=1e-3, exchangeable=exchangeable, check=False)
+        found.append(torch.autograd.grad(newton(y) if mask is None else newton(y, mask=mask), y)[0])
+    torch.testing.assert_close(found[0], found[1], rtol=1e-5, atol=0)

@@ -47,8 +47,9 @@ def solved_lists(
     if length is None:
         return None
     length = length / count if mean else length
-    steps = rows * (length / (among + number))
-    steps += (means * (length / (common + number) - length / (among + number)))[:, None]
+    # Of one item nothing is left beside the mean, however small λ is: the mean is taken out first.
+    steps = (rows - means[:, None]) * (length / (among + number))
+    steps += (means * (length / (common + number)))[:, None]
     if mask is not None:
         steps *= mask
     return steps
