@@ -383,3 +383,13 @@ def test_a_stored_fisher_that_knows_its_samples_is_stretched_as_their_gradients_
     torch.testing.assert_close(step(uncounted, RunningDamping()), step(fisher, NormalizedDamping()))
     stretched = NormalizedDamping(1.0, stretch=math.sqrt(2))
     torch.testing.assert_close(step(fisher, stretched), step(fisher, RunningDamping()))
+
+
+def test_a_first_batch_whose_squares_overflow_leaves_no_unit_behind() -> None:
+    newton = nl.NewtonLoss(lambda y, size: size * y.square().sum(1), check=False, on_nonfinite="ignore")
+    y = torch.ones(3, 2, dtype=torch.float64, requires_grad=True)
+    for size in (1e200, 1.0):
+        (gradient,) = torch.autograd.grad(newton(y, size), y)
+        assert gradient.isfinite().all()
+    assert newton.running_square.isfinite().all()
+    assert newton.running_square[0] > 0

@@ -221,3 +221,13 @@ def test_a_matrix_stored_by_columns_is_damped_as_well(spectrum: str, dtype: torc
     torch.testing.assert_close(
         other.double(), gradient.double() @ inverse(definite.double(), 50.0), rtol=1e-4, atol=1e-6
     )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(("spectrum", "values"), [("raw", [3.0, -2.0]), ("absolute", [3.0, 2.0]), ("clip", [3.0, 0.0])])
+def test_a_step_by_its_spectrum_leaves_the_curvature_as_it_was(spectrum, values, dtype) -> None:
+    matrix = torch.diag(torch.tensor([3.0, -2.0], dtype=dtype))
+    curvature, gradient = Dense(matrix.clone()), torch.ones(4, 2, dtype=dtype)
+    found = newton_step(Expansion(torch.zeros(4, dtype=dtype), gradient, curvature), 0.5, spectrum)
+    torch.testing.assert_close(found.rows, gradient / (torch.tensor(values, dtype=dtype) + 0.5))
+    assert torch.equal(curvature.matrix, matrix)
