@@ -188,6 +188,15 @@ def test_an_interrupted_seed_is_named(at_step, tmp_path):
     assert "stopped after step 3; everything is saved" in told[-1]["message"]
 
 
+def test_the_command_to_resume_does_not_delete_the_run(at_step, monkeypatch, tmp_path):
+    words = ["--steps", "5", "--overwrite", "--out", str(tmp_path / "run")]
+    monkeypatch.setattr(sys, "argv", ["newton-losses", "train", *words])
+    at_step(2, lambda: os.kill(os.getpid(), signal.SIGINT))
+    told = events(*words)[1][-1]["message"]
+    assert "The same command without --overwrite resumes:" in told
+    assert " --overwrite" not in told.splitlines()[-1]
+
+
 @pytest.mark.parametrize(
     ("act", "code", "event", "message"),
     [

@@ -19,6 +19,7 @@ from ..progress import LiveBar, PlainLines
 from ..train import Progress
 
 FAILED = 2
+_OVERWRITE = "--overwrite"
 
 
 @contextlib.contextmanager
@@ -32,11 +33,11 @@ def errors_as_sentences(as_json: bool = False, seed: int | None = None) -> Itera
         _complain("error", "\n".join([str(error), *getattr(error, "__notes__", [])]), as_json, seed)
         raise typer.Exit(FAILED) from None
     except Interrupted as stop:
-        text = f"stopped after step {stop.step}; everything is saved. The same command resumes:\n  {typed_command()}"
+        text = f"stopped after step {stop.step}; everything is saved. {_what_resumes()}:\n  {typed_command()}"
         _complain("interrupted", text, as_json, seed, step=stop.step)
         raise typer.Exit(stop.exit_code) from None
     except KeyboardInterrupt:
-        saved = "" if seed is None else " The last checkpoint is intact; the same command resumes."
+        saved = "" if seed is None else f" The last checkpoint is intact. {_what_resumes()}."
         _complain("interrupted", f"stopped at once.{saved}", as_json, seed)
         raise typer.Exit(130) from None
     except ModuleNotFoundError as error:
@@ -60,8 +61,12 @@ def refuse_torchrun() -> None:
 
 
 def typed_command() -> str:
-    """What was typed to start this, as far as a process can know."""
-    return shlex.join(["newton-losses", *sys.argv[1:]])
+    """What was typed to start this, as far as a process can know, without what would delete the run to be resumed."""
+    return shlex.join(["newton-losses", *(word for word in sys.argv[1:] if word != _OVERWRITE)])
+
+
+def _what_resumes() -> str:
+    return f"The same command {f'without {_OVERWRITE} ' if _OVERWRITE in sys.argv else ''}resumes"
 
 
 def _missing(error: ModuleNotFoundError) -> str:

@@ -37,9 +37,10 @@ class TrainOptions:
         Path | None,
         option("Run folder; several seeds get one each in it. Default: in runs/.", "--out", "-o", metavar="FOLDER"),
     ] = None
-    overwrite: Annotated[bool, option("Delete the run in the folder and start over.", "--overwrite", panel=OUTPUT)] = (
-        False
-    )
+    overwrite: Annotated[
+        bool,
+        option("Delete the run in the folder and start over; leave it out to resume.", "--overwrite", panel=OUTPUT),
+    ] = False
     as_json: Json = False
     tensorboard: Annotated[
         bool, option("Write TensorBoard curves into the run folder.", "--tensorboard", panel=OUTPUT)
