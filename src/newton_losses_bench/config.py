@@ -359,12 +359,17 @@ def configuration_class(task: object) -> type[RunConfig]:
 def experiment(configuration: dict[str, Any]) -> dict[str, Any]:
     """The part of a stored configuration that makes the run what it is.
 
-    A configuration written before a setting existed gets that setting's default, with which it ran.
+    A configuration written before a setting existed gets that setting's default, with which it ran. One with a setting
+    that is not known here, as of somebody's own branch, is an experiment of its own.
     """
     complete = configuration_class(configuration.get("task")).from_dict(configuration).to_dict()
     if isinstance(complete["damping"], str):
         complete["damping"] = read_damping(complete["damping"])
-    return {name: comparable(value) for name, value in complete.items() if name not in NOT_THE_EXPERIMENT}
+    found = {name: comparable(value) for name, value in complete.items() if name not in NOT_THE_EXPERIMENT}
+    # A setting of another version made a difference there: without it, two experiments would count as one.
+    others = {name: value for name, value in configuration.items() if name not in complete}
+    used = {name: value for name, value in others.items() if value is not None and value is not False}
+    return found | {name: json.dumps(value, sort_keys=True) for name, value in used.items()}
 
 
 def identity(configuration: dict[str, Any]) -> str:

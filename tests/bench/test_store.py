@@ -120,6 +120,13 @@ def test_compacting_spares_an_unfinished_run(store):
     assert (first.path / "checkpoint.pt").exists()
 
 
+def test_a_setting_of_another_version_makes_another_experiment():
+    config = SortingConfig(algorithm="softsort", device="cpu").resolved().to_dict()
+    assert identity({**config, "optimizer": "sgd"}) != identity(config)
+    assert identity({**config, "schedule": {"drops": [1]}}) != identity(config)
+    assert identity({**config, "momentum": None, "nesterov": False}) == identity(config)
+
+
 def test_what_does_not_belong_to_the_experiment_is_not_in_the_identity():
     config = CONFIG.resolved().to_dict()
     for name, value in {
