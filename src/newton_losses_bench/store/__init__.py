@@ -20,6 +20,7 @@ from .run_folder import AVERAGE as AVERAGE
 from .run_folder import CHECKPOINT as CHECKPOINT
 from .run_folder import CONFIG as CONFIG
 from .run_folder import EVALUATIONS as EVALUATIONS
+from .run_folder import PREVIOUS as PREVIOUS
 from .run_folder import RESULT as RESULT
 from .run_folder import WEIGHTS as WEIGHTS
 from .run_folder import RunFolder as RunFolder

@@ -14,7 +14,7 @@ from newton_losses.errors import NewtonLossesError
 from ..config import ConvexConfig, RunConfig, SortingConfig, configuration_class, run_name
 from ..machine import device_kind
 from ..settings import option
-from ..store import AVERAGE, CHECKPOINT, CONFIG, RESULT, WEIGHTS, Record, RunError, compact, read_json
+from ..store import AVERAGE, CHECKPOINT, CONFIG, PREVIOUS, RESULT, WEIGHTS, Record, RunError, compact, read_json
 from ..train import Progress, run
 
 # Exit codes of a job's process.
@@ -91,12 +91,19 @@ def as_begun(config: RunConfig, folder: Path) -> tuple[RunConfig, bool]:
     """The configuration that the folder's run was begun with, and whether the run has to start over.
 
     Compiling and capturing change at most the last digits and averaging nothing, so a run keeps what it began with.
-    Another kind of device draws other random numbers: then earlier steps are of no use.
+    Another kind of device draws other random numbers: a run cannot resume there, and starts over only if it has no
+    checkpoint to lose.
     """
     if not (folder / CONFIG).exists():
         return config, False
     begun = read_json(folder / CONFIG).get("configuration", {})
-    if device_kind(str(begun.get("device"))) != device_kind(config.device):
+    if (device := device_kind(str(begun.get("device")))) != device_kind(config.device):
+        if any((folder / name).exists() for name in (CHECKPOINT, PREVIOUS)):
+            raise RunError(
+                f"{folder} was begun on {device} and cannot resume on {config.device}, with other random numbers. "
+                f"Nothing has been changed: rerun the command where there is {device}, or delete the folder to start "
+                "over."
+            )
         return config, True
     kept = {name: begun[name] for name in ("compile", "graph", "kernels") if name in begun}
     # Old configurations have no `average`, and averaged nothing.

@@ -7,7 +7,7 @@ import pytest
 
 from newton_losses_bench.config import SortingConfig
 from newton_losses_bench.machine import Interrupted
-from newton_losses_bench.store import checksummed_json, read_json
+from newton_losses_bench.store import RunError, checksummed_json, read_json
 from newton_losses_bench.sweep import Job, execute, train_command
 from newton_losses_bench.train import Progress
 
@@ -15,6 +15,20 @@ CONFIG = SortingConfig(
     algorithm="softsort", data="digits", digits=1, n=3, steps=3, eval_every=1, batch_size=4, validation_sets=5,
     test_sets=5, device="cpu",
 )  # fmt: skip
+
+
+def test_a_run_with_a_checkpoint_is_not_started_over_on_another_device(tmp_path):
+    job = Job.of("one", CONFIG.resolved(), tmp_path, "cpu", keep_weights=True)
+    execute(job, Progress())
+    folder = Path(job.folder)
+    (folder / "result.json").unlink()
+    config = read_json(folder / "config.json")
+    config["configuration"]["device"] = "cuda"
+    (folder / "config.json").write_bytes(checksummed_json(config))
+    saved = (folder / "checkpoint.pt").read_bytes()
+    with pytest.raises(RunError, match="was begun on cuda and cannot resume on cpu"):
+        execute(job, Progress())
+    assert (folder / "checkpoint.pt").read_bytes() == saved
 
 
 def test_a_run_resumes_as_it_was_begun_and_starts_over_on_another_device(tmp_path):
