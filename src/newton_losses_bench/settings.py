@@ -267,12 +267,17 @@ def nearest_column(task: str, algorithm: str, n: int | None = None, norm: str | 
     if task == "convex":
         convex = read_paper()["convex"]
         return {"settings": convex["settings"], "fisher": {"damping": convex["damping"]}}
-    columns = (
+    columns = [
         column
         for column in read_paper()["column"]
         if (column["settings"]["task"], column["settings"]["algorithm"]) == (task, algorithm)
         and norm in (None, column["settings"].get("norm", norm))
-    )
+    ]
+    if not columns:
+        raise ArgumentError(
+            f"--algorithm {algorithm} has no [[column]] in paper.toml, where its usual settings would be. Add one, "
+            'with table = "ours".'
+        )
     return min(columns, key=lambda column: abs(column["settings"].get("n", 0) - (n or 0)))
 
 

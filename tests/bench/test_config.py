@@ -11,7 +11,8 @@ from newton_losses import ArgumentError
 from newton_losses.curvature import NormalizedDamping, RunningDamping
 from newton_losses_bench.config import SORTING_ALGORITHMS, ConvexConfig, PathsConfig, SortingConfig, identity
 from newton_losses_bench.machine import resolve_device
-from newton_losses_bench.settings import option
+from newton_losses_bench.report.collect import column_title
+from newton_losses_bench.settings import nearest_column, option
 from newton_losses_bench.tasks import SortingTask, training_loss
 from newton_losses_bench.tasks.paths import path_loss
 
@@ -201,3 +202,12 @@ def test_options_have_the_names_of_the_command():
 
 def test_a_graph_needs_cuda():
     assert sorting(graph=True).graph is False
+
+
+def test_an_algorithm_without_usual_settings_is_named():
+    with pytest.raises(ArgumentError, match=r"--algorithm mine has no \[\[column\]\] in paper.toml"):
+        nearest_column("sorting", "mine", n=5)
+
+
+def test_a_column_of_an_algorithm_without_a_title_has_a_name():
+    assert column_title("mine-n5") == "mine n=5"

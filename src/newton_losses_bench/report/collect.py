@@ -84,8 +84,9 @@ def column_title(column: str) -> str:
     >>> column_title("softsort-n5"), column_title("smoothed-loss-10"), column_title("bellman-ford-for-l1")
     ('SoftSort n=5', 'Smoothed loss, 10 samples', 'Bellman-Ford for, L₁')
     """
-    algorithm = next(name for name in TITLES if column.startswith(name))
-    title, detail = TITLES[algorithm], column.removeprefix(algorithm + "-")
+    # An algorithm that has no title yet goes by its own name.
+    algorithm = next((name for name in TITLES if column.startswith(name)), column.partition("-")[0])
+    title, detail = TITLES.get(algorithm, algorithm), column.removeprefix(algorithm + "-")
     if detail.startswith("n"):
         return f"{title} n={detail[1:]}"
     return f"{title}, {detail} samples" if detail.isdigit() else f"{title} {LOOPS[detail]}"
