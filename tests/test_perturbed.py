@@ -375,3 +375,25 @@ def test_a_wanted_solution_of_another_shape_teaches(shape, says):
 def test_a_wanted_solution_gets_no_gradient():
     with pytest.raises(ArgumentError, match=r"FenchelYoungLoss: a target requires a gradient.*detach"):
         FenchelYoungLoss(cheapest_two)(torch.zeros(3, 4), torch.zeros(3, 4, requires_grad=True))
+
+
+@pytest.mark.parametrize("hessian", ESTIMATORS)
+@pytest.mark.parametrize("minimize", [False, True])
+def test_a_wall_that_no_solution_enters_costs_nothing(hessian, minimize):
+    costs = torch.randn(5, 4, generator=generator(9))
+    solver, wall = (cheapest_two, torch.inf) if minimize else (dearest_two, -torch.inf)
+    wanted = solver(torch.randn(5, 4, generator=generator(10))).float()
+    walled = torch.nn.functional.pad(costs, (0, 1), value=wall)
+
+    class SameNoise(Gaussian):
+        def sample(self, uniform):
+            noise = torch.randn(6, 5, 4, generator=generator(11))
+            return noise if uniform.shape[-1] == 4 else torch.nn.functional.pad(noise, (0, 1))
+
+    loss = FenchelYoungLoss(solver, 0.5, 6, minimize=minimize, hessian=hessian, distribution=SameNoise())
+    expected = loss.expand(costs, wanted)
+    found = loss.expand(walled, torch.nn.functional.pad(wanted, (0, 1)))
+    torch.testing.assert_close(found.value, expected.value)
+    torch.testing.assert_close(found.gradient[:, :4], expected.gradient)
+    torch.testing.assert_close(found.curvature.dense()[:4, :4], expected.curvature.dense())
+    assert (found.gradient[:, 4] == 0).all()

@@ -113,6 +113,8 @@ class FenchelYoungLoss(_Optimizing, EstimatedLoss):
     - `hessian="optimal_value"`: the second derivative of the smoothed optimum v = ⟨c_s, w_s⟩ by the lemma of
       `SmoothedLoss`. The noisier of the two.
 
+    A cost may be infinite, as a wall's: it counts where a solution enters it, and nowhere else.
+
     `variance_reduction` only concerns the Hessian; "value" also solves for the unperturbed costs, if a Hessian is
     wanted. The value and "optimal_value" assume that the solver optimises ⟨c, w⟩; a solver that first clamps its
     costs, say, makes them approximate. Cauchy noise has no finite value; its gradient and its "jacobian" are fine.
@@ -161,10 +163,14 @@ class FenchelYoungLoss(_Optimizing, EstimatedLoss):
         flat, target, solutions = y.reshape(shape), target.reshape(shape), solutions.reshape(len(solutions), *shape)
         costs = flat + noise.perturbation()
         drawn = solutions[-len(costs) :]
-        value = sign * torch.einsum("snm,snm->n", costs, drawn - target) / len(costs)
+        walls, excess = flat.isinf(), drawn - target
+        # What no solution enters costs nothing, not 0·∞. Only a CPU can be asked for walls without waiting.
+        may_have_walls = flat.device.type != "cpu" or sees_operators() or bool(walls.any())
+        counted = costs.masked_fill(walls & (excess == 0), 0.0) if may_have_walls else costs
+        value = sign * torch.einsum("snm,snm->n", counted, excess) / len(costs)
         gradient = sign * (drawn.mean(0) - target)
         if self.training and not self._sign_watch.is_over:
-            self._sign_watch.look(sign * costs * (drawn - target), self.minimize)
+            self._sign_watch.look(sign * counted * excess, self.minimize)
 
         def mean_hessian(keep: Tensor) -> Tensor:
             """Of the smoothed optimum E⟨c, w(c)⟩."""
@@ -172,6 +178,8 @@ class FenchelYoungLoss(_Optimizing, EstimatedLoss):
                 jacobian = noise.mean_jacobian(self._weights(solutions, centred), keep)
                 return (jacobian + jacobian.mT) / (2 * sign)
             all_costs = torch.cat([flat.unsqueeze(0), costs]) if centred else costs
+            if may_have_walls:
+                all_costs = all_costs.masked_fill(walls & (solutions == 0), 0.0)
             optima = torch.einsum("snm,snm->sn", all_costs, solutions)
             return sign * noise.mean_hessian(self._weights(optima, centred), keep)
 
