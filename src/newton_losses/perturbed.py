@@ -191,7 +191,8 @@ class FenchelYoungLoss(_Optimizing, EstimatedLoss):
         solutions = self._unmixed(y)
         if solutions is None or not bool(solutions.isfinite().all()):
             return []
-        wanted, solutions = target.double().flatten(1), solutions.flatten(1)
+        count = len(solutions)
+        wanted, solutions = target.double().reshape(count, -1), solutions.reshape(count, -1)
         low, high = float(solutions.min()), float(solutions.max())
         room = 1e-3 * max(abs(low), abs(high), high - low)
         is_odd = ~((wanted >= low - room) & (wanted <= high + room)).all(1)

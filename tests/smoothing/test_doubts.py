@@ -95,3 +95,12 @@ def test_solutions_of_several_sizes_may_sum_up_to_anything_between_their_bounds(
     loss = FenchelYoungLoss(lambda costs: (costs < 0.5).float(), scale=0.3, num_samples=4)
     assert loss.doubts(y, torch.ones_like(y)) == []
     assert len(loss.doubts(y, 2 * torch.ones_like(y))) == 1
+
+
+def test_one_decision_per_sample_needs_no_second_dimension() -> None:
+    y = torch.linspace(-1, 1, 8)
+    loss = FenchelYoungLoss(lambda costs: costs < 0, scale=0.3, num_samples=4)
+    assert loss.doubts(y, (y < 0.5).float()) == []
+    assert len(loss.doubts(y, 10 + y)) == 1
+    flat, column = (nl.NewtonLoss(loss)(one.requires_grad_(), (one < 0.5)) for one in (y.clone(), y[:, None].clone()))
+    assert flat.shape == column.shape == ()
