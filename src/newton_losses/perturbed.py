@@ -191,6 +191,8 @@ class FenchelYoungLoss(_Optimizing, EstimatedLoss):
         solutions = self._unmixed(y)
         if solutions is None or not bool(solutions.isfinite().all()):
             return []
+        if bool((solutions == solutions[0]).all()):  # such as nothing at all, at costs that nothing is worth
+            return []
         count = len(solutions)
         wanted, solutions = target.double().reshape(count, -1), solutions.reshape(count, -1)
         low, high = float(solutions.min()), float(solutions.max())

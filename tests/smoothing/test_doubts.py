@@ -104,3 +104,10 @@ def test_one_decision_per_sample_needs_no_second_dimension() -> None:
     assert len(loss.doubts(y, 10 + y)) == 1
     flat, column = (nl.NewtonLoss(loss)(one.requires_grad_(), (one < 0.5)) for one in (y.clone(), y[:, None].clone()))
     assert flat.shape == column.shape == ()
+
+
+def test_one_solution_for_all_says_nothing_of_the_others() -> None:
+    """An untrained network may find nothing worth its cost, and then no sum and no bound is known."""
+    y, costs = outputs()
+    loss = FenchelYoungLoss(lambda values: pick(-values) * (values > 0), scale=0.3, num_samples=4, minimize=False)
+    assert loss.doubts(y - 2, pick(costs)) == []
