@@ -4,6 +4,7 @@ import random
 import warnings
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from torch import Tensor
@@ -111,3 +112,15 @@ def test_one_solution_for_all_says_nothing_of_the_others() -> None:
     y, costs = outputs()
     loss = FenchelYoungLoss(lambda values: pick(-values) * (values > 0), scale=0.3, num_samples=4, minimize=False)
     assert loss.doubts(y - 2, pick(costs)) == []
+
+
+def test_a_solver_with_one_memory_for_all_solutions_is_checked_too() -> None:
+    solutions = numpy.zeros((20, 6))
+
+    def mixing(costs: Tensor) -> Tensor:
+        numpy.equal(costs, costs.min(), out=solutions)
+        return torch.from_numpy(solutions)
+
+    y = outputs()[0].detach().double()
+    with pytest.raises(nl.SeparabilityError, match="mixes the samples"):
+        FenchelYoungLoss(mixing, scale=0.3, num_samples=4).doubts(y, pick(y))

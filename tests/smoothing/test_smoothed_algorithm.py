@@ -167,17 +167,18 @@ def test_a_training_step_is_captured_in_a_cuda_graph(quasi):
     assert not torch.equal(first, gradient)
 
 
-def test_a_solver_may_write_into_its_last_solution():
+@pytest.mark.parametrize("returned", [lambda found: found, torch.from_numpy], ids=["array", "tensor of an array"])
+def test_a_solver_may_write_into_its_last_solution(returned):
     """NumPy's memory has no count of changes, which would tell."""
     kept = {}
 
     def ranks(y):
         found = kept.setdefault(len(y), numpy.empty(y.shape, numpy.float32))
         numpy.copyto(found, y.numpy().argsort(-1).argsort(-1))
-        return found
+        return returned(found)
 
     gradients = []
-    for fn in (ranks, lambda y: ranks(y).copy()):
+    for fn in (ranks, lambda y: torch.as_tensor(ranks(y)).clone()):
         algorithm = SmoothedAlgorithm(fn, 0.5, 50, generator=torch.Generator().manual_seed(0))
         y = torch.tensor([[0.3, 0.1, 0.2]], requires_grad=True)
         found = algorithm(y)

@@ -168,7 +168,7 @@ class Smoothed(nn.Module):
                     output = self._as_tensor(self.fn(at.reshape(y.shape).clone(), *given.placed, **given.named), y)
                 if output.dim() == 0 or len(output) != len(flat):
                     return None
-                found.append(output.double())
+                found.append(output.to(torch.float64, copy=True))  # the next one may be in the same memory
         first, again, *others = found
         if not torch.equal(first, again):
             return None
@@ -198,9 +198,7 @@ class Smoothed(nn.Module):
 
     def _as_tensor(self, output: Any, y: Tensor) -> Tensor:
         try:
-            found = torch.as_tensor(output, device=y.device)
-            # The backward pass needs it, and a solver may write its next solution into the same memory.
-            return found if isinstance(output, Tensor) else found.clone()
+            return torch.as_tensor(output, device=y.device)
         except (TypeError, ValueError, RuntimeError) as error:
             raise ArgumentError(
                 f"{type(self).__name__}: fn returned {type(output).__name__}. "

@@ -185,6 +185,10 @@ class SmoothedAlgorithm(Smoothed):
                 y = widen(y.detach())
                 noise = self._draw(y)
                 outputs = self._call(y, noise, self._needs_centre)
+                if y.device.type == "cpu":
+                    # The backward pass needs them, and a solver may write its next solution into the same memory: that
+                    # of an array, which has no count of changes, also where `torch.from_numpy` made a tensor of it.
+                    outputs = outputs.to(y.dtype, copy=True)
                 mean = outputs[-self.sampler.num_samples :].to(y.dtype).mean(0)
             return mean, outputs, noise.standard
 
