@@ -74,6 +74,24 @@ def test_a_baseline_removes_a_constant_altogether(baseline, antithetic, quasi):
     assert (expansion.value == 7).all()
 
 
+@pytest.mark.parametrize("dtype", [torch.int64, torch.float64])
+@pytest.mark.parametrize("baseline", ["value", "leave_one_out"])
+def test_a_baseline_removes_a_constant_that_float32_has_no_digits_for(baseline, dtype):
+    """As of a solver that counts in cents: rounded to float32, costs of two billion are 128 apart."""
+
+    def estimate(constant):
+        def cents(y):
+            return (100 * y.round()).to(dtype).abs().sum(1) + constant
+
+        loss = SmoothedLoss(cents, 0.5, 8, variance_reduction=baseline, generator=generator(50))
+        return loss.expand(torch.linspace(-2, 2, 12).reshape(4, 3))
+
+    expected, found = estimate(0), estimate(2_000_000_000)
+    torch.testing.assert_close(found.gradient, expected.gradient)
+    torch.testing.assert_close(found.curvature.dense(), expected.curvature.dense())
+    assert found.value.dtype == found.gradient.dtype == torch.float32
+
+
 @pytest.mark.parametrize("shape", [(7,), (7, 3), (7, 2, 3)])
 def test_backward_gives_the_gradient_of_the_expansion(shape):
     y = torch.randn(shape, dtype=torch.float64, generator=generator(8)).requires_grad_()

@@ -130,9 +130,9 @@ class SmoothedLoss(EstimatedLoss):
 
     def _estimate(self, y: Tensor, targets: Targets, with_hessian: bool) -> tuple[Tensor, Tensor, MeanHessian]:
         noise = self._draw(y)
-        values = self._call(y, noise, self._needs_centre, targets).to(y.dtype)
-        value = values[-self.sampler.num_samples :].mean(0)
-        weights = self._weights(values, self._needs_centre)
+        values = _exact(self._call(y, noise, self._needs_centre, targets), y.dtype)
+        value = values[-self.sampler.num_samples :].mean(0).to(y.dtype)
+        weights = self._weights(values, self._needs_centre).to(y.dtype)
         return value, noise.gradient(weights), lambda keep: noise.mean_hessian(weights, keep)
 
     def _check_output(self, output: Tensor, shape: tuple[int, ...]) -> None:
@@ -150,6 +150,15 @@ class SmoothedLoss(EstimatedLoss):
 
     def _wanted(self, shape: tuple[int, ...]) -> str:
         return f"one value per row, here {shape[:1]}"
+
+
+def _exact(values: Tensor, dtype: torch.dtype) -> Tensor:
+    """Values of at least this dtype without their last digits lost, which may be all that is left of a difference.
+
+    float32 has no room for a cost of billions, as a solver counts in cents or milliseconds.
+    """
+    is_wide = values.dtype in (torch.int32, torch.int64, torch.float64)
+    return values.to(torch.float64 if is_wide and values.device.type != "mps" else dtype)
 
 
 class SmoothedAlgorithm(Smoothed):
