@@ -362,6 +362,8 @@ def test_wanted_solutions_come_by_name_as_arrays_and_as_lists():
         ((3, 4), r"One solution for all samples: target\.expand\(6, 3, 4\)"),
         ((6, 3), r"torch\.nn\.functional\.one_hot\(target, 4\)"),
         ((6, 12), r"target\.reshape\(6, 3, 4\)"),
+        ((6, 4, 3), r"dimensions in another order\? .*never target\.reshape"),  # which would mix rows and columns
+        ((3, 4, 6), "of another batch"),  # and here the samples
         ((5, 3, 4), "of another batch"),
     ],
 )

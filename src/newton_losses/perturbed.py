@@ -244,7 +244,9 @@ def _how_to_get(wanted: Tensor, y: Tensor) -> str:
         return f"One solution for all samples: target.expand{tuple(y.shape)}."
     if wanted.shape == y.shape[:-1]:
         return f"The indices of the choices: torch.nn.functional.one_hot(target, {y.shape[-1]})."
-    if wanted.numel() == y.numel():
+    if wanted.shape[:1] == y.shape[:1] and sorted(wanted.shape) == sorted(y.shape):
+        return "Are its dimensions in another order? Then target.transpose or target.permute, never target.reshape."
+    if wanted.shape[:1] == y.shape[:1] and wanted.numel() == y.numel():
         return f"The same entries in another shape: target.reshape{tuple(y.shape)}."
     return "Is it of another batch, or not in the solver's form?"
 
