@@ -279,6 +279,8 @@ def test_wrong_arguments_teach():
         SmoothedLoss(3)
     with pytest.raises(ArgumentError, match=r"distribution is 'gaussian'.*sample and derivatives"):
         SmoothedLoss(both_positive, distribution="gaussian")
+    with pytest.raises(ArgumentError, match=r"distribution is <class .*Gumbel'>.*Gaussian\(\)"):
+        SmoothedLoss(both_positive, distribution=Gumbel)
     with pytest.raises(ArgumentError, match=r"variance_reduction='baseline' is not known.*'leave_one_out'"):
         SmoothedLoss(both_positive, variance_reduction="baseline")
     with pytest.raises(ArgumentError, match=r"generator is 3\. Pass a torch\.Generator"):

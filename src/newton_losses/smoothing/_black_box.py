@@ -79,7 +79,7 @@ class Smoothed(nn.Module):
             _refuse_options(type(self), kwargs)
         if not callable(fn):
             raise ArgumentError(f"{owner}: fn is {fn!r}. Pass a function of a batch of inputs.")
-        if not isinstance(distribution, Distribution):
+        if isinstance(distribution, type) or not isinstance(distribution, Distribution):
             raise ArgumentError(
                 f"{owner}: distribution is {distribution!r}. Pass an object with the methods sample and derivatives, "
                 f"for example nl.smoothing.Gaussian()."
