@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 
-from newton_losses import ArgumentError, DerivativeError, ShapeError, newton_target
+from newton_losses import ArgumentError, DerivativeError, NewtonLoss, ShapeError, diagnose, newton_target
 from newton_losses.curvature import Expandable, LowRank
 from newton_losses.perturbed import FenchelYoungLoss, Perturbed
 from newton_losses.smoothing import Gaussian, Gumbel, Laplace
@@ -399,3 +399,29 @@ def test_a_wall_that_no_solution_enters_costs_nothing(hessian, minimize):
     torch.testing.assert_close(found.gradient[:, :4], expected.gradient)
     torch.testing.assert_close(found.curvature.dense()[:4, :4], expected.curvature.dense())
     assert (found.gradient[:, 4] == 0).all()
+
+
+def knapsacks(values, room):
+    """Every sample takes its own number of the dearest items."""
+    return values.argsort(-1, descending=True).argsort(-1) < room[:, None]
+
+
+def test_what_a_solver_takes_beside_the_costs_is_passed_on_for_every_draw():
+    values, room = torch.randn(12, 5, generator=generator(12)), torch.arange(12) % 4 + 1
+    wanted = knapsacks(torch.randn(12, 5, generator=generator(13)), room)
+
+    def results(solver, *beside, **named):
+        loss = FenchelYoungLoss(solver, 0.5, 3, minimize=False, variance_reduction="value", generator=generator(14))
+        layer = Perturbed(solver, 0.5, 3, minimize=False, generator=generator(14))
+        found = loss.expand(values, wanted, *beside, **named)
+        layer_found = layer(values, *beside, **named), layer.jacobian(values, *beside, **named)
+        return found.value, found.gradient, found.curvature.dense(), *layer_found
+
+    expected = results(lambda costs: knapsacks(costs, room.repeat(len(costs) // 12)))
+    torch.testing.assert_close(results(knapsacks, room), expected)
+    torch.testing.assert_close(results(knapsacks, room=room), expected)
+    loss = FenchelYoungLoss(knapsacks, 0.5, 3, minimize=False)
+    NewtonLoss(loss, "hessian")(values.requires_grad_(), wanted, room=room).backward()
+    assert diagnose(loss, values.detach(), wanted, room).separable
+    with pytest.raises(ArgumentError, match=r"knapsacks\(values, room\) was called with.*missing a required argument"):
+        loss(values, wanted)

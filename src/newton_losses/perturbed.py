@@ -113,6 +113,9 @@ class FenchelYoungLoss(_Optimizing, EstimatedLoss):
     - `hessian="optimal_value"`: the second derivative of the smoothed optimum v = ⟨c_s, w_s⟩ by the lemma of
       `SmoothedLoss`. The noisier of the two.
 
+    What the solver takes beside the costs, such as the capacity of each sample's knapsack, follows w*, by position or
+    by name: `loss(costs, wanted, capacity)`. Tensors and arrays are repeated for the draws.
+
     A cost may be infinite, as a wall's: it counts where a solution enters it, and nowhere else.
 
     `variance_reduction` only concerns the Hessian; "value" also solves for the unperturbed costs, if a Hessian is
@@ -158,7 +161,7 @@ class FenchelYoungLoss(_Optimizing, EstimatedLoss):
         target, sign = targets.placed[0].to(y.dtype), self._sign
         noise = self._draw(y)
         centred = self._needs_centre and with_hessian
-        solutions = self._call(y, noise, centred).to(y.dtype)
+        solutions = self._call(y, noise, centred, targets.but_the_first()).to(y.dtype)
         shape = noise.standard.shape[1:]  # (N, m)
         flat, target, solutions = y.reshape(shape), target.reshape(shape), solutions.reshape(len(solutions), *shape)
         costs = flat + noise.perturbation()
@@ -187,8 +190,8 @@ class FenchelYoungLoss(_Optimizing, EstimatedLoss):
 
     def doubts(self, y: Tensor, *targets: Any, **named: Any) -> list[str]:
         """As of every estimated loss; and where the target cannot be a solution, nor a mean of several."""
-        target = self._checked(y, targets, named).placed[0]
-        solutions = self._unmixed(y)
+        given = self._checked(y, targets, named)
+        target, solutions = given.placed[0], self._unmixed(y, given.but_the_first())
         if solutions is None or not bool(solutions.isfinite().all()):
             return []
         if bool((solutions == solutions[0]).all()):  # such as nothing at all, at costs that nothing is worth
@@ -213,14 +216,15 @@ class FenchelYoungLoss(_Optimizing, EstimatedLoss):
 
     def _checked(self, y: Tensor, targets: tuple[Any, ...], named: dict[str, Any]) -> Any:
         self._check(y)
-        if set(named) - {"target"} or len(targets) + len(named) != 1:
+        if ("target" in named) == bool(targets):
             by_name = f" and by name {', '.join(named)}" if named else ""
             raise ArgumentError(
                 f"FenchelYoungLoss: got {len(targets)} targets{by_name}. Pass one, the wanted solutions: "
-                f"loss(costs, wanted), or loss(costs, target=wanted). What the solver takes beside the costs is bound "
-                f"to it, and holds for all samples."
+                f"loss(costs, wanted), or loss(costs, target=wanted). What follows it is passed on to the solver, "
+                f"with one entry per sample; bind what all samples share."
             )
-        wanted = named.get("target", *targets)
+        wanted, *others = targets or (named["target"],)
+        named = {name: one for name, one in named.items() if name != "target"}
         if not isinstance(wanted, Tensor):
             try:
                 wanted = torch.as_tensor(wanted)
@@ -235,7 +239,10 @@ class FenchelYoungLoss(_Optimizing, EstimatedLoss):
                 f"target is the wanted solution w* of each sample, in the form in which the solver returns it, so it "
                 f"has the shape of the costs, here {tuple(y.shape)}. {_how_to_get(wanted, y)}"
             )
-        return super()._checked(y, (wanted.to(y.device),), {})
+        return super()._checked(y, (wanted.to(y.device), *others), named)
+
+    def _is_mask(self, y: Tensor, place: int, target: Any) -> bool:
+        return place > 1 and super()._is_mask(y, place - 1, target)  # the solver never sees the wanted solution
 
 
 def _how_to_get(wanted: Tensor, y: Tensor) -> str:

@@ -124,6 +124,13 @@ class Smoothed(nn.Module):
                 f"Make it with torch.Generator(device={y.device.type!r})."
             )
 
+    def _given(self, y: Tensor, targets: tuple[Any, ...], named: Mapping[str, Any]) -> "Targets":
+        """What fn takes beside y, if y can be differentiated at and this can be repeated for the draws."""
+        self._check(y)
+        given = Targets(targets, named)
+        given.check(y.shape[0], type(self).__name__)
+        return given
+
     def _draw(self, y: Tensor) -> Noise:
         """Noise for the batch y, `(N, ...)`."""
         return self.sampler.draw(flatten_from(y, 1), self._signed_scale, self.distribution, self.generator)
@@ -248,6 +255,10 @@ class Targets:
 
     placed: tuple[Any, ...] = ()
     named: Mapping[str, Any] = field(default_factory=dict)
+
+    def but_the_first(self) -> "Targets":
+        """What a solver takes beside its costs, where the wanted solution comes first."""
+        return Targets(self.placed[1:], self.named)
 
     def check(self, count: int, owner: str) -> None:
         """Raise unless all can be repeated for the draws of `count` samples."""

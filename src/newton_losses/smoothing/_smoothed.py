@@ -88,10 +88,7 @@ class EstimatedLoss(Smoothed):
 
     def _checked(self, y: Tensor, targets: tuple[Any, ...], named: dict[str, Any]) -> Targets:
         """The targets of outputs that can be differentiated at, if they can be repeated for the draws."""
-        self._check(y)
-        given = Targets(targets, named)
-        given.check(y.shape[0], type(self).__name__)
-        return given
+        return self._given(y, targets, named)
 
     def _estimate(self, y: Tensor, targets: Targets, with_hessian: bool) -> tuple[Tensor, Tensor, MeanHessian]:
         """Value `(N,)`, gradient `(N, m)`, and a function from a mask `(N,)` to the mean Hessian of the samples in it.
@@ -184,16 +181,19 @@ class SmoothedAlgorithm(Smoothed):
     tensor([[ 1., -1., -1.]])
     """
 
-    def forward(self, y: Tensor) -> Tensor:
-        """The estimated E[fn(y + ε)], `(N, *outputs)`, in float32 at least."""
-        self._check(y)
+    def forward(self, y: Tensor, *targets: Any, **named: Any) -> Tensor:
+        """The estimated E[fn(y + ε)], `(N, *outputs)`, in float32 at least.
+
+        What `fn` takes beside y follows it, by position or by name, with one entry per sample.
+        """
+        given = self._given(y, targets, named)
         scale = self._signed_scale  # that of this forward, even if it is changed before the backward
 
         def evaluate(y: Tensor) -> tuple[Tensor, ...]:
             with full_precision(y):
                 y = widen(y.detach())
                 noise = self._draw(y)
-                outputs = self._call(y, noise, self._needs_centre)
+                outputs = self._call(y, noise, self._needs_centre, given)
                 if y.device.type == "cpu":
                     # The backward pass needs them, and a solver may write its next solution into the same memory: that
                     # of an array, which has no count of changes, also where `torch.from_numpy` made a tensor of it.
@@ -217,7 +217,7 @@ class SmoothedAlgorithm(Smoothed):
             return noise.gradient(self._weights(projected, self._needs_centre))
 
     @torch.no_grad()
-    def jacobian(self, y: Tensor) -> Tensor:
+    def jacobian(self, y: Tensor, *targets: Any, **named: Any) -> Tensor:
         """The estimated Jacobian of each sample, `(N, *outputs, *inputs)`, from fresh draws.
 
         >>> generator = torch.Generator().manual_seed(0)
@@ -225,11 +225,11 @@ class SmoothedAlgorithm(Smoothed):
         >>> bool((double.jacobian(torch.zeros(1, 2)) - 2 * torch.eye(2)).abs().max() < 0.02)
         True
         """
-        self._check(y)
+        given = self._given(y, targets, named)
         with full_precision(y):
             work = widen(y.detach())
             noise = self._draw(work)
-            outputs = self._call(work, noise, self._needs_centre)
+            outputs = self._call(work, noise, self._needs_centre, given)
             weights = self._weights(flatten_from(outputs, 2).to(work.dtype), self._needs_centre)
             matrix = noise.jacobian(weights)
         return matrix.reshape(y.shape[0], *outputs.shape[2:], *y.shape[1:])
