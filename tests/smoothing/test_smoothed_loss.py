@@ -289,6 +289,10 @@ def test_wrong_arguments_teach():
         SmoothedLoss(both_positive).expand(y, curvature="hesian")
     with pytest.raises(ArgumentError, match="fn returned NoneType"):
         SmoothedLoss(lambda y: None)(y)
+    with pytest.raises(ArgumentError, match=r"fn returned list.*torch\.stack"):
+        SmoothedAlgorithm(lambda y: list(y))(y)
+    with pytest.raises(ShapeError, match=r"list of 3 targets\? Only tensors and arrays.*torch\.arange\(3\)"):
+        SmoothedLoss(lambda y, names: [float(one[0]) for one, _ in zip(y, names, strict=False)])(y, ["a", "b", "c"])
     for unusual in (torch.tensor([1, 2]), torch.tensor(1.0), y.to(torch.float8_e4m3fn)):
         with pytest.raises(ShapeError, match="batch of real outputs"):
             SmoothedLoss(both_positive)(unusual)

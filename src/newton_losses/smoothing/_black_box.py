@@ -207,9 +207,11 @@ class Smoothed(nn.Module):
         try:
             return torch.as_tensor(output, device=y.device)
         except (TypeError, ValueError, RuntimeError) as error:
+            is_rows = isinstance(output, list | tuple) and any(isinstance(one, Tensor) for one in output)
             raise ArgumentError(
                 f"{type(self).__name__}: fn returned {type(output).__name__}. "
-                f"It must return a tensor (or an array) with one entry for each row of its input."
+                f"It must return a tensor (or an array) with one entry for each row of its input"
+                f"{': of one tensor per row, return their torch.stack' if is_rows else ''}."
             ) from error
 
     def _check_output(self, output: Tensor, shape: tuple[int, ...]) -> None:

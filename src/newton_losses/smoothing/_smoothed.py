@@ -135,11 +135,16 @@ class SmoothedLoss(EstimatedLoss):
     def _check_output(self, output: Tensor, shape: tuple[int, ...]) -> None:
         if output.shape == shape[:1]:
             return
-        hint = (
-            "Did it reduce over the batch dimension?"
-            if output.dim() == 0 or output.shape[0] != shape[0]
-            else f"Did it forget to reduce its last {output.dim() - 1} dimension(s)?"
-        )
+        batch = shape[0] // (self.sampler.num_samples + self._needs_centre)
+        if output.shape == (batch,):
+            hint = (
+                f"Did it loop over a list of {batch} targets? Only tensors and arrays are repeated for the draws: pass "
+                f"torch.arange({batch}), and look the others up."
+            )
+        elif output.dim() == 0 or output.shape[0] != shape[0]:
+            hint = "Did it reduce over the batch dimension?"
+        else:
+            hint = f"Did it forget to reduce its last {output.dim() - 1} dimension(s)?"
         raise ShapeError(
             f"{type(self).__name__}: fn returned shape {tuple(output.shape)} for inputs of shape {shape}, which hold "
             f"all draws of all samples as one batch. It must return {self._wanted(shape)}. {hint}"
