@@ -205,6 +205,8 @@ class Smoothed(nn.Module):
 
     def _as_tensor(self, output: Any, y: Tensor) -> Tensor:
         try:
+            if isinstance(output, list | tuple) and output and isinstance(output[0], numpy.ndarray):
+                output = numpy.asarray(output)  # torch would go through every number of every array
             return torch.as_tensor(output, device=y.device)
         except (TypeError, ValueError, RuntimeError) as error:
             is_rows = isinstance(output, list | tuple) and any(isinstance(one, Tensor) for one in output)
