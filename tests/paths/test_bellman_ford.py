@@ -190,3 +190,11 @@ def test_the_losses_sum_the_cells_of_each_sample():
     halves = torch.full((2, 3, 3), 0.5)
     assert PathLoss(lambda costs: costs, "l1")(halves, label).tolist() == [4.5, 4.5]
     assert PathLoss(lambda costs: costs, "l2")(halves, label).tolist() == [2.25, 2.25]
+
+
+def test_iterations_that_reach_no_start_are_warned_of_once():
+    algorithm = RelaxedBellmanFord()
+    with pytest.warns(UserWarning, match=r"RelaxedBellmanFord: on grids of 4 rows and 30.*at least 30.*iterations=18"):
+        algorithm(torch.rand(2, 4, 30))
+    algorithm(torch.rand(2, 4, 30))
+    RelaxedBellmanFord(iterations=30)(torch.rand(2, 4, 30))

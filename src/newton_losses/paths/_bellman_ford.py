@@ -1,5 +1,6 @@
 """The relaxed Bellman-Ford algorithm and the loss of a relaxed path, as modules. The loops are in `_relaxation.py`."""
 
+import warnings
 from collections.abc import Callable
 from typing import Literal
 
@@ -9,6 +10,7 @@ from torch import Tensor, nn
 from .._arguments import dense_tensor, one_of, positive_number, whole_number
 from .._backends import TritonOrTorch, takes_triton, triton_or_torch
 from .._by_hand import by_hand
+from .._tracing import sees_operators
 from ..errors import ShapeError
 from . import _relaxation
 from ._dispatch import LARGEST, path_operator, pullback_operator
@@ -30,7 +32,8 @@ class RelaxedBellmanFord(nn.Module):
     and the path collects where it has been: path ← path ⊕ position.
 
     - `beta` is the inverse temperature; larger is harder.
-    - `iterations` bounds both loops. A path of more than `iterations` vertices is not traced to its start.
+    - `iterations` bounds both loops. A path of more than `iterations` vertices is not traced to its start;
+      on grids on which all are longer, a warning says so.
     - `loop`: "for" takes that many steps back; "while" relaxes the loop "until the path contains the start": it
       averages the paths of the steps with the weights p(t−1) − p(t), and p(T) for the last, where p is the running
       product of the conditions σ(−β·(path(start) − 1)).
@@ -61,6 +64,7 @@ class RelaxedBellmanFord(nn.Module):
         self.loop: Loop = one_of(loop, ("for", "while"), "loop", "RelaxedBellmanFord")
         self.conorm: Conorm = one_of(conorm, ("probabilistic", "yager"), "conorm", "RelaxedBellmanFord")
         self.backend = triton_or_torch(backend, "RelaxedBellmanFord")
+        self._has_warned = False
 
     def extra_repr(self) -> str:
         settings = f"beta={self.beta}, iterations={self.iterations}, loop={self.loop!r}, conorm={self.conorm!r}"
@@ -71,6 +75,15 @@ class RelaxedBellmanFord(nn.Module):
             raise ShapeError(
                 f"RelaxedBellmanFord: costs have shape {tuple(costs.shape)}. Pass the vertex costs of a batch of "
                 "grids, (B, H, W)."
+            )
+        if self.iterations < max(costs.shape[1:]) and not self._has_warned and not sees_operators():
+            self._has_warned = True
+            warnings.warn(
+                f"RelaxedBellmanFord: on grids of {costs.shape[1]} rows and {costs.shape[2]} columns a path has at "
+                f"least {max(costs.shape[1:])} vertices, and iterations={self.iterations} end before it arrives: it "
+                f"depends little on the costs, or not at all. Pass more iterations, with room for detours. This is "
+                f"said once.",
+                stacklevel=4,  # this and two of torch's own: then the line that called the module
             )
         if costs.dtype not in (torch.float32, torch.float64):
             costs = costs.float()
