@@ -330,10 +330,8 @@ class ConvexConfig(RunConfig):
     def _check_curvature(self) -> None:
         super()._check_curvature()
         if self.curvature not in ("none", "fisher"):
-            raise ArgumentError(
-                f"--curvature {self.curvature}: convex layers take the empirical Fisher. "
-                "They have no second derivatives. Pass fisher, or none."
-            )
+            sentence = "convex layers take the empirical Fisher. They have no second derivatives. Pass fisher, or none."
+            raise ArgumentError(f"--curvature {self.curvature}: {sentence}")
 
 
 def _first(given: Any, usual: Any) -> Any:
@@ -342,8 +340,7 @@ def _first(given: Any, usual: Any) -> Any:
 
 CONFIGURATIONS: dict[str, type[RunConfig]] = {kind.task: kind for kind in (SortingConfig, PathsConfig, ConvexConfig)}
 _SETTINGS = [one for kind in CONFIGURATIONS.values() for one in settings(kind)]
-# Where the data lies, what it is computed on, and what is only observed. The precision is not
-# among them: it is a choice of the experiment.
+# Where the data lies, what it is computed on, what is only observed; and not the precision, which is an experiment's.
 NOT_THE_EXPERIMENT = tuple(dict.fromkeys(one.name for one in _SETTINGS if not one.experiment))
 # How long and on what an experiment is carried out, and not which experiment it is.
 PROTOCOL = tuple(dict.fromkeys(one.name for one in _SETTINGS if one.protocol))
@@ -359,17 +356,17 @@ def configuration_class(task: object) -> type[RunConfig]:
 def experiment(configuration: dict[str, Any]) -> dict[str, Any]:
     """The part of a stored configuration that makes the run what it is.
 
-    A configuration written before a setting existed gets that setting's default, with which it ran. One with a setting
-    that is not known here, as of somebody's own branch, is an experiment of its own.
+    A configuration written before a setting existed gets that setting's default, with which it ran; a setting that is
+    not known here, as of somebody's own branch, makes an experiment of its own.
     """
     complete = configuration_class(configuration.get("task")).from_dict(configuration).to_dict()
     if isinstance(complete["damping"], str):
         complete["damping"] = read_damping(complete["damping"])
     found = {name: comparable(value) for name, value in complete.items() if name not in NOT_THE_EXPERIMENT}
-    # A setting of another version made a difference there: without it, two experiments would count as one.
-    others = {name: value for name, value in configuration.items() if name not in complete}
-    used = {name: value for name, value in others.items() if value is not None and value is not False}
-    return found | {name: json.dumps(value, sort_keys=True) for name, value in used.items()}
+    unknown = [
+        name for name, value in configuration.items() if name not in complete and repr(value) not in ("None", "False")
+    ]
+    return found | {name: json.dumps(configuration[name], sort_keys=True) for name in unknown}
 
 
 def identity(configuration: dict[str, Any]) -> str:

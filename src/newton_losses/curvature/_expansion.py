@@ -37,7 +37,7 @@ from ._loss_contract import (
     outside_inference_mode,
 )
 from ._options import Reduction, check_is_loss, resolve_reduction
-from ._passes import directions_at_once, footprint
+from ._passes import Footprint, footprint, products_at_once
 
 CurvatureKind = Literal["hessian", "fisher", "sample"]
 # What a loss that brings its own expansion is asked for: the parts of single samples are made from its gradients.
@@ -225,9 +225,8 @@ def expand(
         raise ArgumentError(f"curvature={curvature!r}; it can be 'hessian', 'fisher', 'sample' or None.")
     check_is_loss(loss)
     loss, targets, mask = bound_targets(loss, y, targets, {}, mask, "expand")
-    return expand_bound(
-        loss, y, targets, curvature, resolve_reduction(loss, reduction), matrix_free, mask, exchangeable
-    )
+    reduction = resolve_reduction(loss, reduction)
+    return expand_bound(loss, y, targets, curvature, reduction, matrix_free, mask, exchangeable)
 
 
 @outside_inference_mode
@@ -310,10 +309,8 @@ def expand_loss(
             )
         if _too_large(flat) if matrix_free is None else matrix_free:
             found, product = second_products(total, flat, loss)
-            # Both: what a pass holds within the loss, and its products, which are added up.
-            at_once = directions_at_once(flat, footprint(total, flat, loss, has_tape=has_tape(flat)))
-            at_once = min(at_once, max(1, DENSE_ELEMENTS // 16 // flat.numel()))
-            return Expansion(found.value, found.gradient, _mean_products(product, _usable(found), at_once, flat))
+            needed = footprint(total, flat, loss, has_tape=has_tape(flat))
+            return Expansion(found.value, found.gradient, _mean_products(product, _usable(found), flat, needed))
         mean = mean_hessian(total, flat, loss)
         return Expansion(mean.value, mean.gradient, Dense(mean.matrix, count=mean.count))
 
@@ -357,8 +354,8 @@ def _usable(found: Derivatives) -> Tensor:
     return finite(found) & torch.isfinite(found.second).all(2).all(0)
 
 
-def _mean_products(product: SecondProduct, kept: Tensor, at_once: int, flat: Tensor) -> Products:
-    count = kept.sum().clamp(min=1)
+def _mean_products(product: SecondProduct, kept: Tensor, flat: Tensor, needed: Footprint) -> Products:
+    count, at_once = kept.sum().clamp(min=1), products_at_once(flat, needed, DENSE_ELEMENTS // 16)
 
     @outside_inference_mode
     def mean_product(vectors: Tensor) -> Tensor:

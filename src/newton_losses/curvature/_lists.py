@@ -14,7 +14,7 @@ from ..errors import ArgumentError, ShapeError
 from ._derivatives import Derivatives, first_order, has_tape, is_finite, second_products
 from ._forms import PROBES, Exchangeable, Masked, signs, symmetric, widened
 from ._loss_contract import Total, one_thread
-from ._passes import directions_at_once, footprint
+from ._passes import footprint, products_at_once
 
 # Samples of one batched solve times the size of their matrices.
 CELLS_AT_ONCE = 2**24
@@ -203,9 +203,7 @@ def list_derivatives(
     trace, whole, mean = flat.new_zeros(len(flat)), flat.new_zeros(len(flat)), []
     directions = torch.eye(size, dtype=flat.dtype, device=flat.device)
     needed = footprint(total, flat, loss, has_tape=has_tape(flat))
-    # Both: what a pass holds within the loss, and its products, which are added up here.
-    at_once = min(directions_at_once(flat, needed), max(1, CELLS_AT_ONCE // max(1, flat.numel())))
-    for rows in torch.split(directions, at_once):
+    for rows in torch.split(directions, products_at_once(flat, needed, CELLS_AT_ONCE)):
         with one_thread(flat, needed.largest):
             second = product(rows)
         trace, whole = trace + (second * rows.unsqueeze(1)).sum((0, 2)), whole + second.sum((0, 2))

@@ -88,6 +88,11 @@ def directions_at_once(flat: Tensor, size: Footprint) -> int:
     return max(1, cores * CACHED_ELEMENTS // max(1, size.largest))
 
 
+def products_at_once(flat: Tensor, size: Footprint, elements: int) -> int:
+    """The same where the products of a pass are added up, of which so many `elements` may be stored."""
+    return min(directions_at_once(flat, size), max(1, elements // max(1, flat.numel())))
+
+
 def _room(flat: Tensor) -> int:
     """Elements of this dtype that a pass may fill on its device. Asked once: later, most of it is torch's own cache."""
     if flat.device not in _free_elements:

@@ -64,7 +64,8 @@ class RelaxedBellmanFord(nn.Module):
         self.loop: Loop = one_of(loop, ("for", "while"), "loop", "RelaxedBellmanFord")
         self.conorm: Conorm = one_of(conorm, ("probabilistic", "yager"), "conorm", "RelaxedBellmanFord")
         self.backend = triton_or_torch(backend, "RelaxedBellmanFord")
-        self._has_warned = False
+
+    _has_warned = False
 
     def extra_repr(self) -> str:
         settings = f"beta={self.beta}, iterations={self.iterations}, loop={self.loop!r}, conorm={self.conorm!r}"
