@@ -363,10 +363,8 @@ def experiment(configuration: dict[str, Any]) -> dict[str, Any]:
     if isinstance(complete["damping"], str):
         complete["damping"] = read_damping(complete["damping"])
     found = {name: comparable(value) for name, value in complete.items() if name not in NOT_THE_EXPERIMENT}
-    unknown = [
-        name for name, value in configuration.items() if name not in complete and repr(value) not in ("None", "False")
-    ]
-    return found | {name: json.dumps(configuration[name], sort_keys=True) for name in unknown}
+    unknown = {name: value for name, value in configuration.items() if name not in complete and value}
+    return found | {name: json.dumps(value, sort_keys=True) for name, value in unknown.items()}
 
 
 def identity(configuration: dict[str, Any]) -> str:
