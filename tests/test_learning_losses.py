@@ -154,3 +154,17 @@ def test_what_a_user_bound_is_no_target_of_the_call() -> None:
     newton(y, target=target).backward()
     assert b.grad is not None
     torch.testing.assert_close(b.grad, (y - target)[1:].detach().log().sum(1).mean())
+
+
+def test_weights_of_another_precision_than_the_outputs_are_named() -> None:
+    class Projected(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(3, 3)
+
+        def forward(self, y: Tensor) -> Tensor:
+            return self.linear(y).square().sum(1)
+
+    with pytest.raises(RuntimeError, match="same dtype") as raised:
+        NewtonLoss(Projected().bfloat16())(torch.randn(4, 3, dtype=torch.bfloat16))
+    assert raised.value.__notes__[0].endswith("loss.to(torch.float32).")

@@ -143,6 +143,9 @@ def explain(error: Exception, loss: Loss, outputs: Tensor, targets: tuple[Any, .
             advice = "NumPy has no gradients: newton_losses.smoothing.SmoothedLoss can wrap such a function."
         if outputs.is_floating_point() and "scalar type" in str(error):
             advice += " Autocast is off in here, and outputs of 16 bits come in float32: convert with target.float()."
+        stored = loss.parameters() if isinstance(loss, torch.nn.Module) else ()
+        if any(one.is_floating_point() and one.dtype != outputs.dtype for one in stored):
+            advice = f"Its own weights are in another precision than the outputs it gets: loss.to({outputs.dtype})."
         if "leaf Variable that requires grad is being used in an in-place" in str(error):
             advice = "It changes its outputs in place. Begin it with y = y.clone()."
         error.add_note(
