@@ -136,10 +136,6 @@ class Exchangeable:
     freedom: Tensor
     mask: Tensor | None = None
 
-    @property
-    def example(self) -> Tensor:
-        return self.among
-
     def dense(self) -> Tensor:
         """The matrix of a list in which all outputs exist."""
         share = (self.common - self.among) / max(1, self.size)
@@ -186,10 +182,6 @@ class Masked:
     def size(self) -> int:
         return self.matrix.shape[-1]
 
-    @property
-    def example(self) -> Tensor:
-        return self.matrix
-
     def dense(self) -> Tensor:
         return self.matrix
 
@@ -230,10 +222,6 @@ class OwnParts:
     @property
     def size(self) -> int:
         return self.gradient.shape[-1]
-
-    @property
-    def example(self) -> Tensor:
-        return self.gradient
 
     def usable(self) -> Tensor:
         """Which samples have a finite value and gradient, `(N,)` boolean."""

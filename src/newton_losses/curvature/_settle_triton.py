@@ -16,7 +16,6 @@ from ._fisher_triton import _load, _store
 from ._lists_triton import row_sums
 
 _Decorator = Callable[[Callable[..., Any]], Any]
-_jit: _Decorator = triton.jit
 _kernel: _Decorator = triton.jit(do_not_specialize=["samples", "outputs"])
 
 # Numbers of the gradients that are read at a time.

@@ -155,11 +155,6 @@ def filled(scores: Tensor, mask: Tensor) -> Tensor:
     return torch.where(mask, scores, torch.where(largest.isfinite(), largest, 0.0))
 
 
-def counts(mask: Tensor | None, like: Tensor) -> Tensor | int:
-    """How many items each list has, `(...)`, or n where no mask says otherwise."""
-    return like.shape[-1] if mask is None else mask.sum(-1)
-
-
 def as_they_came(result: Tensor, lists: Lists, dim: int = -1) -> Tensor:
     """One number per item, `(..., n)`, zero for items that do not exist, in the layout in which the scores came."""
     if lists.mask is not None:
