@@ -115,14 +115,7 @@ class FisherMatrix(_Fisher, _DenseForm):
         rows, count = _wide_rows(self)
         return rows.mT @ rows / count
 
-    def dense(self) -> Tensor:
-        return self.matrix
-
-    def product(self, vectors: Tensor) -> Tensor:
-        return vectors @ self.matrix
-
-    def mean_square(self) -> Tensor:
-        return Dense.mean_square(self)
+    dense, product, mean_square = Dense.dense, Dense.product, Dense.mean_square
 
 
 class FisherFactor(_Fisher, _LowRankForm):
@@ -139,14 +132,7 @@ class FisherFactor(_Fisher, _LowRankForm):
     def factor(self) -> Tensor:
         return _wide_rows(self)[0] / self.scale
 
-    def dense(self) -> Tensor:
-        return LowRank.dense(self)
-
-    def product(self, vectors: Tensor) -> Tensor:
-        return LowRank.product(self, vectors)
-
-    def mean_square(self) -> Tensor:
-        return LowRank.mean_square(self)
+    dense, product, mean_square = LowRank.dense, LowRank.product, LowRank.mean_square
 
 
 Dense.register(FisherMatrix)
