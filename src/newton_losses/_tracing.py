@@ -64,3 +64,8 @@ def refuse_export() -> None:
 def inside_transform() -> bool:
     """Whether a transform of torch.func is at work, also while it is compiled."""
     return bool(torch._C._are_functorch_transforms_active())
+
+
+def is_differentiated_otherwise() -> bool:
+    """Whether a transform of torch.func or forward mode is at work, which `requires_grad` does not show."""
+    return inside_transform() or torch.autograd.forward_ad._current_level >= 0

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from ._arguments import bound_targets, is_exchangeable, name_of, padded_outputs, with_mask
 from ._skipped import OnNonfinite, SkipWatch, skip_counter
-from ._tracing import is_captured, refuse_export, sees_operators, unpacked_saves
+from ._tracing import is_captured, is_differentiated_otherwise, refuse_export, sees_operators, unpacked_saves
 from .curvature import (
     CurvatureKind,
     Damping,
@@ -327,7 +327,7 @@ def compute_newton_loss(
         front = value_of_kept(loss, y, targets, expansion.value, step.kept, reduction)
     else:
         front = mean_value(expansion.value, reduction)
-    surrogate = _surrogate if is_compiling or _is_transformed() else _Surrogate.record
+    surrogate = _surrogate if is_compiling or is_differentiated_otherwise() else _Surrogate.record
     is_scalar = expansion.value.stride() == (0,)  # one number, shown as that of every sample
     return surrogate(y, front, rows, step.kept, divisor), step, is_scalar
 
@@ -379,11 +379,6 @@ class _Surrogate(torch.autograd.Function):
             if pulled.shape != y.shape or pulled.dtype != y.dtype:
                 pulled = pulled.reshape(y.shape).to(y.dtype)
         return pulled, slope if ctx.needs_input_grad[1] else None, None
-
-
-def _is_transformed() -> bool:
-    """Whether a transform of torch.func or forward mode is at work."""
-    return torch._C._are_functorch_transforms_active() or torch.autograd.forward_ad._current_level >= 0
 
 
 def _may_wait(y: Tensor) -> bool:

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from .._backends import HAS_TRITON
+from .._tracing import sees_operators
 from ._damping import AUTO, NormalizedDamping, RelativeDamping, Rule, RunningDamping
 from ._expansion import FisherFactor, FisherMatrix, empirical_fisher
 from ._forms import widened
@@ -209,11 +210,10 @@ def matrix_step(
     plan = _plan(damping)
     if plan is None or gradient.device.type != "cuda" or matrix.device != gradient.device:
         return None
-    is_empty, outputs = gradient.numel() == 0, gradient.shape[1]
-    if is_empty or torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+    if gradient.numel() == 0 or sees_operators():
         return None
     matrix = matrix.detach()
-    if outputs > LARGEST_MATRIX:
+    if gradient.shape[1] > LARGEST_MATRIX:
         return _by_block(gradient, value, plan, None, mean, counter, matrix, kind, unit)
     if kind == "raw" or not HAS_TRITON or gradient.numel() > MOST_NUMBERS:
         return None

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from .._backends import HAS_TRITON
+from .._tracing import sees_operators
 from ._damping import RunningDamping, whole_samples
 from ._distributed import sum_over
 from ._expansion import Expansion, FisherFactor, FisherMatrix, empirical_fisher, finite
@@ -169,8 +170,7 @@ def _fits_settling(expansion: Expansion, state: Tensor) -> bool:
         and gradient.device.type == "cuda"
         and 0 < gradient.numel() <= MOST_NUMBERS
         and state.dtype == torch.float64
-        and not torch.compiler.is_compiling()
-        and not torch._C._are_functorch_transforms_active()
+        and not sees_operators()
     )
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from .._backends import HAS_TRITON
+from .._tracing import is_differentiated_otherwise
 
 # A matrix that a warp holds in its registers.
 LARGEST = 32
@@ -28,12 +29,7 @@ def is_small(matrix: Tensor, rows: Tensor, damping: Tensor | float = 0.0) -> boo
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
         return False
     # A compiler cannot look into the question about transforms, and traces them itself.
-    return torch.compiler.is_compiling() or not _is_differentiated_otherwise()
-
-
-def _is_differentiated_otherwise() -> bool:
-    """Whether a transform of torch.func or forward mode is under way, which `requires_grad` does not show."""
-    return torch._C._are_functorch_transforms_active() or torch.autograd.forward_ad._current_level >= 0
+    return torch.compiler.is_compiling() or not is_differentiated_otherwise()
 
 
 def solve_small(matrix: Tensor, rows: Tensor, damping: Tensor | float, kind: Kind) -> Tensor:
