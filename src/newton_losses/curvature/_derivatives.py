@@ -127,7 +127,7 @@ def _mean(found: Derivatives, passes: Callable[[], Iterable[Tensor]]) -> MeanHes
 
         matrix, count = mean_of_finite_hessians(second, value.detach(), gradient)
         return MeanHessian(value, gradient, matrix, count)
-    kept = is_finite(found) & (second.abs() < torch.inf).all(2).all(0)
+    kept = is_finite_twice(Derivatives(value, gradient, second))
     count = kept.sum()
     mean = torch.where(kept[None, :, None], second, 0.0).sum(1) / count.clamp(min=1)
     return MeanHessian(value, gradient, symmetric(mean), count)
@@ -148,6 +148,12 @@ def _fits_kernels(second: Tensor) -> bool:
 def is_finite(found: Derivatives) -> Tensor:
     """Which samples have a finite value and gradient, `(N,)` boolean. (Of NaN, every comparison is false.)"""
     return (found.value.abs() < torch.inf) & (found.gradient.abs() < torch.inf).all(1)
+
+
+def is_finite_twice(found: Derivatives) -> Tensor:
+    """Which samples have second derivatives, too, that are finite as far as they are known, `(N,)` boolean."""
+    assert found.second is not None
+    return is_finite(found) & (found.second.abs() < torch.inf).all(2).all(0)
 
 
 def _stored(passes: Iterable[Tensor], size: int) -> Tensor:

@@ -18,6 +18,7 @@ from ._derivatives import (
     first_order,
     has_tape,
     is_finite,
+    is_finite_twice,
     mean_hessian,
     second_products,
 )
@@ -296,7 +297,7 @@ def expand_loss(
         if _too_large(flat) if matrix_free is None else matrix_free:
             found, product = second_products(total, flat, loss)
             needed = footprint(total, flat, loss, has_tape=has_tape(flat))
-            return Expansion(found.value, found.gradient, _mean_products(product, _usable(found), flat, needed))
+            return Expansion(found.value, found.gradient, _mean_products(product, is_finite_twice(found), flat, needed))
         mean = mean_hessian(total, flat, loss)
         return Expansion(mean.value, mean.gradient, Dense(mean.matrix, count=mean.count))
 
@@ -332,12 +333,6 @@ def _by_sample(found: Expansion, mask: Tensor | None = None) -> Expansion:
 
 def _too_large(flat: Tensor) -> bool:
     return flat.numel() * flat.shape[1] > DENSE_ELEMENTS
-
-
-def _usable(found: Derivatives) -> Tensor:
-    """Which samples have second derivatives, too, that are finite as far as they are known, `(N,)` boolean."""
-    assert found.second is not None
-    return finite(found) & torch.isfinite(found.second).all(2).all(0)
 
 
 def _mean_products(product: SecondProduct, kept: Tensor, flat: Tensor, needed: Footprint) -> Products:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from .._arguments import name_of
 from ..errors import ArgumentError, ShapeError
-from ._derivatives import Derivatives, first_order, has_tape, is_finite, second_products
+from ._derivatives import Derivatives, first_order, has_tape, is_finite, is_finite_twice, second_products
 from ._forms import PROBES, Exchangeable, Masked, signs, symmetric, widened
 from ._loss_contract import Total, one_thread
 from ._passes import footprint, products_at_once
@@ -186,9 +186,7 @@ def list_derivatives(
             return all_outputs(torch.where(exists, outputs, flat))
 
     found, product = second_products(total, flat, loss)
-    assert found.second is not None
-    kept = is_finite(found) & torch.isfinite(found.second).all(2).all(0)
-    size = flat.shape[1]
+    kept, size = is_finite_twice(found), flat.shape[1]
     if exchangeable and matrix_free:
         # 1ᵀH1 exactly, and the trace from probes of ±1.
         probes = torch.cat([flat.new_ones(1, size), signs(PROBES, size, flat)])
