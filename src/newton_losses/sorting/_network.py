@@ -7,9 +7,9 @@ Second derivatives are in `_network_derivatives.py`.
 
 import torch
 from torch import Tensor
-from torch.autograd.forward_ad import unpack_dual
 
 from .._arguments import positive_number, whole_number
+from .._by_hand import is_dual
 from ..errors import ArgumentError, ShapeError
 from ._log_space import as_wide, log_sum
 from ._network_derivatives import compiled_values, impossible_but_diagonal, kept_where_idle, network_derivatives
@@ -187,7 +187,7 @@ class SortingNetwork(Relaxation):
 def is_differentiated(scores: Tensor) -> bool:
     """Whether operators on them are recorded, for backward or in forward mode."""
     backward = torch.is_grad_enabled() and scores.requires_grad
-    return backward or unpack_dual(scores).tangent is not None  # type: ignore[no-untyped-call]
+    return backward or is_dual(scores)
 
 
 def compacted(
