@@ -4,7 +4,6 @@ A sample whose loss, gradient or step is not finite learns nothing, and the valu
 module counts such samples in its buffer `skipped`; its `SkipWatch` reads that buffer and says when their share is high.
 """
 
-import warnings
 from typing import Any, Literal
 
 import torch
@@ -12,6 +11,7 @@ from torch import Tensor, nn
 
 from ._arguments import one_of
 from ._tracing import inside_transform, is_captured
+from ._warnings import warn
 from .errors import NonFiniteError
 
 OnNonfinite = Literal["warn", "raise", "ignore"]
@@ -101,10 +101,9 @@ class SkipWatch:
         if is_standstill or (seen >= ENOUGH and self._skipped >= HIGH * seen):
             self._is_silent = True
             skipped, of = (new, count) if is_standstill else (self._skipped, seen)
-            warnings.warn(
+            warn(
                 f"{self._sentence(skipped, of)} This is said once; the buffer `skipped` counts on. "
-                "on_nonfinite='raise' makes it an error, 'ignore' silences it.",
-                stacklevel=6,  # this, `look`, `forward` and two of torch's own: then the line that called the module
+                "on_nonfinite='raise' makes it an error, 'ignore' silences it."
             )
         if seen >= ENOUGH:
             self.seen, self._skipped = self.seen - seen, 0

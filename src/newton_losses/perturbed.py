@@ -5,8 +5,6 @@ the loss that compares it with a wanted solution. Draws and estimators are those
 """
 
 import math
-import sys
-import warnings
 from collections.abc import Callable
 from typing import Any, Literal, Unpack, get_args
 
@@ -15,6 +13,7 @@ from torch import Tensor
 
 from ._arguments import dense_tensor, one_of
 from ._tracing import is_captured, sees_operators
+from ._warnings import warn
 from .errors import ArgumentError, ShapeError
 from .smoothing import BlackBox, EstimatedLoss, SmoothedAlgorithm, SmoothingOptions
 
@@ -293,23 +292,11 @@ class _SignWatch:
         self.is_over = True
         if mean < 0:
             does, would = ("minimises", "maximises") if minimize else ("maximises", "minimises")
-            warnings.warn(
+            warn(
                 f"FenchelYoungLoss: the mean value is {mean:.3g} ± {error:.1g}. It is never negative for a solver that "
                 f"{does} ⟨costs, w⟩, as minimize={minimize} says. If the solver {would} it, pass "
                 f"minimize={not minimize}: as it is, training makes the wanted solutions the worst of all, and the "
                 f"loss falls without end. Otherwise, is the solver approximate (then nothing is wrong), does it change "
                 f"its costs first, or can it not return some of the wanted solutions, such as zeros for padding? This "
-                f"is said once.",
-                stacklevel=_level_of_the_caller(),
+                f"is said once."
             )
-
-
-def _level_of_the_caller() -> int:
-    """The level for a warning of the function that calls this, of the line that is neither this library's nor torch's.
-
-    How far away that is depends on whether a Newton loss, an autograd node or neither lies between.
-    """
-    level, frame = 1, sys._getframe(1)
-    while frame.f_back and str(frame.f_globals.get("__name__")).split(".")[0] in ("newton_losses", "torch"):
-        level, frame = level + 1, frame.f_back
-    return level

@@ -1,6 +1,5 @@
 """What the first call of a Newton loss looks at: `check_loss`, and what else is odd about a loss and its targets."""
 
-import warnings
 from typing import Any
 
 import numpy as np
@@ -10,6 +9,7 @@ from torch import Tensor
 from .._arguments import WithTargets, each_target, name_of, names_mask
 from .._targets import changed, own_copy, traces
 from .._unchanged import leaves_unchanged
+from .._warnings import warn
 from ._expansion import Expandable
 from ._loss_contract import Loss, flatten_outputs, make_total, outside_inference_mode
 from ._options import Reduction, resolve_reduction
@@ -34,7 +34,7 @@ def check_first_call(
     warn_of_the_mask(loss, y, targets)
     if isinstance(loss, Expandable):
         for doubt in doubts_of(loss, y, targets):
-            warnings.warn(doubt, stacklevel=6)
+            warn(doubt)
         return True
     own, copies = with_own_targets(loss, targets)
     given = _all_targets(own, copies)
@@ -52,13 +52,12 @@ def check_first_call(
             error.add_note(changes)
         raise
     if traces(given) != before:
-        warnings.warn(changes, stacklevel=6)
+        warn(changes)
     if named is not None:
-        warnings.warn(
+        warn(
             f"NewtonLoss: {named} looks like a mask: where it is False, the gradient is zero. If these outputs do not "
             "exist, such as the padding of a list, pass it as mask= as well: else they count in the curvature, and get "
-            "a step. (An argument of the loss that is called mask needs no such help.)",
-            stacklevel=6,
+            "a step. (An argument of the loss that is called mask needs no such help.)"
         )
     return could_tell
 
@@ -88,19 +87,17 @@ def check_who_learns(loss: object, y: Tensor, targets: tuple[Any, ...]) -> None:
     if not learning or not torch.is_grad_enabled():
         return
     if not y.requires_grad:
-        warnings.warn(
+        warn(
             f"NewtonLoss: the outputs do not require a gradient, but {learning[0]} does. Were they swapped? Call "
             "newton(outputs, target). If the loss takes them the other way round, wrap it: "
-            "NewtonLoss(lambda y, target: loss(target, y)). As it is, this is the plain loss.",
-            stacklevel=7,
+            "NewtonLoss(lambda y, target: loss(target, y)). As it is, this is the plain loss."
         )
         return
-    warnings.warn(
+    warn(
         f"NewtonLoss: {learning[0]} requires a gradient. Only the outputs, the first argument, get a Newton step; "
         f"{learning[0]} gets the gradient of the plain loss, in another unit. If both come from the network, join "
         "them, y = torch.cat([first, second], 1), and split y in the loss. If no gradient should reach the target, "
-        "pass it with .detach().",
-        stacklevel=7,
+        "pass it with .detach()."
     )
 
 
@@ -118,11 +115,10 @@ def warn_of_the_mask(loss: object, y: Tensor, targets: tuple[Any, ...]) -> None:
         is_one = isinstance(mask, Tensor) and mask.dtype is torch.bool and mask.shape == y.shape
         if not is_one and bool(((mask == 0) | (mask == 1)).all()):
             came = mask.dtype if isinstance(mask, Tensor) else "a NumPy array"
-            warnings.warn(
+            warn(
                 f"NewtonLoss: the mask is {came} of shape {tuple(mask.shape)}, so the loss alone gets it, and outputs "
                 "that do not exist count in the curvature. Pass a boolean tensor of the shape of the outputs, here "
-                f"{tuple(y.shape)}. If these are weights, give the argument another name.",
-                stacklevel=7,
+                f"{tuple(y.shape)}. If these are weights, give the argument another name."
             )
 
 
@@ -165,36 +161,31 @@ def warn_of_the_loss(
 ) -> None:
     """In the first call of a Newton loss: derivatives that are wrong or zero, and a sum taken for a mean."""
     if is_piecewise_constant(loss, y, *targets, reduction=reduction):
-        warnings.warn(
+        warn(
             f"NewtonLoss: the gradient of the loss {name_of(loss)} is exactly zero at all of these outputs, although "
             "its values differ: nothing is learned from them. Does it use round, floor, sign or a comparison? "
-            "newton_losses.smoothing.SmoothedLoss makes such a loss differentiable.",
-            stacklevel=7,
+            "newton_losses.smoothing.SmoothedLoss makes such a loss differentiable."
         )
     found = wrong_second_derivative(loss, y, *targets, reduction=reduction) if curvature == "hessian" else None
     if found is None and curvature == "hessian" and has_no_curvature(loss, y, *targets, reduction=reduction):
-        warnings.warn(
+        warn(
             f"NewtonLoss: the Hessian of the loss {name_of(loss)} is zero at all of these outputs, as that of a "
             "loss that is linear in them, or of an L1 or hinge loss between its kinks. Only the damping acts: the step "
-            "is the plain gradient in another unit. curvature='fisher' has something to work with.",
-            stacklevel=7,
+            "is the plain gradient in another unit. curvature='fisher' has something to work with."
         )
-    # Behind this are two methods of the module and two of torch's own: then the line that called it.
     if found is not None:
         blamed = "a part that is detached, or rounding"
         if found.operators:
             blamed = f"the backward pass of {' and '.join(found.operators)}"
-        warnings.warn(
+        warn(
             f"NewtonLoss: the second derivatives of the loss {name_of(loss)} are about {100 * found.error:.0f} % off, "
             f"for {100 * found.share:.0f} % of the samples: they are not those of its gradient. The likely reason is "
-            f"{blamed}. curvature='fisher' needs first derivatives only.",
-            stacklevel=7,
+            f"{blamed}. curvature='fisher' needs first derivatives only."
         )
     if reduction is None and is_sum(loss, y, *targets):
-        warnings.warn(
+        warn(
             f"NewtonLoss: the loss {name_of(loss)} returns a scalar that doubles when every sample is given twice. It "
-            "is a sum over the batch, and is taken for a mean: pass reduction='sum'. (reduction='mean' keeps it.)",
-            stacklevel=7,
+            "is a sum over the batch, and is taken for a mean: pass reduction='sum'. (reduction='mean' keeps it.)"
         )
 
 

@@ -1,6 +1,5 @@
 """The relaxed Bellman-Ford algorithm and the loss of a relaxed path, as modules. The loops are in `_relaxation.py`."""
 
-import warnings
 from collections.abc import Callable
 from typing import Literal
 
@@ -11,6 +10,7 @@ from .._arguments import dense_tensor, one_of, positive_number, whole_number
 from .._backends import TritonOrTorch, takes_triton, triton_or_torch
 from .._by_hand import by_hand
 from .._tracing import sees_operators
+from .._warnings import warn
 from ..errors import ShapeError
 from . import _relaxation
 from ._dispatch import LARGEST, path_operator, pullback_operator
@@ -79,12 +79,11 @@ class RelaxedBellmanFord(nn.Module):
             )
         if self.iterations < max(costs.shape[1:]) and not self._has_warned and not sees_operators():
             self._has_warned = True
-            warnings.warn(
+            warn(
                 f"RelaxedBellmanFord: on grids of {costs.shape[1]} rows and {costs.shape[2]} columns a path has at "
                 f"least {max(costs.shape[1:])} vertices, and iterations={self.iterations} end before it arrives: it "
                 f"depends little on the costs, or not at all. Pass more iterations, with room for detours. This is "
-                f"said once.",
-                stacklevel=4,  # this and two of torch's own: then the line that called the module
+                f"said once."
             )
         if costs.dtype not in (torch.float32, torch.float64):
             costs = costs.float()
