@@ -1,7 +1,8 @@
-"""A function whose first derivative is written by hand, and which stays differentiable to any order.
+"""Functions whose first derivative is written by hand, and what becomes of the second.
 
-Hand-written derivatives usually end at the first order, silently. Here all further ones, forward mode, torch.func, vmap
-and compilers go to a plain version of the same function, which torch differentiates itself.
+Hand-written derivatives usually end at the first order, silently. With `by_hand`, all further ones, forward mode,
+torch.func, vmap and compilers go to a plain version of the same function, which torch differentiates itself.
+`NoSecondDerivative` is for where there is none.
 """
 
 from collections.abc import Callable
@@ -12,6 +13,7 @@ from torch import Tensor
 from torch.autograd.forward_ad import unpack_dual
 
 from ._tracing import sees_operators
+from .errors import DerivativeError
 
 Plain = Callable[[Tensor], Tensor]
 Pullback = Callable[[Tensor], Tensor]
@@ -59,3 +61,25 @@ def _is_batched(x: Tensor) -> bool:
     """Whether a vmap is at work on it: torch's present one, or the older one of `is_grads_batched`."""
     functorch = torch._C._functorch
     return bool(functorch.is_functorch_wrapped_tensor(x) or functorch.is_legacy_batchedtensor(x))
+
+
+class NoSecondDerivative(torch.autograd.Function):
+    """The identity on a gradient, which raises with a `reason` when it is differentiated by what it depends on."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(gradient: Tensor, depends_on: Tensor, reason: str) -> Tensor:
+        return gradient.view_as(gradient)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        ctx.reason = inputs[2]
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        raise DerivativeError(ctx.reason)
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Any:
+        raise DerivativeError(ctx.reason)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.amp import GradScaler
 
-from ._no_second_derivative import NoSecondDerivative
+from ._by_hand import NoSecondDerivative
 from ._skipped import OnNonfinite, SkipWatch, skip_counter
 from ._tracing import inside_transform
 from .curvature import (

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from .._arguments import dense_tensor, name_of, one_of, positive_number, signature_of, whole_number
-from .._no_second_derivative import NoSecondDerivative
+from .._by_hand import NoSecondDerivative
 from .._random import seeded
 from .._targets import changed, is_listed
 from .._unchanged import same_draws, unchanged
