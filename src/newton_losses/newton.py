@@ -35,7 +35,6 @@ from .curvature import (
     check_options,
     check_value,
     expand_bound,
-    expand_loss,
     host_step,
     is_ordinary,
     mean_value,
@@ -293,11 +292,8 @@ def compute_newton_loss(
     if group is not None and kind == "hessian":
         matrix_free = agreed_form(loss, y, matrix_free)
     exchangeable = bool(options.get("exchangeable"))
-    is_inference = not is_compiling and torch.is_inference_mode_enabled()
-    if expansion is None and (mask is not None or exchangeable or is_inference):
+    if expansion is None:
         expansion = expand_bound(loss, y, targets, kind, reduction, matrix_free, mask, exchangeable)
-    elif expansion is None:
-        expansion = expand_loss(loss, y, targets, kind, reduction, matrix_free)
     is_mean, spectrum, shared = reduction != "sum", options.get("spectrum"), None
     step = None
     if group is None and not is_compiling:

@@ -283,10 +283,10 @@ def expand_loss(
         return _by_sample(expand_loss(loss, y, targets, None, reduction))
     flat = flatten_outputs(y)
     with full_precision(flat):
-        if hasattr(loss, "expand"):
-            return _own_expansion(loss, flat.reshape(y.shape), targets, curvature)
         if flat.numel() == 0:
             return _empty(flat, curvature)
+        if hasattr(loss, "expand"):
+            return _own_expansion(loss, flat.reshape(y.shape), targets, curvature)
         total = make_total(loss, y.shape, targets, reduction)
         if curvature != "hessian":
             found = first_order(total, flat)
@@ -313,12 +313,11 @@ def loss_values(
     check_is_loss(loss)
     flat = flatten_outputs(y)
     with torch.no_grad(), full_precision(flat):
-        if hasattr(loss, "expand"):
-            return _own_expansion(
-                loss, flat.reshape(y.shape), targets, None, **({} if mask is None else {"mask": mask})
-            ).value
         if flat.numel() == 0:
             return flat.new_zeros(len(flat))
+        if hasattr(loss, "expand"):
+            options = {} if mask is None else {"mask": mask}
+            return _own_expansion(loss, flat.reshape(y.shape), targets, None, **options).value
         return make_total(loss, y.shape, targets, resolve_reduction(loss, reduction))(flat)[1]
 
 
@@ -356,8 +355,6 @@ def _empty(flat: Tensor, kind: CurvatureKind | None) -> Expansion:
 def _own_expansion(
     loss: Expandable, y: Tensor, targets: tuple[Any, ...], kind: OwnKind | None, **options: Any
 ) -> Expansion:
-    if y.numel() == 0:
-        return _empty(y.flatten(1) if y.dim() > 1 else y.unsqueeze(1), kind)
     with torch.no_grad():
         own = loss.expand(y, *targets, curvature=kind, **options)
     count = y.shape[0]
