@@ -153,7 +153,7 @@ class _Settings(NamedTuple):
     reduction: Reduction
     loss_scale: LossScale
     process_group: GroupChoice
-    curvature: InjectedCurvature = "fisher"
+    curvature: InjectedCurvature
 
 
 def _check_settings(settings: _Settings) -> None:

@@ -47,22 +47,13 @@ def wrong_second_derivative(
     if flat.numel() == 0:
         return None
     reduction = resolve_reduction(loss, reduction)
-    single = make_total(loss, y.shape, targets, reduction)
-    for total, at in (
-        (make_total(loss, y.shape, cast(targets, torch.float64), reduction), _doubled(flat)),
-        (single, flat),
-    ):
-        if at is None:
-            continue
+    for is_wide in (True, False):
         try:
-            return _compared(total, at, loss)
+            own, at = (cast(targets, torch.float64), flat.double()) if is_wide else (targets, flat)
+            return _compared(make_total(loss, y.shape, own, reduction), at, loss)
         except Exception:  # the loss is the caller's: it may hold float32 tensors, or refuse outputs beyond a range
             continue
     return None
-
-
-def _doubled(flat: Tensor) -> Tensor | None:
-    return None if flat.device.type == "mps" else flat.double()
 
 
 def _compared(total: Total, flat: Tensor, loss: object) -> WrongSecond | None:

@@ -68,7 +68,7 @@ class Noise:
         weights = torch.where(keep, weights, 0.0)
         outer = (weights.unsqueeze(-1) * first).flatten(0, 1).mT @ first.flatten(0, 1)
         hessian = outer - torch.diag(torch.einsum("sn,snm->m", weights, second))
-        return symmetric(hessian) / (self.scale**2 * len(weights) * _count(keep))
+        return (hessian + hessian.mT) / (2 * self.scale**2 * len(weights) * _count(keep))
 
     def _score(self) -> Tensor:
         """∇ν(ε) of the scaled noise, `(S, N, m)`."""
@@ -78,10 +78,6 @@ class Noise:
 def _count(keep: Tensor) -> Tensor:
     """How many samples are kept, at least 1, as a tensor so that nothing waits for the device."""
     return keep.sum().clamp(min=1)
-
-
-def symmetric(matrix: Tensor) -> Tensor:
-    return (matrix + matrix.mT) / 2
 
 
 def leave_one_out(values: Tensor, groups: int) -> Tensor:
