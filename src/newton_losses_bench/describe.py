@@ -48,9 +48,9 @@ def _arm(config: RunConfig) -> str:
     return f"{config.curvature} λ={_plain(config.damping)}"
 
 
-def changes(config: RunConfig, without: tuple[str, ...] = ()) -> list[str]:
+def changes(config: RunConfig) -> list[str]:
     """The settings of a resolved configuration that are not at their defaults."""
-    shown = [one for one in fields(config) if one.name not in (*_SHOWN_ELSEWHERE, *without)]
+    shown = [one for one in fields(config) if one.name not in _SHOWN_ELSEWHERE]
     holes: dict[str, Any] = {one.name: one.default for one in shown}
     usual = replace(config, **{**holes, "device": "cpu"}).resolved()
     return [describe_value(name, value) for name in holes if (value := getattr(config, name)) != getattr(usual, name)]

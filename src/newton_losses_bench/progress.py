@@ -13,14 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from .config import RunConfig
-from .describe import by_split, describe, duration, figures, number, outcome
+from .describe import Record, by_split, describe, duration, figures, number, outcome
 from .train import Progress
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress as RichProgress
-
-Record = dict[str, Any]
 
 
 class Together(Progress):
