@@ -1,32 +1,21 @@
 """Layer 1: the second-order expansion of a loss at its inputs, and solving with its curvature."""
 
+# For authors of losses and damping rules.
 from ._damping import Damped as Damped
 from ._damping import Damping as Damping
 from ._damping import DampingRule as DampingRule
 from ._damping import NormalizedDamping as NormalizedDamping
 from ._damping import RelativeDamping as RelativeDamping
 from ._damping import RunningDamping as RunningDamping
-from ._damping import resolve_damping as resolve_damping
-from ._derivatives import custom_operators as custom_operators
 from ._distributed import Shared as Shared
-from ._distributed import agreed_form as agreed_form
 from ._distributed import share_curvature as share_curvature
 from ._expansion import CurvatureKind as CurvatureKind
 from ._expansion import Expandable as Expandable
 from ._expansion import Expansion as Expansion
 from ._expansion import empirical_fisher as empirical_fisher
 from ._expansion import expand as expand
-from ._expansion import expand_bound as expand_bound
-from ._expansion import expand_loss as expand_loss
 from ._expansion import finite as finite
 from ._expansion import loss_values as loss_values
-from ._first_call import check_first_call as check_first_call
-from ._first_call import doubts_of as doubts_of
-from ._first_call import with_own_targets as with_own_targets
-from ._fisher import Solved as Solved
-from ._fisher import default_fisher_step as default_fisher_step
-from ._fisher import fisher_step as fisher_step
-from ._fisher import knows_damping as knows_damping
 from ._forms import Curvature as Curvature
 from ._forms import Dense as Dense
 from ._forms import Exchangeable as Exchangeable
@@ -34,19 +23,38 @@ from ._forms import LowRank as LowRank
 from ._forms import Masked as Masked
 from ._forms import OwnParts as OwnParts
 from ._forms import Products as Products
-from ._host import host_fisher as host_fisher
-from ._host import host_step as host_step
-from ._host import suits_numpy as suits_numpy
 from ._lists import exchangeable_fisher as exchangeable_fisher
 from ._loss_contract import Loss as Loss
-from ._loss_contract import check_outputs as check_outputs
 from ._loss_contract import flatten_outputs as flatten_outputs
-from ._loss_contract import full_precision as full_precision
-from ._loss_contract import outside_inference_mode as outside_inference_mode
-from ._loss_contract import widen as widen
 from ._options import GroupChoice as GroupChoice
 from ._options import Reduction as Reduction
 from ._options import Spectrum as Spectrum
+from ._separability import check_loss as check_loss
+from ._solve import damped_solve as damped_solve
+from ._step import Step as Step
+from ._step import newton_step as newton_step
+
+# isort: split
+# For the other modules of this library.
+from ._damping import resolve_damping as resolve_damping
+from ._derivatives import custom_operators as custom_operators
+from ._distributed import agreed_form as agreed_form
+from ._expansion import expand_bound as expand_bound
+from ._expansion import expand_loss as expand_loss
+from ._first_call import check_first_call as check_first_call
+from ._first_call import doubts_of as doubts_of
+from ._first_call import with_own_targets as with_own_targets
+from ._fisher import Solved as Solved
+from ._fisher import default_fisher_step as default_fisher_step
+from ._fisher import fisher_step as fisher_step
+from ._fisher import knows_damping as knows_damping
+from ._host import host_fisher as host_fisher
+from ._host import host_step as host_step
+from ._host import suits_numpy as suits_numpy
+from ._loss_contract import check_outputs as check_outputs
+from ._loss_contract import full_precision as full_precision
+from ._loss_contract import outside_inference_mode as outside_inference_mode
+from ._loss_contract import widen as widen
 from ._options import check_damping as check_damping
 from ._options import check_group as check_group
 from ._options import check_is_loss as check_is_loss
@@ -62,11 +70,7 @@ from ._ordinary import ordinary_way as ordinary_way
 from ._running import RunningScale as RunningScale
 from ._running import settle as settle
 from ._sample import sample_step as sample_step
-from ._separability import check_loss as check_loss
 from ._separability import is_sum as is_sum
-from ._solve import damped_solve as damped_solve
-from ._step import Step as Step
-from ._step import newton_step as newton_step
 from ._step import solve_step as solve_step
 from ._values import mean_value as mean_value
 from ._values import plain_value as plain_value
