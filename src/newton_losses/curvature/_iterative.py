@@ -57,7 +57,7 @@ def _solve_part(
     basis = torch.where(norm > 0, rows / norm, 0.0)[:, None]
     diagonal: list[Tensor] = []
     beside: list[Tensor] = []
-    looks, largest = may_look(rows), torch.zeros_like(norm)
+    looks, largest = may_end_early(rows), torch.zeros_like(norm)
     while True:
         image = curvature.product(basis[:, -1])
         diagonal.append((image * basis[:, -1]).sum(1))
@@ -97,7 +97,7 @@ def _coordinates(
     return solve(matrix, first[:, None], widened(damping)[:, :, None])[:, 0]
 
 
-def may_look(rows: Tensor) -> bool:
+def may_end_early(rows: Tensor) -> bool:
     """Whether a loop may end by what it finds: not on a device, while compiling, or under `torch.func.vmap`."""
     return rows.device.type == "cpu" and not torch.compiler.is_compiling() and not inside_vmap()
 
@@ -123,7 +123,7 @@ def solve_by_residuals(
     which may be zero where the matrix is indefinite. All rows go in step; one that has converged keeps its solution.
     On a CPU the loop ends when all have; elsewhere it runs its course, since looking would wait for the device.
     """
-    looks = may_look(rows)
+    looks = may_end_early(rows)
     norm = _norm(rows)
     solution, zero = torch.zeros_like(rows), torch.zeros_like(norm)
     before, vector, beside = torch.zeros_like(rows), _ratio(rows, norm), zero

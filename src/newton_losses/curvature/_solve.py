@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ._distributed import gather_numbers, gather_rows
 from ._forms import Curvature, Dense, Exchangeable, LowRank, Masked, OwnParts, Products, symmetric, wide_dtype
-from ._iterative import any_of, may_look, solve_by_residuals, solve_in_krylov_space
+from ._iterative import any_of, may_end_early, solve_by_residuals, solve_in_krylov_space
 from ._lists import CELLS_AT_ONCE
 from ._options import Spectrum, check_spectrum
 from ._small_solve import Kind, is_small, solve_small
@@ -223,7 +223,7 @@ def _solve_products(
     is_alone = curvature.group is None
     if rows.device.type == "cuda" and is_alone and curvature.size <= min(LARGEST_DIRECT, FEW_STEPS * len(rows)):
         return _solve_directly(curvature, rows, damping, spectrum)
-    can_fall_back = may_look(rows) and curvature.size <= LARGEST_DIRECT
+    can_fall_back = may_end_early(rows) and curvature.size <= LARGEST_DIRECT
     if spectrum == "raw":
         solved = solve_by_residuals(curvature, rows, damping, iterations, tolerance)
         left = torch.linalg.vector_norm(rows - curvature.product(solved) - damping * solved, dim=1)
