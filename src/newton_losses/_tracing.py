@@ -66,6 +66,12 @@ def inside_transform() -> bool:
     return bool(torch._C._are_functorch_transforms_active())
 
 
+def inside_vmap() -> bool:
+    """Whether a `torch.func.vmap` is active, inside of which no tensor has one value."""
+    levels = torch._C._functorch.get_interpreter_stack() or []
+    return any(level.key() == torch._C._functorch.TransformType.Vmap for level in levels)
+
+
 def is_differentiated_otherwise() -> bool:
     """Whether a transform of torch.func or forward mode is at work, which `requires_grad` does not show."""
     return inside_transform() or torch.autograd.forward_ad._current_level >= 0

@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from .._tracing import inside_vmap
 from ..errors import ArgumentError
 from ._expansion import CurvatureKind, Expandable, Expansion, finite
 from ._forms import Curvature, Dense, Exchangeable, LowRank, Masked, OwnParts, Products, widened
@@ -56,12 +57,6 @@ def gather_rows(group: "ProcessGroup", rows: Tensor, sizes: Sequence[int]) -> li
     parts = [torch.empty_like(padded) for _ in sizes]
     dist.all_gather(parts, padded, group=group)
     return [part[:size] for part, size in zip(parts, sizes, strict=True)]
-
-
-def inside_vmap() -> bool:
-    """Whether a `torch.func.vmap` is active, inside of which no tensor has one value."""
-    levels = torch._C._functorch.get_interpreter_stack() or []
-    return any(level.key() == torch._C._functorch.TransformType.Vmap for level in levels)
 
 
 def _refuse_vmap() -> None:

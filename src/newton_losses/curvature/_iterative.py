@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from ._distributed import any_over, inside_vmap
+from .._tracing import inside_vmap
+from ._distributed import any_over
 from ._forms import Products, widened
 
 if TYPE_CHECKING:
