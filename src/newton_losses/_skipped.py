@@ -47,7 +47,7 @@ class SkipWatch:
     def __init__(self, name: str, on_nonfinite: OnNonfinite) -> None:
         self.action: OnNonfinite = one_of(on_nonfinite, ("warn", "raise", "ignore"), "on_nonfinite", name)
         self.name = name
-        self.seen = 0  # samples since the last judgement; whoever calls a step adds to it
+        self.seen = 0  # samples since the last judgement; callers add to it
         self._skipped = 0  # how many of them were left out
         self._total = 0  # the counter at the last look
         self._calls = 0

@@ -96,7 +96,7 @@ def changed(
 
 
 def own_copy(target: Any) -> Any:
-    """A copy that a loss may change: its tensors, arrays, lists and dictionaries are nobody else's.
+    """A copy that a loss may change: its tensors, arrays, lists and dictionaries are its own.
 
     >>> batch = {"rank": torch.arange(2), "top": [3]}
     >>> copied = own_copy(batch)
@@ -131,7 +131,7 @@ class _Same:
 
 
 def traces(target: Any) -> list[Any]:
-    """What is another one after somebody has changed the target: its parts, and how often its tensors were written to.
+    """What differs once the target has been changed: its parts, and how often its tensors were written to.
 
     >>> batch = {"rank": torch.arange(2)}
     >>> before = traces(batch)

@@ -35,7 +35,7 @@ top_hooks: Any = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks",
 
 
 def unpacked_saves() -> AbstractContextManager[Any]:
-    """A context in which tensors are saved as they are, and nobody counts them.
+    """A context in which tensors are saved as they are, and not counted.
 
     A checkpoint does, and wants as many when it computes once more.
     """

@@ -234,7 +234,7 @@ class _InjectFisher(torch.autograd.Function):
         leaving = step.rows
         if leaving.shape != arrived.shape or leaving.dtype != arrived.dtype:
             leaving = leaving.reshape(arrived.shape).to(arrived.dtype)
-        if torch.is_grad_enabled() and arrived.requires_grad:  # somebody wants to differentiate what leaves
+        if torch.is_grad_enabled() and arrived.requires_grad:  # to differentiate it again
             leaving = NoSecondDerivative.apply(leaving, arrived, _NO_SECOND)  # type: ignore[no-untyped-call]
         return leaving, None, None
 

@@ -254,7 +254,7 @@ class NewtonLoss(RunningScale):
 
 
 def check_is_plain(loss: object, where: str) -> None:
-    """Refuse what is no loss, and a Newton loss in the place of one."""
+    """Refuse what is not a loss, and what is a Newton loss already."""
     check_is_loss(loss)
     if isinstance(loss, NewtonLoss):
         raise ArgumentError(
@@ -360,7 +360,7 @@ class _Surrogate(torch.autograd.Function):
     def forward(ctx: Any, y: Tensor, front: Tensor, parts: tuple[Tensor, Tensor | None, Tensor | float]) -> Tensor:
         ctx.save_for_backward(y)
         ctx.rows, ctx.kept, ctx.divisor = parts
-        return front.detach()  # not a view, which nobody could divide in place
+        return front.detach()  # not a view, which could not be divided in place
 
     @staticmethod
     def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor | None, ...]:
@@ -369,7 +369,7 @@ class _Surrogate(torch.autograd.Function):
         rows = ctx.rows
         pulled = None
         if ctx.needs_input_grad[0]:
-            if torch.is_grad_enabled():  # somebody wants to differentiate this: the Hessian is I / divisor
+            if torch.is_grad_enabled():  # to differentiate it again: the Hessian is I / divisor
                 rows = rows + _moved(y, rows, ctx.kept) / ctx.divisor
             pulled = rows * slope
             if pulled.shape != y.shape or pulled.dtype != y.dtype:

@@ -82,7 +82,7 @@ class Expandable(Protocol):
 
 
 # The Fisher's forms count as the stored and the low-rank one, and are neither made from their fields nor changed by
-# `replace`: nothing is computed until somebody looks. A compiler would want all fields of a dataclass at once.
+# `replace`: nothing is computed before it is used. A compiler would want all fields of a dataclass at once.
 if TYPE_CHECKING:
     _DenseForm = Dense
     _LowRankForm = LowRank
@@ -92,7 +92,7 @@ else:
 
 
 class _Fisher:
-    """The mean of gᵢgᵢᵀ. Nothing is made until somebody looks at it, which a step need not.
+    """The mean of gᵢgᵢᵀ. Nothing is computed before it is used, and a step may do without.
 
     Of samples that are not `kept`, or whose `value` or gradient is not finite, nothing enters; without both, all do.
     """
@@ -158,7 +158,7 @@ def empirical_fisher(
 
     Where N < m it is never formed: the scaled gradients are its factor. `kept` is `(N,)` boolean;
     without it, all samples are. With the values `(N,)` of the losses, samples without a finite value and gradient are
-    left out as well. Nothing is computed until somebody looks at the matrix or its factor.
+    left out as well. Nothing is computed before the matrix or its factor is used.
 
     >>> empirical_fisher(torch.tensor([[1.0, 0.0], [1.0, 2.0]])).dense()
     tensor([[1., 1.],
@@ -227,7 +227,7 @@ def expand_bound(
     mask: Tensor | None = None,
     exchangeable: bool = False,
 ) -> Expansion:
-    """`expand` of a loss that has all its targets, without checks of the arguments, for whoever made them before."""
+    """`expand` of a loss that has all its targets, for callers that have checked the arguments."""
     if mask is None and not exchangeable:
         return expand_loss(loss, y, targets, curvature, reduction, matrix_free)
     flat = flatten_outputs(y)
@@ -278,7 +278,7 @@ def expand_loss(
     reduction: Reduction | None,
     matrix_free: bool | None = None,
 ) -> Expansion:
-    """`expand` without its checks of the arguments, for whoever made them before."""
+    """`expand` for callers that have checked the arguments."""
     if curvature == "sample":
         return _by_sample(expand_loss(loss, y, targets, None, reduction))
     flat = flatten_outputs(y)

@@ -75,7 +75,7 @@ class _Plan(NamedTuple):
 
 
 def knows_damping(damping: Rule) -> bool:
-    """Whether it is a number or a rule of this library's; one of somebody else wants to see an expansion."""
+    """Whether it is a number or a rule of this library; a rule of the user's own needs an expansion."""
     return _plan(damping) is not None
 
 
@@ -134,7 +134,7 @@ def default_fisher_step(gradient: Tensor, mean: bool) -> Tensor | None:
 
 
 def _plan(damping: Rule) -> _Plan | None:
-    """What the damping comes to, or `None` for a rule of somebody else, which wants to see an expansion."""
+    """What the damping comes to, or `None` for a rule of the user's own, which needs an expansion."""
     kind = type(damping)
     if kind is float or kind is int:
         return _Plan(number=float(damping))  # type: ignore[arg-type]

@@ -31,7 +31,7 @@ except (ImportError, AttributeError):
 
 # Within these bounds squares of gradients, λ and steps are far from the ends of float32.
 SAFE = (1e-25, 1e25)
-# The same in float32, where their squares shall be in range too.
+# The same in float32, where their squares must be in range, too.
 SAFE_SQUARES = (1e-15, 1e15)
 # Of a definite matrix: what λ is at least, in units of the eigenvalues' root mean square. Below, rounding decides
 # whether there is a solution, and a factorisation that can fail has to say so.
@@ -66,10 +66,10 @@ def host_step(
     state: Tensor | None = None,
     update: bool = False,
 ) -> Solved | None:
-    """The step of each sample, with `mean` divided by N; `None` where this is not the place for it.
+    """The step of each sample, with `mean` divided by N; `None` where it cannot be computed here.
 
-    With the `state` of a run, a normalised step is in its unit, and the batch enters it where it shall `update`. Not
-    for compilers.
+    With the `state` of a run, a normalised step is in its unit, and with `update` the batch enters it. Not for
+    compilers.
     """
     form = type(curvature)
     is_fisher = form is FisherMatrix or form is FisherFactor or form is ExchangeableFisher
@@ -347,7 +347,7 @@ def suits_numpy(gradient: Tensor) -> bool:
 
 
 def factor_or_number(damping: Rule, curvature: Any, gradient: Tensor) -> tuple[float, float, bool] | None:
-    """λ in units of C's scale or as a number, and whether the step is normalised; `None` for somebody else's rule."""
+    """λ in units of C's scale or as a number, and whether the step is normalised; `None` for a user's own rule."""
     kind: Any = type(damping)
     rule: Any = damping
     if kind is RunningDamping and rule.group is None:

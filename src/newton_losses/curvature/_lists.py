@@ -34,7 +34,7 @@ def exchangeable_curvature(trace: Tensor, total: Tensor, kept: Tensor, size: int
 
 
 class ExchangeableFisher(Exchangeable):
-    """The empirical Fisher of lists. Nothing is made until somebody looks at it, which a step need not.
+    """The empirical Fisher of lists. Nothing is computed before it is used, and a step may do without.
 
     Of samples that are not `kept`, or whose `value` or gradient is not finite, nothing enters. Like the Fisher's
     other forms it is not made from its fields, so `dataclasses.replace` does not work on it.
@@ -90,7 +90,7 @@ def masked_mean(total: Tensor, mask: Tensor, kept: Tensor) -> Masked:
 
 
 class MaskedFisher(Masked):
-    """The empirical Fisher of outputs that may not exist, made when somebody looks at it: as `ExchangeableFisher`."""
+    """The empirical Fisher of outputs that may not exist, computed when it is used, as `ExchangeableFisher`."""
 
     semidefinite = True
 

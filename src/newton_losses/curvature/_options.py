@@ -61,7 +61,7 @@ def check_value(value: object) -> None:
 
 
 def check_is_loss(loss: object) -> None:
-    """Refuse what cannot be called, a class in the place of one of its objects, and a value of the loss."""
+    """Refuse what cannot be called, a class instead of an object, and a value of the loss."""
     if isinstance(loss, type):
         name = loss.__name__
         raise ArgumentError(f"The loss is the class {name}, where one of its objects is needed: {name}(...).")

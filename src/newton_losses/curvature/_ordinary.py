@@ -51,7 +51,7 @@ def ordinary_way(
 
 
 def is_ordinary(y: Tensor, state: Tensor | None, way: Way, mask: Tensor | None = None) -> bool:
-    """Whether a batch can go this way: small, plain outputs that nobody looks at but autograd's tape."""
+    """Whether a batch can go this way: small, plain outputs that only autograd's tape records."""
     if torch.compiler.is_compiling() or type(y) is not Tensor or y.dtype is not torch.float32 or y.is_nested:
         return False
     if y.dim() != 2 or not y.is_cpu or y.layout is not torch.strided or y.is_inference() or not torch.is_grad_enabled():
@@ -193,7 +193,7 @@ class _OneStep(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor | None, ...]:
         rows, (slope,) = ctx.rows, slopes
-        if torch.is_grad_enabled():  # somebody wants to differentiate this: the Hessian is I/N
+        if torch.is_grad_enabled():  # to differentiate it again: the Hessian is I/N
             y = ctx.y
             if y._version != ctx.version:
                 raise DerivativeError(

@@ -19,14 +19,14 @@ from ._loss_contract import ONE_THREAD_ELEMENTS, Total
 
 T = TypeVar("T")
 
-# Elements over all directions of a pass where nobody knows how much memory there is.
+# Elements over all directions of a pass where the free memory is not known.
 PASS_ELEMENTS = 2**22
 # On a CPU: elements of the largest intermediate, over all directions of a pass, that its caches hold well. A quarter of
 # that takes up to 1.7 times as long, because each pass costs as much as two directions; more gains nothing.
 CACHED_ELEMENTS = 2**19
 # The C library gives the memory of freed tensors back to the system, unless a larger one was freed before, and a page
 # that it takes anew costs as much as computing what goes into it: a third of a pass through 128 lists of 10. Freeing
-# this many bytes, which nobody wrote to, is enough.
+# this many bytes, which were never written to, is enough.
 FREED_BYTES = 2**24
 # The part of a device's free memory that a pass may fill, and how many times over it holds what the loss keeps: the
 # graph of the gradient, and what a batched backward pass through that makes.

@@ -212,7 +212,7 @@ def _are_alike(one: Tensor, other: Tensor) -> bool:
 
 
 def _values_and_gradients(total: Any, flat: Tensor, loss: object) -> tuple[Tensor, Tensor]:
-    # A loss that draws noise shall draw the same each time.
+    # A loss that draws noise must draw the same each time.
     with torch.enable_grad(), full_precision(flat), seeded(0, flat.device), same_draws(loss):
         leaf = flat.clone().requires_grad_()
         found, value = total(leaf)

@@ -18,7 +18,7 @@ Kind = Literal["definite", "raw", "absolute", "clip"]
 
 
 def is_small(matrix: Tensor, rows: Tensor, damping: Tensor | float = 0.0) -> bool:
-    """Whether `solve_small` can serve: a CUDA system of at most 32 unknowns that nobody differentiates."""
+    """Whether `solve_small` can serve: a CUDA system of at most 32 unknowns that is not differentiated."""
     tensors = [tensor for tensor in (matrix, rows, damping) if isinstance(tensor, Tensor)]
     if not (HAS_TRITON and rows.device.type == "cuda" and rows.device == matrix.device and matrix.ndim == 2):
         return False

@@ -203,7 +203,7 @@ def _solve_together(
 
 
 def _column(damping: Tensor | float, rows: Tensor) -> Tensor:
-    """λ once a row, `(K, 1)`; added and not copied, since a copy of a number to a device could not be captured."""
+    """λ per row, `(K, 1)`; added and not copied, since a copy of a number to a device could not be captured."""
     return rows.new_zeros(len(rows), 1) + damping
 
 
@@ -268,12 +268,12 @@ def matrix_sign(matrix: Tensor) -> Tensor:
     """The sign of a symmetric matrix, or of each in a batch, V sign(e) Vᵀ.
 
     The Newton-Schulz iteration X ← (3X − X³)/2 starts with all eigenvalues in [−1, 1] and takes each to its sign, but
-    small ones grow by 3/2 a round only. Here X is first multiplied by
+    small ones grow only by 3/2 per round. Here X is first multiplied by
 
         ρ = min(1.65, √(3 / (1 + ℓ + ℓ²))),   ℓ ← ρℓ(3 − ρ²ℓ²)/2
 
-    where ℓ is what the least of the eigenvalues above 1e-10 has become: small ones grow by 2.5 a round, and large ones,
-    which may go down again, stay above 0.2. What is left below ±1 after 30 rounds was smaller than 1e-10 of the
+    where ℓ is what the least of the eigenvalues above 1e-10 has become: small ones grow by 2.5 per round, and large
+    ones, which may go down again, stay above 0.2. What is left below ±1 after 30 rounds was smaller than 1e-10 of the
     norm, so |C| = C·sign(C) has an error below that.
 
     >>> matrix_sign(torch.tensor([[0.0, 2.0], [2.0, 0.0]], dtype=torch.float64))

@@ -27,7 +27,7 @@ def plain_value(
 def mean_value(values: Tensor, reduction: Reduction | None) -> Tensor:
     """The mean, or the sum, of the values that are finite: the same with derivatives and without.
 
-    Where there are samples and none is finite it is NaN: as 0 it would be the best of all losses to whoever compares.
+    Where there are samples and none is finite it is NaN: 0 would look like the best of all losses.
     """
     if len(values) == 0:
         return values.sum()

@@ -101,7 +101,7 @@ class Probe:
         with self._asked():
             outputs = flat.reshape(self.y.shape)
             found = expand(self.loss, outputs, *self.targets, curvature=kind, reduction=self.reduction)
-        # Parameters of the loss leave a graph that nobody wants here.
+        # Parameters of the loss leave a graph, which is of no use here.
         return Expansion(found.value.detach(), found.gradient.detach(), _detached(found.curvature))
 
     @contextlib.contextmanager

@@ -86,7 +86,7 @@ class LaplaceSort(Relaxation):
     def sorted_scores(self, scores: Tensor, descending: bool, mask: Tensor | None) -> Tensor:
         points = SortedLists(-scores if descending else scores, mask, self.temperature)
         half = places(scores.shape[-1], points.wide).expand_as(points.wide) + 0.5
-        # Ranks that do not exist get some threshold that does: nobody looks at it.
+        # Ranks that do not exist get some threshold that does: it is never used.
         half = torch.minimum(half, (points.count.unsqueeze(-1) - 0.5).clamp(min=0.5))
         ordered = points.thresholds(half)
         return (-ordered if descending else ordered).to(scores.dtype)
