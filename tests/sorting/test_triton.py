@@ -114,10 +114,8 @@ def test_moves_on_the_wires_equal_the_torch_paths(distribution):
     partners = torch.tensor([[1, 0, 2], [2, 1, 0]], device=DEVICE)
     signs = torch.tensor([[1.0, -1.0, 1.0]] * 2, dtype=torch.float64, device=DEVICE).unsqueeze(-1)
     law = SortingNetwork(None, distribution=distribution)._law
-    found, expected = (
-        _network_derivatives._differences(values, partners, signs, None, law, 2.0, kernel)
-        for kernel in ("triton", None)
-    )
+    compared = _network_derivatives.Comparisons(partners, [1, 2], signs, None, law, 2.0)
+    found, expected = (_network_derivatives._differences(compared, values, kernel) for kernel in ("triton", None))
     assert torch.equal(found[0], expected[0])
     # Of an exponent of −700 rounding leaves 10⁻¹³; below it numbers lose digits one by one.
     torch.testing.assert_close(found[1, 0], expected[1, 0], rtol=3e-13, atol=1e-305)

@@ -12,7 +12,13 @@ from .._arguments import positive_number, whole_number
 from .._by_hand import is_dual
 from ..errors import ArgumentError, ShapeError
 from ._log_space import as_wide, log_sum
-from ._network_derivatives import compiled_values, impossible_but_diagonal, kept_where_idle, network_derivatives
+from ._network_derivatives import (
+    Comparisons,
+    compiled_values,
+    impossible_but_diagonal,
+    kept_where_idle,
+    network_derivatives,
+)
 from ._network_distributions import DISTRIBUTIONS, Distribution, DistributionName
 from ._network_operators import Backend, check_backend, chosen_kernel
 from ._network_wiring import NetworkName, exchanged, strides, wiring
@@ -150,35 +156,37 @@ class SortingNetwork(Relaxation):
         kernel = chosen_kernel(self.backend, scores)
         if kernel is None or is_differentiated(scores):
             return super().cross_entropies(scores, target, cells, mask)
-        partners, signs = self._wiring(scores)
-        active = None
-        if mask is not None:
-            order, active = self._compaction(mask)
-            scores, target, cells = compacted(order, mask, scores, target, cells)
-        values = as_wide(batch_last(scores))
-        wide = target.to(values.dtype), cells.to(values.dtype)
-        found = compiled_values(values, *wide, partners, signs, active, self._law, self.steepness, kernel)
+        compared, values, target, cells, _ = self._comparisons(scores, target, cells, mask)
+        found = compiled_values(compared, values, target.to(values.dtype), cells.to(values.dtype), kernel)
         return found.to(target.dtype)
 
     def derivatives(
         self, scores: Tensor, target: Tensor, cells: Tensor, hessian: bool, mask: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Tensor | None]:
+        compared, values, target, cells, order = self._comparisons(scores, target, cells, mask)
+        kernel, narrow = chosen_kernel(self.backend, scores), target.dtype
+        dtype = values.dtype if kernel is not None or self._law.cancels else narrow
+        wide = target.to(dtype), cells.to(dtype)
+        value, gradient, total = network_derivatives(compared, values, *wide, hessian, kernel)
+        if order is not None:
+            gradient = gradient.gather(-1, order.argsort(-1))
+        return value.to(narrow), gradient.to(narrow), None if total is None else total.to(narrow)
+
+    def _comparisons(
+        self, scores: Tensor, target: Tensor, cells: Tensor, mask: Tensor | None
+    ) -> tuple[Comparisons, Tensor, Tensor, Tensor, Tensor | None]:
+        """The comparisons of these lists, their values `(n, N)`, target and cells, all with the items that exist first.
+
+        And the order of the items, where a mask changes it.
+        """
         partners, signs = self._wiring(scores)
-        active = None
+        order = active = None
         if mask is not None:
             order, active = self._compaction(mask)
             scores, target, cells = compacted(order, mask, scores, target, cells)
         values = as_wide(batch_last(scores))
-        kernel = chosen_kernel(self.backend, scores)
-        dtype = values.dtype if kernel is not None or self._law.cancels else target.dtype
-        wide, apart = (target.to(dtype), cells.to(dtype)), strides(self.network, len(values))
-        value, gradient, total = network_derivatives(
-            values, *wide, partners, apart, signs, active, self._law, self.steepness, hessian, kernel
-        )
-        if mask is not None:
-            gradient = gradient.gather(-1, order.argsort(-1))
-        narrow = target.dtype
-        return value.to(narrow), gradient.to(narrow), None if total is None else total.to(narrow)
+        apart, signs = strides(self.network, len(values)), signs.unsqueeze(-1).to(values.dtype)
+        return Comparisons(partners, apart, signs, active, self._law, self.steepness), values, target, cells, order
 
     def extra_repr(self) -> str:
         return f"{self.n}, network={self.network!r}, distribution={self.distribution!r}, steepness={self.steepness}"

@@ -68,6 +68,21 @@ class Comparators:
         return self.firsts[2]
 
 
+class Comparisons(NamedTuple):
+    """Which wires are compared, and how.
+
+    `partners` `(layers, n)`, how far `apart` they are in each layer, and `signs` `(layers, n, 1)` in the dtype of the
+    values. Comparators that are not `active` `(layers, n, N)` keep their wires as they are.
+    """
+
+    partners: Tensor
+    apart: Sequence[int]
+    signs: Tensor
+    active: Tensor | None
+    law: Distribution
+    steepness: float
+
+
 class Layer(NamedTuple):
     """Whom each wire of a layer is compared with."""
 
@@ -79,56 +94,31 @@ class Layer(NamedTuple):
 
 
 def network_derivatives(
-    values: Tensor,
-    target: Tensor,
-    cells: Tensor,
-    partners: Tensor,
-    apart: Sequence[int],
-    signs: Tensor,
-    active: Tensor | None,
-    law: Distribution,
-    steepness: float,
-    hessian: bool,
-    kernel: Kernel | None = None,
+    compared: Comparisons, values: Tensor, target: Tensor, cells: Tensor, hessian: bool, kernel: Kernel | None
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Losses `(N,)`, gradients `(N, n)` and, if wanted, the sum of their Hessians `(n, n)`.
 
-    `apart` is how far the `partners` of each layer are from each other. Comparators that are not `active`
-    `(layers, n, N)` keep their wires as they are.
     Values `(n, N)` and log-matrix are carried in the dtype of the values, all else in that of `target`, which is
     float64 where a `kernel` computes.
     """
-    signs = signs.unsqueeze(-1).to(values.dtype)
-    differences = _differences(values, partners, signs, active, law, steepness, kernel)
-    comparators = _comparators(differences, signs, active, law, steepness)
+    comparators = _comparators(compared, _differences(compared, values, kernel))
     if kernel is not None:
         logs, firsts = comparators.logs, comparators.firsts
-        seconds = _seconds(comparators, law) if hessian else logs.new_empty(0, 0, 0, 0)
-        value, gradient, total = losses_by_kernel(partners, logs, firsts, seconds, target, cells, kernel)
+        seconds = _seconds(comparators, compared.law) if hessian else logs.new_empty(0, 0, 0, 0)
+        value, gradient, total = losses_by_kernel(compared.partners, logs, firsts, seconds, target, cells, kernel)
         return value + _nothing_if_finite(values), gradient, total if hessian else None
-    layers = tuple(map(Layer, partners.unbind(0), apart))
-    return _derivatives(comparators, layers, values, target, cells, law, hessian)
+    layers = tuple(map(Layer, compared.partners.unbind(0), compared.apart))
+    return _derivatives(comparators, layers, values, target, cells, compared.law, hessian)
 
 
-def compiled_values(
-    values: Tensor,
-    target: Tensor,
-    cells: Tensor,
-    partners: Tensor,
-    signs: Tensor,
-    active: Tensor | None,
-    law: Distribution,
-    steepness: float,
-    kernel: Kernel,
-) -> Tensor:
+def compiled_values(compared: Comparisons, values: Tensor, target: Tensor, cells: Tensor, kernel: Kernel) -> Tensor:
     """The losses `(N,)` alone, by a compiled kernel; all in float64."""
-    signs = signs.unsqueeze(-1).to(values.dtype)
-    u = law.argument(_differences(values, partners, signs, active, law, steepness, kernel) * signs, steepness)
+    u = compared.law.argument(_differences(compared, values, kernel) * compared.signs, compared.steepness)
     nothing = u.new_empty(0, 0, 0, 0)
-    logs = law.log_cdf(torch.stack((u, -u)))
-    if active is not None:
-        logs = kept_where_idle(logs, active)
-    value: Tensor = losses_by_kernel(partners, logs, nothing, nothing, target, cells, kernel)[0]
+    logs = compared.law.log_cdf(torch.stack((u, -u)))
+    if compared.active is not None:
+        logs = kept_where_idle(logs, compared.active)
+    value: Tensor = losses_by_kernel(compared.partners, logs, nothing, nothing, target, cells, kernel)[0]
     return value + _nothing_if_finite(values)
 
 
@@ -179,16 +169,9 @@ def kept_where_idle(logs: Tensor, active: Tensor) -> Tensor:
     return torch.stack((torch.where(active, logs[0], 0.0), torch.where(active, logs[1], -FAR)))
 
 
-def _differences(
-    values: Tensor,
-    partners: Tensor,
-    signs: Tensor,
-    active: Tensor | None,
-    law: Distribution,
-    steepness: float,
-    kernel: Kernel | None,
-) -> Tensor:
+def _differences(compared: Comparisons, values: Tensor, kernel: Kernel | None) -> Tensor:
     """Sweep 1, forward: the differences that the comparators see, `(layers, n, N)`."""
+    partners, _, signs, active, law, steepness = compared
     if kernel == "triton" and active is None:
         by_triton: Tensor = differences_operator(values, partners, signs.squeeze(-1) * -steepness, law.name)
         return by_triton
@@ -203,10 +186,9 @@ def _differences(
     return torch.stack(differences)
 
 
-def _comparators(
-    difference: Tensor, sign: Tensor, active: Tensor | None, law: Distribution, steepness: float
-) -> Comparators:
+def _comparators(compared: Comparisons, difference: Tensor) -> Comparators:
     """All comparators of all layers at once. With u = a(±d) and F symmetric, d/dd F(−u) = −F'(u) u'."""
+    _, _, sign, active, law, steepness = compared
     u = law.argument(difference * sign, steepness)
     slope, bend = law.argument_derivatives(difference * sign, steepness)
     slope = slope * sign
