@@ -401,6 +401,20 @@ def test_a_wall_that_no_solution_enters_costs_nothing(hessian, minimize):
     assert (found.gradient[:, 4] == 0).all()
 
 
+def test_a_wall_that_every_solution_enters_is_in_no_hessian():
+    """The value is finite where the wanted solution enters it as well, and its optimum is not."""
+    costs = torch.randn(5, 4, generator=generator(9))
+    wanted = cheapest_two(torch.randn(5, 4, generator=generator(10))).float()
+    walled = costs.clone()
+    walled[2] = torch.tensor([torch.inf, torch.inf, torch.inf, 0.0])
+    wanted[2] = cheapest_two(walled[2:3])[0].float()
+    found = FenchelYoungLoss(cheapest_two, 0.5, 6, hessian="optimal_value", generator=generator(11)).expand(
+        walled, wanted
+    )
+    assert found.value.isfinite().all()
+    assert found.curvature.dense().isfinite().all()
+
+
 def knapsacks(values, room):
     """Every sample takes its own number of the dearest items."""
     return values.argsort(-1, descending=True).argsort(-1) < room[:, None]

@@ -183,6 +183,7 @@ class FenchelYoungLoss(_Optimizing, EstimatedLoss):
             if may_have_walls:
                 all_costs = all_costs.masked_fill(walls & (solutions == 0), 0.0)
             optima = torch.einsum("snm,snm->sn", all_costs, solutions)
+            keep = keep & optima.isfinite().all(0)  # and not where every solution has to enter a wall
             return sign * noise.mean_hessian(self._weights(optima, centred), keep)
 
         return value, gradient, mean_hessian

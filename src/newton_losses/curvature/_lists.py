@@ -204,8 +204,10 @@ def list_derivatives(
     for rows in torch.split(directions, products_at_once(flat, needed, CELLS_AT_ONCE)):
         with one_thread(flat, needed.largest):
             second = product(rows)
-        trace, whole = trace + (second * rows.unsqueeze(1)).sum((0, 2)), whole + second.sum((0, 2))
-        mean.append(torch.where(kept[None, :, None], second, 0.0).sum(1))
+        if exchangeable:
+            trace, whole = trace + (second * rows.unsqueeze(1)).sum((0, 2)), whole + second.sum((0, 2))
+        else:
+            mean.append(torch.where(kept[None, :, None], second, 0.0).sum(1))
     if exchangeable:
         return found.value, found.gradient, exchangeable_curvature(trace, whole, kept, size, mask)
     assert mask is not None
