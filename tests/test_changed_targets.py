@@ -122,11 +122,35 @@ def test_a_mask_under_another_name_is_warned_of() -> None:
         nl.NewtonLoss(lambda y, clicks: torch.where(clicks, -y, y).exp().sum(1))(y, clicks)
 
 
-def test_a_mask_of_tokens_is_none_of_their_outputs() -> None:
+@pytest.mark.parametrize("curvature", ["fisher", "sample", "hessian"])
+def test_a_mask_of_tokens_is_one_of_all_their_outputs(curvature: Any) -> None:
+    y = torch.randn(8, 5, 3, generator=torch.Generator().manual_seed(0))
+    tokens = torch.arange(5) < torch.arange(8)[:, None] % 5 + 1
+    every = tokens[:, :, None].expand(y.shape)
+
+    def loss(y: Tensor, mask: Tensor) -> Tensor:  # with the mask as it came
+        return torch.where(mask, y.pow(4).sum(-1), 0.0).sum(1)
+
+    def gradient(loss: Any, *targets: Any, **named: Any) -> Tensor:
+        own = y.clone().requires_grad_()
+        newton = nl.NewtonLoss(loss, curvature)
+        for _ in range(2):
+            (found,) = torch.autograd.grad(newton(own, *targets, **named), own)
+        return found
+
+    wanted = gradient(lambda y, mask: loss(y, mask[:, :, 0]), mask=every)
+    assert (wanted[~tokens] == 0).all()
+    torch.testing.assert_close(gradient(loss, mask=tokens), wanted)
+    torch.testing.assert_close(gradient(loss, tokens), wanted)
+    torch.testing.assert_close(gradient(lambda y: loss(y, tokens), mask=tokens), wanted)
+    torch.testing.assert_close(gradient(lambda y, mask: loss(y, mask.squeeze(2)), mask=tokens[:, :, None]), wanted)
+
+
+def test_what_is_no_mask_of_tokens_is_the_loss_s_alone() -> None:
     y = torch.randn(8, 5, 3, generator=torch.Generator().manual_seed(0), requires_grad=True)
     tokens = torch.arange(5) < torch.arange(8)[:, None] % 5 + 1
-    loss = lambda y, mask: torch.where(mask, y.pow(4).sum(-1), 0.0).sum(1)  # noqa: E731
-    for arguments, named in (((), {"mask": tokens}), ((tokens,), {})):
+    loss = lambda y, mask: torch.where(mask.bool(), y.pow(4).sum(-1), 0.0).sum(1)  # noqa: E731
+    for arguments, named in (((), {"mask": tokens.float()}), ((tokens.float(),), {})):
         with pytest.warns(UserWarning, match=r"of shape \(8, 5\), so the loss alone gets it.*here \(8, 5, 3\)"):
             nl.NewtonLoss(loss)(y, *arguments, **named)
     with warnings.catch_warnings():

@@ -145,19 +145,40 @@ def bound_targets(
 ) -> tuple[Any, tuple[Any, ...], Any]:
     """The loss, its targets by position, where some came by name, and the mask of outputs that exist.
 
-    A loss with an argument of its own called `mask` gets it. If it is boolean and has the shape of the outputs, it also
-    says which of them exist; else it is the loss's alone, as weights or one entry per sample are.
+    A loss with an argument of its own called `mask` gets it as it is. If it is boolean and has an entry for each of the
+    outputs, or for each token of several, it also says which of them exist; else it is the loss's alone, as weights or
+    one entry per sample are.
 
     >>> bound_targets(lambda y, labels, weight=1.0: y, None, (), {"weight": 2.0, "labels": 3}, None, "here")[1]
     (3, 2.0)
     """
+    exists = outputs_mask(mask, y)
     if mask is not None and not hasattr(loss, "expand") and not takes_mask(loss):
         signature = signature_of(loss)
         names = [] if signature is None else list(signature.parameters)
         if "mask" in names[1 + len(targets) :]:  # and not among the targets, where it may have been given as well
-            named = {**named, "mask": mask}
-            mask = mask if getattr(mask, "dtype", None) == torch.bool and mask.shape == y.shape else None
+            named, mask = {**named, "mask": mask}, None
+    mask = mask if exists is None else exists
     return (*_by_position(loss, y, targets, named, where), mask) if named else (loss, targets, mask)
+
+
+def outputs_mask(mask: Any, y: Any) -> Tensor | None:
+    """Which outputs exist, by a mask with a truth for each of them or for each token `(N, T)` of several; else `None`.
+
+    >>> outputs_mask(torch.tensor([[True, False]]), torch.zeros(1, 2, 2))
+    tensor([[[ True,  True],
+             [False, False]]])
+    """
+    if not isinstance(mask, Tensor) or mask.dtype is not torch.bool or not isinstance(y, Tensor):
+        return None
+    if mask.shape == y.shape:
+        return mask
+    size = mask.dim()
+    while size > 2 and mask.shape[size - 1] == 1:  # one truth for all that a token has
+        size -= 1
+    if not 1 < size < y.dim() or mask.shape[:size] != y.shape[:size] or mask.dim() not in (size, y.dim()):
+        return None
+    return mask.reshape(*mask.shape[:size], *[1] * (y.dim() - size)).expand(y.shape)
 
 
 def names_mask(loss: Any, place: int) -> bool:
@@ -292,23 +313,18 @@ def with_mask(
     loss: Any, y: Tensor, targets: tuple[Any, ...], mask: Tensor | None
 ) -> tuple[Any, tuple[Any, ...], Tensor | None]:
     """A loss that takes a mask, with it: the library's do as the last of the targets, and any that calls one so."""
-    could_be = {place: one for place, one in enumerate(targets, 1) if mask is None and _fits_as_mask(one, y)}
-    named = [one for place, one in could_be.items() if names_mask(loss, place)]  # and not clicks, boolean as well
-    last, is_mask = targets[-1] if targets else None, bool(named)
+    could_be = [outputs_mask(one, y) for one in targets if mask is None]
+    named = [one for place, one in enumerate(could_be, 1) if one is not None and names_mask(loss, place)]
     if not takes_mask(loss):
         mask = named[0] if named and not hasattr(loss, "expand") else mask
         if mask is not None and hasattr(loss, "expand"):
             _check_expands_with_mask(loss)
         return loss, targets, mask
-    if is_mask and last is named[0]:
-        mask, targets = last, targets[:-1]
+    if named and named[0] is targets[-1]:
+        mask, targets = named[0], targets[:-1]
     if mask is None or hasattr(loss, "expand"):
         return loss, targets, mask
     return _with_targets(loss, {"mask": mask}), targets, mask
-
-
-def _fits_as_mask(target: Any, y: Tensor) -> bool:
-    return isinstance(target, Tensor) and target.dtype == torch.bool and target.shape == y.shape
 
 
 def _check_expands_with_mask(loss: Any) -> None:

@@ -115,10 +115,11 @@ class NewtonLoss(RunningScale):
             an error as soon as one is, "ignore" only counts. On CUDA both come up to 128 calls late, because no call
             waits for the device; inside compiled code, CUDA graphs and transforms nothing is said.
 
-    Lists of different lengths: `newton(y, *targets, mask=mask)` with a boolean `mask` of the shape of `y`, True where
-    an output exists. The others get a gradient of exactly zero and are left out of C, λ and ρ; each sample is solved
-    with the part of C that belongs to its own outputs. Your loss masks its own value, as it would without a Newton
-    loss, and gets the mask if it has an argument of that name (and it alone, if the mask has another shape or dtype).
+    Lists of different lengths: `newton(y, *targets, mask=mask)` with a boolean `mask` of the shape of `y`, or with one
+    truth per token `(N, T)` of outputs `(N, T, C)`; True where an output exists. The others get a gradient of exactly
+    zero and are left out of C, λ and ρ; each sample is solved with the part of C that belongs to its own outputs. Your
+    loss masks its own value, as it would without a Newton loss, and gets the mask if it has an argument of that name
+    (and it alone, if the mask has another shape or dtype).
     Outputs and targets may also be nested tensors in jagged layout, which are padded.
 
     A sample with a non-finite loss or gradient gets a zero gradient; the others get theirs as if it were not there

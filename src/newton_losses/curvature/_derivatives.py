@@ -164,8 +164,7 @@ def _stored(passes: Iterable[Tensor], size: int) -> Tensor:
     """
     if isinstance(passes, list):
         return passes[0] if len(passes) == 1 else torch.cat(passes)
-    found: Tensor | None = None
-    begin = 0
+    found, begin = None, 0
     for one in passes:
         if len(one) == size:
             return one

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .._arguments import WithTargets, each_target, name_of, names_mask
+from .._arguments import WithTargets, each_target, name_of, names_mask, outputs_mask
 from .._targets import changed, own_copy, traces
 from .._unchanged import leaves_unchanged
 from .._warnings import warn
@@ -112,8 +112,7 @@ def warn_of_the_mask(loss: object, y: Tensor, targets: tuple[Any, ...]) -> None:
         is_of_tokens = 1 < mask.ndim < y.ndim and tuple(mask.shape) == tuple(y.shape[: mask.ndim])
         if mask.ndim != y.ndim and not is_of_tokens:  # one entry per sample, for example
             continue
-        is_one = isinstance(mask, Tensor) and mask.dtype is torch.bool and mask.shape == y.shape
-        if not is_one and bool(((mask == 0) | (mask == 1)).all()):
+        if outputs_mask(mask, y) is None and bool(((mask == 0) | (mask == 1)).all()):
             came = mask.dtype if isinstance(mask, Tensor) else "a NumPy array"
             warn(
                 f"NewtonLoss: the mask is {came} of shape {tuple(mask.shape)}, so the loss alone gets it, and outputs "
