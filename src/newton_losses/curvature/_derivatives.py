@@ -135,7 +135,7 @@ def _mean(found: Derivatives, passes: Callable[[], Iterable[Tensor]]) -> MeanHes
 
 def _are_finite(*tensors: Tensor) -> bool:
     """Whether all numbers on a CPU are finite, and their squares as well."""
-    return math.isfinite(sum(float(np.vdot(one.numpy(), one.numpy())) for one in tensors))
+    return math.isfinite(sum([float(np.vdot(one, one)) for one in [tensor.numpy() for tensor in tensors]]))
 
 
 def _fits_kernels(second: Tensor) -> bool:

@@ -305,7 +305,8 @@ def _inverse(matrix: Any, damping: float, spread: float, kind: str) -> Any:
         factor, failed = torch.linalg.cholesky_ex(matrix)
         return None if int(failed) else torch.cholesky_inverse(factor)
     try:
-        return linalg.inv(matrix)
+        # One without a negative eigenvalue is definite now, and needs none of the questions that the front asks.
+        return _invert(matrix) if linalg is np.linalg and kind in ("absolute", "clip") else linalg.inv(matrix)
     except (np.linalg.LinAlgError, torch.linalg.LinAlgError):
         return None
 
