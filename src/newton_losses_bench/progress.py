@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress as RichProgress
 
+# A log or a pipe hears at least this often that a run is alive.
+LINE_SECONDS = 60.0
+
 
 class Together(Progress):
     """Several listeners as one: each hears every event."""
@@ -34,18 +37,42 @@ def _tell(methods: list[Callable[..., None]], *arguments: Any, **options: Any) -
         method(*arguments, **options)
 
 
-class JsonLines(Progress):
-    """One JSON object per line, with the field `event`, and `seed` where it is given."""
+class _Timer:
+    """Whether `seconds` have passed since the last news."""
 
-    def __init__(self, stream: TextIO | None = None, *, seed: int | None = None) -> None:
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self.restart()
+
+    def restart(self) -> None:
+        self._last = time.monotonic()
+
+    def is_due(self) -> bool:
+        return time.monotonic() - self._last >= self._seconds
+
+
+class JsonLines(Progress):
+    """One JSON object per line, with the field `event`, and `seed` where it is given; `advanced` once a minute."""
+
+    def __init__(self, stream: TextIO | None = None, *, seed: int | None = None, seconds: float = LINE_SECONDS) -> None:
         self._stream = stream or sys.stdout
         self._seed = {} if seed is None else {"seed": seed}
+        self._silence = _Timer(seconds)
 
     def _emit(self, event: str, **fields: Any) -> None:
         print(json.dumps({"event": event, **self._seed, **fields}), file=self._stream, flush=True)
+        self._silence.restart()
 
     def started(self, config: RunConfig, step: int, total: int, evaluations: list[Record]) -> None:
         self._emit("started", step=step, total=total, configuration=config.to_dict())
+
+    def advanced(self, step: int, loss: float | None) -> None:
+        if self._silence.is_due():
+            self._emit("advanced", step=step, loss=loss)
+
+    def evaluating(self, step: int, fraction: float = 0.0) -> None:
+        if self._silence.is_due():
+            self._emit("evaluating", step=step, fraction=round(fraction, 3))
 
     def evaluated(self, record: Record) -> None:
         self._emit("evaluated", **record)
@@ -57,38 +84,83 @@ class JsonLines(Progress):
         self._emit("finished", again=again, **result)
 
 
-class PlainLines(Progress):
-    """One line per evaluation, for a log file or a pipe."""
+class _Pace:
+    """How fast a run goes from a step on, evaluations apart."""
 
-    def __init__(self, stream: TextIO | None = None) -> None:
+    def __init__(self, step: int) -> None:
+        self._first, self._began = step, time.monotonic()
+        self._evaluating_since: float | None = None
+        self._evaluated_seconds = 0.0
+
+    def evaluating(self) -> None:
+        if self._evaluating_since is None:
+            self._evaluating_since = time.monotonic()
+
+    def evaluated(self) -> None:
+        if self._evaluating_since is not None:
+            self._evaluated_seconds += time.monotonic() - self._evaluating_since
+            self._evaluating_since = None
+
+    def at(self, step: int, total: int) -> tuple[float, str]:
+        """Steps per second between evaluations, and the time left with as much evaluating as so far."""
+        done, seconds = step - self._first, time.monotonic() - self._began
+        rate = done / max(seconds - self._evaluated_seconds, 1e-9)
+        return rate, duration((total - step) * seconds / done if done else math.nan)
+
+
+class PlainLines(Progress):
+    """One line per evaluation, and one at least every minute, for a log file or a pipe."""
+
+    def __init__(self, stream: TextIO | None = None, *, seconds: float = LINE_SECONDS) -> None:
         self._stream = stream or sys.stdout
-        self._first = self._total = 0
-        self._began = 0.0
+        self._total = 0
+        self._pace, self._is_started_up = _Pace(0), False
+        self._silence = _Timer(seconds)
 
     def _say(self, text: str) -> None:
         print(text, file=self._stream, flush=True)
+        self._silence.restart()
 
     def preparing(self, config: RunConfig) -> None:
         if config.data == "terrain":
             self._say("loading the maps; missing ones are drawn first, about 400 per second")
 
     def started(self, config: RunConfig, step: int, total: int, evaluations: list[Record]) -> None:
-        self._first, self._total, self._began = step, total, time.monotonic()
+        self._total, self._pace, self._is_started_up = total, _Pace(step), False
         self._say(f"{describe(config)}: {total} steps on {config.device}")
         if step:
             self._say(f"resuming after step {step}")
 
-    def evaluated(self, record: Record) -> None:
-        rate, left = self._pace(record["step"])
-        self._say(
-            f"step {record['step']}/{self._total}  loss {number(record['loss'])}  {figures(record)}  "
-            f"{rate:.1f} steps/s  {left} left"
-        )
+    def advanced(self, step: int, loss: float | None) -> None:
+        if not self._is_started_up:  # the first steps compile and fill caches: their pace is not that of the others
+            self._pace, self._is_started_up = _Pace(step), True
+        self._show_step(step, loss)
 
-    def _pace(self, step: int) -> tuple[float, str]:
-        """Steps per second since the start of this process, and the time left at that pace."""
-        rate = (step - self._first) / max(time.monotonic() - self._began, 1e-9)
-        return rate, duration((self._total - step) / rate if rate else math.nan)
+    def evaluating(self, step: int, fraction: float = 0.0) -> None:
+        self._pace.evaluating()
+        self._show_evaluation(step, f"evaluating {100 * fraction:.0f} %")
+
+    def evaluated(self, record: Record) -> None:
+        self._pace.evaluated()
+        self._show_record(record)
+
+    # What `LiveBar` shows in another way
+
+    def _show_step(self, step: int, loss: float | None) -> None:
+        if self._silence.is_due():
+            self._say(f"step {step}/{self._total}  loss {number(loss)}  {self._pace_at(step)}")
+
+    def _show_evaluation(self, step: int, how_far: str) -> None:
+        if self._silence.is_due():
+            self._say(f"step {step}/{self._total}  {how_far}")
+
+    def _show_record(self, record: Record) -> None:
+        step, loss = record["step"], number(record["loss"])
+        self._say(f"step {step}/{self._total}  loss {loss}  {figures(record)}  {self._pace_at(step)}")
+
+    def _pace_at(self, step: int) -> str:
+        rate, left = self._pace.at(step, self._total)
+        return f"{rate:.1f} steps/s  {left} left"
 
     def note(self, text: str) -> None:
         self._say(text)
@@ -119,19 +191,19 @@ class LiveBar(PlainLines):
         self._task = self._bar.add_task("", total=total, completed=step, pace="", loss="", figures=last)
         self._bar.start()
 
-    def advanced(self, step: int, loss: float | None) -> None:
+    def _show_step(self, step: int, loss: float | None) -> None:
         self._update(step, loss=f"loss {number(loss)}")
 
-    def evaluating(self, step: int) -> None:
+    def _show_evaluation(self, step: int, how_far: str) -> None:
         if self._bar is not None:
-            self._bar.update(self._task, completed=step, pace="evaluating", refresh=True)
+            self._bar.update(self._task, completed=step, pace=how_far, refresh=True)
 
-    def evaluated(self, record: Record) -> None:
+    def _show_record(self, record: Record) -> None:
         self._update(record["step"], figures=_short(record))
 
     def _update(self, step: int, **fields: Any) -> None:
         if self._bar is not None:
-            rate, left = self._pace(step)
+            rate, left = self._pace.at(step, self._total)
             self._bar.update(self._task, completed=step, pace=f"{rate:.1f}/s, {left} left", **fields)
 
     def finished(self, result: Record, *, again: bool = False) -> None:

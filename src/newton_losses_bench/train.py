@@ -6,6 +6,7 @@ What a step is stands in `train_step.py`, what a benchmark is in `tasks/`, what 
 import contextlib
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from .config import RunConfig
 from .machine import Interrupted, is_out_of_memory, on_device, precision_flags, stop_requests
 from .settings import option
 from .store import AVERAGE, Record, RunError, RunFolder
-from .tasks import TASKS, Figures, Task
+from .tasks import TASKS, Figures, Task, Tell
 from .train_step import Trainer
 
 # A crash throws a run back by at most this much, evaluations being further apart.
@@ -40,8 +41,8 @@ class Progress:
     def advanced(self, step: int, loss: float | None) -> None:
         """So many steps are done; the last one had this loss, `None` if that was not finite."""
 
-    def evaluating(self, step: int) -> None:
-        """An evaluation begins, which can take minutes."""
+    def evaluating(self, step: int, fraction: float = 0.0) -> None:
+        """An evaluation begins, which can take minutes, or this fraction of it is done."""
 
     def evaluated(self, record: Record) -> None:
         """An evaluation is done and saved."""
@@ -106,8 +107,7 @@ def run(
             trainer.train_step()
 
             if trainer.step % task.eval_every == 0 or trainer.step == task.total_steps:
-                progress.evaluating(trainer.step)
-                record = _evaluate(trainer, folder.evaluations)
+                record = _evaluate(trainer, folder.evaluations, progress)
                 _save_weights(trainer, folder, [*folder.evaluations, record])
                 folder.save({**trainer.state(), "seconds": clock.seconds()}, record)
                 clock.last_save = time.monotonic()
@@ -148,9 +148,11 @@ def _pass_on_notes(folder: RunFolder, progress: Progress) -> None:
 # Evaluating
 
 
-def _evaluate(trainer: Trainer, earlier: list[Record]) -> Record:
+def _evaluate(trainer: Trainer, earlier: list[Record], progress: Progress) -> Record:
     """The record of an evaluation; the figures of averaged weights, on the same sets, are under `averaged`."""
     loss, finite_steps = trainer.take_mean_loss()
+    progress.evaluating(trainer.step)  # now the device has done all steps, and none of their time counts as evaluating
+    tell = _seldom(partial(progress.evaluating, trainer.step))
     steps = trainer.step - (earlier[-1]["step"] if earlier else 0)
     record: Record = {
         "step": trainer.step,
@@ -160,18 +162,31 @@ def _evaluate(trainer: Trainer, earlier: list[Record]) -> Record:
         "skipped_samples": trainer.skipped_samples(),
     }
     if trainer.average is None:
-        return {**record, **_figures(trainer.task)}
+        return {**record, **_figures(trainer.task, tell)}
     with trainer.average.in_place(), _drawn_again(trainer.task):
-        averaged = _figures(trainer.task)
-    return {**record, **_figures(trainer.task), "averaged": averaged}
+        averaged = _figures(trainer.task, lambda fraction: tell(fraction / 2))
+    return {**record, **_figures(trainer.task, lambda fraction: tell((1 + fraction) / 2)), "averaged": averaged}
 
 
-def _figures(task: Task) -> Figures:
+def _figures(task: Task, tell: Tell) -> Figures:
     task.model.eval()
     with torch.no_grad():
-        figures = task.evaluate()
+        figures = task.evaluate(tell)
     task.model.train()
     return figures
+
+
+def _seldom(tell: Tell) -> Tell:
+    """No more often than news are told."""
+    last = time.monotonic()
+
+    def told(fraction: float) -> None:
+        nonlocal last
+        if time.monotonic() - last >= NEWS_SECONDS:
+            tell(fraction)
+            last = time.monotonic()
+
+    return told
 
 
 @contextlib.contextmanager

@@ -49,7 +49,7 @@ def test_all_of_a_run_happens_on_its_device(tmp_path, monkeypatch):
         begin, evaluate = task.begin_step, task.evaluate
         seen.append(list(inside))
         task.begin_step = lambda step: seen.append(list(inside)) or begin(step)
-        task.evaluate = lambda: seen.append(list(inside)) or evaluate()
+        task.evaluate = lambda tell: seen.append(list(inside)) or evaluate(tell)
         return task
 
     monkeypatch.setattr(train, "on_device", entering)

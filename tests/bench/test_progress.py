@@ -3,6 +3,7 @@
 import io
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -54,6 +55,53 @@ def test_json_lines():
     assert events[1]["test"] == RECORD["test"]
 
 
+@pytest.fixture
+def clock(monkeypatch):
+    """A time that passes only where a test says so."""
+    now = SimpleNamespace(seconds=0.0)
+    monkeypatch.setattr("newton_losses_bench.progress.time.monotonic", lambda: now.seconds)
+    return now
+
+
+def minutes_of(listener, clock):
+    """Start-up of 30 seconds, then a step per second, with an evaluation of 100 seconds after step 150."""
+    listener.started(CONFIG, 0, 250, [])
+    clock.seconds += 30
+    for step in range(1, 151):
+        listener.advanced(step, 0.5)
+        clock.seconds += 1
+    for fraction in (0.0, 0.25, 0.5, 0.75):
+        listener.evaluating(150, fraction)
+        clock.seconds += 25
+    listener.evaluated({**RECORD, "step": 150})
+
+
+def test_a_pipe_hears_of_a_run_every_minute(clock):
+    stream = io.StringIO()
+    minutes_of(PlainLines(stream), clock)
+    _, *lines, last = stream.getvalue().splitlines()
+    assert lines == [
+        "step 31/250  loss 0.5  1.0 steps/s  3:39 left",
+        "step 91/250  loss 0.5  1.0 steps/s  2:39 left",
+        "step 150/250  evaluating 0 %",
+        "step 150/250  evaluating 75 %",
+    ]
+    # Neither start-up nor evaluation counts in the pace; the time left has room for as much evaluating again.
+    assert last.endswith("1.0 steps/s  2:48 left")
+
+
+def test_a_program_hears_of_a_run_every_minute(clock):
+    stream = io.StringIO()
+    minutes_of(JsonLines(stream, seed=1), clock)
+    _, *events, _ = map(json.loads, stream.getvalue().splitlines())
+    assert events == [
+        {"event": "advanced", "seed": 1, "step": 31, "loss": 0.5},
+        {"event": "advanced", "seed": 1, "step": 91, "loss": 0.5},
+        {"event": "evaluating", "seed": 1, "step": 150, "fraction": 0.0},
+        {"event": "evaluating", "seed": 1, "step": 150, "fraction": 0.75},
+    ]
+
+
 def test_the_live_bar_fits_a_terminal():
     rich = pytest.importorskip("rich.console")
     stream = io.StringIO()
@@ -61,7 +109,7 @@ def test_the_live_bar_fits_a_terminal():
     text = stream.getvalue()
     assert "resuming after step 10" in text
     # While an evaluation is under way, and not after it.
-    _, found, after = text.rpartition("50/100 evaluating")
+    _, found, after = text.rpartition("50/100 evaluating 0 %")
     assert found
     assert "/s, " in after
     assert "val 41.0 test 40.0 %" in after
@@ -77,7 +125,7 @@ def test_json_lines_carry_the_seed_that_they_are_given():
 
 def test_several_listeners_hear_of_an_evaluation():
     class Listener(Progress):
-        def evaluating(self, step):
+        def evaluating(self, step, fraction=0.0):
             heard.append(step)
 
     heard = []

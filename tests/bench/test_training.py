@@ -135,11 +135,29 @@ def test_an_evaluation_is_announced_before_it_begins(tmp_path):
     heard = []
 
     class Listener(Progress):
-        def evaluating(self, step):
+        def evaluating(self, step, fraction=0.0):
             heard.append((step, len((tmp_path / "evaluations.jsonl").read_text().splitlines()) if heard else 0))
 
     run(SORTING, str(tmp_path), progress=Listener())
     assert heard == [(2, 0), (4, 1)]
+
+
+@pytest.mark.parametrize("average", [False, True])
+@pytest.mark.parametrize("task", ["sorting", "paths"])
+def test_an_evaluation_says_how_far_it_is(tmp_path, monkeypatch, paths_config, task, average):
+    monkeypatch.setattr("newton_losses_bench.train.NEWS_SECONDS", 0.0)
+    config = SORTING if task == "sorting" else paths_config
+    heard = []
+
+    class Listener(Progress):
+        def evaluating(self, step, fraction=0.0):
+            heard.append(fraction)
+
+    run(replace(config, average=average), str(tmp_path), progress=Listener())
+    first = heard[: heard.index(1.0) + 1]
+    assert first[0] == 0.0
+    assert len(first) > 2
+    assert first == sorted(first)
 
 
 def test_paths_have_a_partial_batch_and_learning_rate_drops(paths_config):

@@ -10,6 +10,7 @@ from .sorting import SortingTask as SortingTask
 from .task import EnergyCurvature as EnergyCurvature
 from .task import Figures as Figures
 from .task import Task as Task
+from .task import Tell as Tell
 from .task import random_stream as random_stream
 from .task import training_loss as training_loss
 

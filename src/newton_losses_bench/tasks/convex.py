@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from newton_losses.convex import repeat_with_fisher
 
 from ..config import ConvexConfig
-from .task import Figures, Record, damping_rule
+from .task import Figures, Record, Tell, damping_rule, nobody
 
 SIZE = 20
 
@@ -40,7 +40,7 @@ class ConvexTask:
     def draw_loss(self, size: int) -> Tensor:
         return cast(Tensor, self.loss_module(self.model(self._inputs), self._wanted))
 
-    def evaluate(self) -> Figures:
+    def evaluate(self, tell: Tell = nobody) -> Figures:
         return {"test": {"loss": self.draw_loss(self._config.batch_size).item()}}
 
     def reported(self, evaluations: list[Record]) -> Record:

@@ -14,7 +14,7 @@ from ..config import PathsConfig
 from ..data import PathMaps, Splits, Warcraft, terrain
 from ..machine import device_kind
 from ..models import MapCNN
-from .task import Figures, Record, make_model, random_stream, training_loss
+from .task import Figures, Record, Tell, counting, make_model, nobody, random_stream, training_loss
 
 # Maps in one batch of an evaluation.
 _MAPS_AT_ONCE = {"cpu": 100, "cuda": 1000}
@@ -66,14 +66,15 @@ class PathsTask:
         place += size
         return cast(Tensor, self.loss_module(self._forward(batch.images), batch.paths))
 
-    def evaluate(self) -> Figures:
-        return {name: self._figures(maps) for name, maps in self._held_out.items()}
+    def evaluate(self, tell: Tell = nobody) -> Figures:
+        done = counting(tell, sum(map(len, self._held_out.values())))
+        return {name: self._figures(maps, done) for name, maps in self._held_out.items()}
 
     def reported(self, evaluations: list[Record]) -> Record:
         """The last one: this benchmark has no model selection."""
         return evaluations[-1]
 
-    def _figures(self, maps: PathMaps) -> dict[str, float]:
+    def _figures(self, maps: PathMaps, done: Callable[[int], None]) -> dict[str, float]:
         """Perfect match: the path is the label's. Cost match: it is as good as the label's. In per cent."""
         perfect = torch.zeros((), dtype=torch.int64, device=self._config.device)
         as_good = torch.zeros_like(perfect)
@@ -84,6 +85,7 @@ class PathsTask:
             found = best_path(self.model(batch.images))
             perfect += (found == batch.paths).flatten(1).all(1).sum()
             as_good += (tenths(batch.weights, found) == tenths(batch.weights, batch.paths)).sum()
+            done(len(indices))
         return {
             "perfect_match": 100 * perfect.item() / len(maps),
             "cost_match": 100 * as_good.item() / len(maps),

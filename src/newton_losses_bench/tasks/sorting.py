@@ -1,5 +1,6 @@
 """Ranking supervision: learn to read numbers from nothing but the order of sets of them."""
 
+from collections.abc import Callable
 from typing import cast
 
 import torch
@@ -12,7 +13,7 @@ from ..data import MNIST, Affine, Digits, LabeledImages, MultiDigit, Splits, gly
 from ..kernels import has_digit_kernels
 from ..machine import device_kind
 from ..models import DigitCNN, RawPixelNetwork
-from .task import Figures, Record, make_model, random_stream, training_loss
+from .task import Figures, Record, Tell, counting, make_model, nobody, random_stream, training_loss
 
 # Pictures in one batch of an evaluation: 28×112 pixels make 1.4 MB each after the first layer.
 _PICTURES_AT_ONCE = {"cpu": 500, "cuda": 10_000}
@@ -64,14 +65,15 @@ class SortingTask:
         images, values = self._train.sample(size, self.generators["batches"])
         return cast(Tensor, self._loss(self._forward(images), values))
 
-    def evaluate(self) -> Figures:
-        return {name: self._figures(sets, count) for name, (sets, count) in self._held_out.items()}
+    def evaluate(self, tell: Tell = nobody) -> Figures:
+        done = counting(tell, sum(count for _, count in self._held_out.values()))
+        return {name: self._figures(sets, count, done) for name, (sets, count) in self._held_out.items()}
 
     def reported(self, evaluations: list[Record]) -> Record:
         """The one with the best exact match on the validation sets; the first of equals."""
         return max(evaluations, key=lambda record: record["validation"]["exact_match"])
 
-    def _figures(self, sets: MultiDigit, count: int) -> dict[str, float]:
+    def _figures(self, sets: MultiDigit, count: int, done: Callable[[int], None]) -> dict[str, float]:
         """Exact match: sets with all ranks right. Element-wise: items at their rank. In per cent."""
         at_once = max(1, _PICTURES_AT_ONCE[device_kind(self._config.device)] // self._config.n)
         exact = torch.zeros((), dtype=torch.float64, device=self._config.device)
@@ -81,6 +83,7 @@ class SortingTask:
             scores = self.model(images)
             exact += exact_match(scores, values).double().sum()
             right += element_wise_match(scores, values).double().sum()
+            done(len(values))
         return {
             "exact_match": 100 * exact.item() / count,
             "element_wise": 100 * right.item() / count,

@@ -25,6 +25,13 @@ from ..config import RunConfig
 from ..settings import rule_and_factor
 
 Figures = dict[str, dict[str, float]]
+Tell = Callable[[float], None]  # hears which fraction of an evaluation is done
+
+
+def nobody(fraction: float) -> None:
+    """Where nobody listens."""
+
+
 Record = dict[str, Any]
 
 # Weights, batches, noise and evaluations have separate streams: the baseline, Fisher and Hessian arms of one seed see
@@ -55,11 +62,30 @@ class Task(Protocol):
     def draw_loss(self, size: int) -> Tensor:
         """Draw a batch of this size, run the network, and return the mean loss with its graph."""
 
-    def evaluate(self) -> Figures:
-        """The figures of validation and test set, in per cent."""
+    def evaluate(self, tell: Tell = nobody) -> Figures:
+        """The figures of validation and test set, in per cent; `tell` hears the fraction done after every batch."""
 
     def reported(self, evaluations: list[Record]) -> Record:
         """The evaluation whose test figures are the result."""
+
+
+def counting(tell: Tell, total: int) -> Callable[[int], None]:
+    """Takes how many were done and tells the fraction of all.
+
+    >>> done = counting(print, 4)
+    >>> done(1), done(2)
+    0.25
+    0.75
+    (None, None)
+    """
+    count = 0
+
+    def done(more: int) -> None:
+        nonlocal count
+        count += more
+        tell(count / total)
+
+    return done
 
 
 def random_stream(seed: int, name: str, device: str | torch.device = "cpu") -> torch.Generator:
