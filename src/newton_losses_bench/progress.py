@@ -37,7 +37,7 @@ def _tell(methods: list[Callable[..., None]], *arguments: Any, **options: Any) -
         method(*arguments, **options)
 
 
-class _Timer:
+class Timer:
     """Whether `seconds` have passed since the last news."""
 
     def __init__(self, seconds: float) -> None:
@@ -57,7 +57,7 @@ class JsonLines(Progress):
     def __init__(self, stream: TextIO | None = None, *, seed: int | None = None, seconds: float = LINE_SECONDS) -> None:
         self._stream = stream or sys.stdout
         self._seed = {} if seed is None else {"seed": seed}
-        self._silence = _Timer(seconds)
+        self._silence = Timer(seconds)
 
     def _emit(self, event: str, **fields: Any) -> None:
         print(json.dumps({"event": event, **self._seed, **fields}), file=self._stream, flush=True)
@@ -115,7 +115,7 @@ class PlainLines(Progress):
         self._stream = stream or sys.stdout
         self._total = 0
         self._pace, self._is_started_up = _Pace(0), False
-        self._silence = _Timer(seconds)
+        self._silence = Timer(seconds)
 
     def _say(self, text: str) -> None:
         print(text, file=self._stream, flush=True)

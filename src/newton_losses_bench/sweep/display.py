@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from ..describe import duration
 from ..machine import STOPPING
+from ..progress import LINE_SECONDS, Timer
 from .jobs import Job
 
 if TYPE_CHECKING:
@@ -12,22 +13,39 @@ if TYPE_CHECKING:
 
 # Columns beside a label: a bar, the progress, the last accuracy or the time left.
 _BESIDE = 44
+# Running jobs that a line names.
+_NAMED = 8
 
 
 class Lines:
-    """One line when a run starts, ends or fails. Other listeners override what they show in another way."""
+    """One line when a run starts, ends or fails, and at least every minute.
 
-    def __init__(self, stream: TextIO | None = None) -> None:
+    Other listeners override what they show in another way.
+    """
+
+    def __init__(self, stream: TextIO | None = None, *, seconds: float = LINE_SECONDS) -> None:
         self._stream = stream or sys.stdout
+        self._labels: dict[str, str] = {}
+        self._silence = Timer(seconds)
 
     def note(self, text: str) -> None:
         print(text, file=self._stream, flush=True)
+        self._silence.restart()
 
     def sweep_started(self, counters: "Counters") -> None:
         runs = "1 run" if counters.total == 1 else f"{counters.total} runs"
         self.note(f"{runs}, {counters.finished_before} already finished" if counters.finished_before else runs)
 
+    def time_passed(self, counters: "Counters") -> None:
+        """Nothing has happened for a moment."""
+        if self._silence.is_due():
+            running = [f"{self._labels[name]} {100 * part:.0f} %" for name, part in counters.running.items()]
+            more = [f"{len(running) - _NAMED} more"] if len(running) > _NAMED else []
+            shown = f" running: {'; '.join(running[:_NAMED] + more)};" if running else ""
+            self.note(f"[{counters.done}/{counters.total}]{shown} all runs: {duration(counters.seconds_left())} left")
+
     def job_started(self, job: Job, counters: "Counters") -> None:
+        self._labels[job.name] = job.label
         self.note(f"started: {job.label}")
 
     def job_advanced(self, job: Job, counters: "Counters") -> None:
@@ -73,6 +91,9 @@ class Bars(Lines):
         super().sweep_started(counters)
         self._update(counters)
         self._bars.start()
+
+    def time_passed(self, counters: "Counters") -> None:
+        pass
 
     def job_started(self, job: Job, counters: "Counters") -> None:
         label = _shortened(job.label, self._console.width - _BESIDE)

@@ -105,6 +105,11 @@ class Counters:
         with self._telling():
             self._listener.note(text)
 
+    def pass_time(self) -> None:
+        """Let the listener say how far everything is, if it has been silent for long."""
+        with self._telling():
+            self._listener.time_passed(self)
+
     def seconds_left(self) -> float:
         """At the pace so far, in jobs per second; parts of running jobs count. NaN before there is a pace."""
         with self._lock:
@@ -168,6 +173,7 @@ def run_sweep(jobs: Iterable[Job], store: Store, listener: Lines, pool: Pool) ->
             asked = False
             while pool.is_busy():
                 time.sleep(_LOOK_SECONDS)
+                counters.pass_time()
                 if stop.requested is not None and not asked:
                     asked = True
                     counters.stop()

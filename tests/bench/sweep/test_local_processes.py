@@ -52,6 +52,40 @@ def sweep(tmp_path, monkeypatch):
     return Sweep(tmp_path)
 
 
+def test_a_pipe_hears_every_minute_how_far_the_runs_are(sweep, monkeypatch):
+    seconds = [0.0]
+    monkeypatch.setattr("newton_losses_bench.progress.time.monotonic", lambda: seconds[0])
+    jobs = sweep.jobs(*(f"run {k}" for k in range(10)))
+    counters = Counters(10, 2, Lines(sweep.said))
+    for number, job in enumerate(jobs):
+        counters.start(job)
+        counters.advance(job, 0.0)
+        counters.advance(job, number / 10)
+    counters.pass_time()  # within the minute: nothing
+    seconds[0] = 60.0
+    counters.pass_time()
+    counters.pass_time()
+    named = "; ".join(f"run {k} {10 * k} %" for k in range(8))
+    assert sweep.said.getvalue().splitlines()[11:] == [f"[2/12] running: {named}; 2 more; all runs: 1:13 left"]
+    seconds[0] = 130.0
+    for job in jobs:
+        counters.put_back(job)
+    counters.pass_time()
+    assert sweep.said.getvalue().splitlines()[-1] == "[2/12] all runs: ? left"
+
+
+def test_a_sweep_lets_time_pass(sweep):
+    class Counting(Lines):
+        heard = 0
+
+        def time_passed(self, counters):
+            self.heard += 1
+
+    lines = Counting(sweep.said)
+    run_sweep(sweep.jobs("fine"), sweep.store, lines, LocalPool(1, sweep.store.path / ".logs", STUB))
+    assert lines.heard > 0
+
+
 def test_every_run_is_done_once_and_never_again(sweep):
     labels = [f"fine {k}" for k in range(5)]
     assert sweep.run(*labels).finished == 5
