@@ -1,7 +1,6 @@
 """`newton-losses report` and `pack`: a page about what was measured, and finished runs as one file."""
 
 import gc
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -9,7 +8,7 @@ import typer
 
 from ..report import write_evidence, write_report
 from ..store import pack as pack_runs
-from ._output import errors_as_sentences
+from ._output import emit, errors_as_sentences
 
 
 def _tell(text: str) -> None:
@@ -31,15 +30,24 @@ def report(
 ) -> None:
     """Does it hold up? Compare what was measured with what the paper reports, on one HTML page.
 
-    The page needs no network and no other file. Missing runs are marked "not run".
+    The page needs no network and no other file. Missing runs are marked "not run". The tables hold runs of the paper's
+    length, of 10,000 steps and on look-alike maps; `reproduce list` lists those of other lengths.
     """
     gc.freeze()  # looking for garbage among all of torch's objects takes a fifth of the time
     tell = (lambda _: None) if as_json else _tell
+    notes: list[str] = []
     with errors_as_sentences(as_json):
-        paths = write_evidence(results, evidence, tell) if evidence else [write_report(results, out, tell)]
+        if evidence:
+            paths = write_evidence(results, evidence, tell, notes.append)
+        else:
+            paths = [write_report(results, out, tell, notes.append)]
     if as_json:
-        typer.echo(json.dumps({"event": "finished", "page": str(paths[0]), "files": [str(path) for path in paths]}))
-    elif evidence:
+        files = [str(path) for path in paths]
+        emit({"event": "finished", "page": files[0], "files": files, "notes": notes})
+        return
+    for note in notes:
+        typer.echo(note)
+    if evidence:
         typer.echo(f"Wrote {' and '.join(map(str, paths))}.")
     else:
         typer.echo(f"Open {paths[0]} in a browser.")

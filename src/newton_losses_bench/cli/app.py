@@ -21,7 +21,7 @@ COMMANDS = {
     "train": (_PAPER, "_train:train_app", "Train on one of the paper's two benchmarks."),
     "sweep": (_PAPER, "_sweep:sweep_app", "Train every combination of several settings."),
     "reproduce": (_PAPER, "_reproduce:reproduce_app", "Run a table of the paper and print it next to the paper's."),
-    "report": (_PAPER, "_report:report", "Write a page that compares all finished runs with the paper."),
+    "report": (_PAPER, "_report:report", "Write a page that compares finished runs with the paper."),
     "pack": (_PAPER, "_report:pack", "Pack finished runs into one file."),
     "data": (_PAPER, "_data:data_app", "List, download, check and generate the data sets."),
 }

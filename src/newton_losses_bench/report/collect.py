@@ -274,6 +274,27 @@ class Evidence:
     warcraft: Runs
     terrain: Runs
 
+    def shown(self, *settings: Runs) -> list[Group]:
+        """The runs that tables and claims take their figures from, in these settings or in all four."""
+        settings = settings or (self.full, self.short, self.warcraft, self.terrain)
+        found = [self.index.group(key, runs.accepts) for key in self.index.groups for runs in settings]
+        return [one for one in found if one is not None]
+
+    def not_shown(self) -> dict[Protocol, int]:
+        """How many runs of the cells that `reproduce list` lists are in no table, by protocol, most first."""
+        shown = {record.identity for one in self.shown() for record in one.records}
+        listed = {cell.key for table in (*TABLES, "ablation") for cell in cells(table)}
+        # A run can be in two cells, one of a table and one of the ablation.
+        hidden = {
+            record.identity: one.protocol
+            for key in listed
+            for one in self.index.groups.get(key, ())
+            for record in one.records
+            if record.identity not in shown
+        }
+        counts = Counter(hidden.values())
+        return dict(sorted(counts.items(), key=lambda item: (-item[1], str(item[0]))))
+
 
 def gather(results: Path) -> Evidence:
     """Read everything under a folder of results, each run once."""

@@ -21,27 +21,32 @@ def silent(_: str) -> None:
     """Report no progress."""
 
 
-def write_report(results: Path, out: Path, tell: Callable[[str], None] = silent) -> Path:
-    """Write the report about all runs under `results` into the folder `out`; `tell` hears what is being done.
+def write_report(
+    results: Path, out: Path, tell: Callable[[str], None] = silent, warn: Callable[[str], None] = silent
+) -> Path:
+    """Write the report about all runs under `results` into the folder `out`.
 
-    Returns the path of the page, which needs nothing else.
+    `tell` hears what is being done, `warn` what the page does not show. Returns the path of the page, which needs
+    nothing else.
     """
-    report = _made(results, tell, out)
+    report = _made(results, tell, warn, out)
     # A name from a file may hold halves of characters, which no encoding has.
     write_atomically(out / PAGE, to_html(report).encode(errors="replace"))
     return out / PAGE
 
 
-def write_evidence(results: Path, page: Path, tell: Callable[[str], None] = silent) -> list[Path]:
+def write_evidence(
+    results: Path, page: Path, tell: Callable[[str], None] = silent, warn: Callable[[str], None] = silent
+) -> list[Path]:
     """Write the documentation's page of evidence, and its picture beside it; returns the paths."""
     picture = page.parent / PICTURE
-    report = _made(results, tell, picture.parent)
+    report = _made(results, tell, warn, picture.parent)
     write_atomically(page, to_markdown(report).encode(errors="replace"))
     write_atomically(picture, standalone(report.headline).encode())
     return [page, picture]
 
 
-def _made(results: Path, tell: Callable[[str], None], folder: Path) -> Report:
+def _made(results: Path, tell: Callable[[str], None], warn: Callable[[str], None], folder: Path) -> Report:
     """The report about a folder of results, after a look at whether it can be written into a folder."""
     if not results.is_dir():
         raise ArgumentError(f"--results {results}: there is no such folder. Name the folder that holds the runs.")
@@ -51,7 +56,10 @@ def _made(results: Path, tell: Callable[[str], None], folder: Path) -> Report:
     if not found.index.records:
         tell(f"{results} holds no finished run; every cell will be marked “not run”")
     tell(f"drawing {len(found.index.records)} runs")
-    return compose(found)
+    report = compose(found)
+    for sentence in report.apart:
+        warn(sentence)
+    return report
 
 
 def to_html(report: Report) -> str:

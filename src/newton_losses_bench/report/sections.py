@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from ..cells import OURS
 from . import tables
 from .claims import Verdict
-from .collect import METHODS, Evidence, column_title, columns
+from .collect import EPOCHS, FULL, METHODS, SHORT, Evidence, column_title, columns
 from .figures import Figure, headline, learning_curves
 from .paper_claims import BEYOND, verdicts
 from .tables import Table
@@ -33,11 +33,12 @@ class Section:
 
 @dataclass(frozen=True)
 class Report:
-    """The one screen, the claims by subject, and the sections below."""
+    """The one screen, the claims by subject, and the sections below. `apart` says what none of them shows."""
 
     lead: str
     repeats: str
     state: str
+    apart: Sequence[str]
     headline: Figure
     claims: dict[str, list[Verdict]]
     sections: list[Section]
@@ -57,14 +58,49 @@ def compose(found: Evidence) -> Report:
     state = (
         f"{count} finished run{'' if count == 1 else 's'}, {found.index.in_a_cell} of them in a cell of a table or an "
         f"ablation of the paper. Of the paper’s {total} cells, {run or 'none'} {'has' if run < 2 else 'have'} been run "
-        "at the paper’s length on the paper’s data; most figures are of 10,000 steps or of look-alike maps, with three "
-        "seeds. Missing runs are marked “not run”."
+        f"at the paper’s length on the paper’s data{_most(found)}. Missing runs are marked “not run”."
     )
     sections = [_sorting, _controls, _paths, _curves, _provenance]
-    return Report(lead, _repeats(found), state, headline(found), claims, [section(found) for section in sections])
+    return Report(
+        lead,
+        _repeats(found),
+        state,
+        _not_shown(found),
+        headline(found),
+        claims,
+        [section(found) for section in sections],
+    )
+
+
+def _most(found: Evidence) -> str:
+    """What most figures are of, if that is neither the paper's length nor its data."""
+    smaller = found.shown(found.short, found.terrain)
+    if 2 * len(smaller) <= len(found.shown()):
+        return ""
+    (count, _), *_ = Counter(len(one.records) for one in smaller).most_common(1)
+    seeds = {1: "one seed", 2: "two seeds", 3: "three seeds"}.get(count, f"{count} seeds")
+    which = [
+        name for name, runs in (("10,000 steps", found.short), ("look-alike maps", found.terrain)) if found.shown(runs)
+    ]
+    return f"; most figures are of {' or of '.join(which)}, with {seeds}"
+
+
+def _not_shown(found: Evidence) -> list[str]:
+    """Runs of the paper's cells in another length or under other settings than the tables show."""
+    several = found.not_shown()
+    if not several:
+        return []
+    total, named = sum(several.values()), list(several.items())[:_NAMED]
+    which = "; ".join(f"{count} of {protocol}" for protocol, count in named)
+    others = f"; {total - sum(count for _, count in named)} of others" if len(several) > _NAMED else ""
+    return [
+        f"{total} {'run is' if total == 1 else 'runs are'} not shown in the tables, which hold {FULL:,} and {SHORT:,} "
+        f"steps on MNIST and {EPOCHS} epochs: {which}{others}. `newton-losses reproduce list` lists them."
+    ]
 
 
 _PATHS = ("table2", "table3")
+_NAMED = 3  # protocols named of the runs that no table shows
 
 
 def _there(*several: Table | None) -> list[Table]:

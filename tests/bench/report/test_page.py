@@ -186,6 +186,37 @@ def test_the_command_says_where_the_page_is(tmp_path):
     assert (code, (tmp_path / "evidence.md").exists()) == (0, True)
 
 
+def test_runs_of_other_lengths_are_counted(tmp_path):
+    cell = cells("table1", only="softsort-n5-fisher")[0]
+    results, figures = tmp_path / "results", {"exact_match": 80.0, "element_wise": 90.0}
+    write_cell(results, cell, figures, steps=1_000)
+    places = ("--results", str(results), "--out", str(tmp_path / "report"))
+    sentence = (
+        "3 runs are not shown in the tables, which hold 100,000 and 10,000 steps on MNIST and 50 epochs: 3 of 1,000 "
+        "steps, mnist, float32. `newton-losses reproduce list` lists them."
+    )
+    assert report(*places)[1].splitlines()[-2] == sentence
+    text = (tmp_path / "report" / "index.html").read_text()
+    assert sentence in text
+    assert "most figures" not in text
+    assert json.loads(report(*places, "--json")[1])["notes"] == [sentence]
+    # They are counted beside runs that are shown, and again not without reason.
+    write_cell(results, cell, figures, seeds=2, steps=10_000)
+    write_cell(results, cell, figures, seeds=1, steps=10_000, batch_size=50)
+    found = compose(gather(results))
+    assert found.state.count("most figures are of 10,000 steps, with two seeds") == 1
+    assert found.apart[0].startswith("4 runs are not shown")
+    assert "1 of 10,000 steps, mnist, float32, batch size 50." in found.apart[0]
+
+
+def test_what_most_figures_are_of_is_not_said_where_it_is_not_so(tmp_path):
+    cell = cells("table1", only="softsort-n5-fisher")[0]
+    write_cell(tmp_path, cell, {"exact_match": 80.0}, seeds=1, steps=100_000)
+    found = compose(gather(tmp_path))
+    assert "most figures" not in found.state
+    assert found.apart == []
+
+
 def test_a_folder_that_is_not_there(tmp_path):
     code, text = report("--results", str(tmp_path / "nowhere"), "--out", str(tmp_path / "report"))
     assert code == 2
