@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -116,6 +117,7 @@ def test_two_runs_at_once_from_nothing_to_a_table(tmp_path):
 
 
 def test_what_would_be_run(tmp_path):
+    (cell,) = cells("table1", only="logistic-n10-fisher", numerics="reference")
     words = ("--steps", "10000", "--seeds", "2", "--only", "logistic-n10-fisher", "--device", "cpu", "--dry-run")
     words += ("--numerics", "reference", "--precision", "bf16", "--results", str(tmp_path))
     code, text = command("reproduce", "table1", *words)
@@ -123,9 +125,26 @@ def test_what_would_be_run(tmp_path):
     assert text.splitlines() == [
         f"logistic-n10-fisher, seed {seed}: newton-losses train sorting --algorithm logistic --curvature fisher "
         f"--damping 0.1 --spectrum raw --learning-rate 0.001{' --seed 1' if seed else ''} --device cpu "
-        "--precision bf16 --n 10 --steepness 10 --numerics reference --steps 10000"
+        f"--precision bf16 --n 10 --steepness 10 --numerics reference --steps 10000 --out {folder}"
         for seed in (0, 1)
+        for folder in [
+            tmp_path / run_name(cell.make(seed=seed, steps=10_000, precision="bf16", device="cpu").to_dict())
+        ]
     ]
+
+
+def test_a_printed_command_trains_what_the_table_lacks(tmp_path):
+    """In the folder where the table looks for it; also that of convex layers, which `train` does not know."""
+    for words in (
+        ("sweep", "sorting", "-a", "softsort", "--n", "3", "--steps", "2", *SMALL),
+        ("reproduce", "cvxpy", "--algorithm", "relu-exact", "--steps", "2", "--only", "relu-fisher", "--damping", "2"),
+    ):
+        words += ("--seed", "1", "--device", "cpu", "--results", str(tmp_path))
+        _, listed = command(*words, "--dry-run")
+        (line,) = listed.splitlines()
+        code, _ = command(*shlex.split(line.partition(": newton-losses ")[2]))
+        assert code == 0
+        assert command(*words, "--dry-run")[1].splitlines() == [f"1 of 1 runs are already in {tmp_path}."]
 
 
 def test_all_cells_are_listed(tmp_path):

@@ -24,7 +24,7 @@ from ..machine import resolve_device
 from ..settings import option as option_of
 from ..statistics import Summary, summarise_all
 from ..store import RunRecord, Store, check_writable
-from ..sweep import Bars, Job, Lines, LocalPool, Pool, SweepResult, run_sweep, split, train_command
+from ..sweep import Bars, Job, Lines, LocalPool, Pool, SweepResult, out_option, run_sweep, split, train_command
 from ._options import SEVERAL, RunningOptions, add_command, chosen_seeds
 from ._output import refuse_torchrun, typed_command
 from .app import new_group
@@ -150,7 +150,8 @@ def list_all(labelled: Iterable[tuple[str, RunConfig]], options: RunningOptions)
     if len(to_do) < len(wanted):
         typer.echo(f"{len(wanted) - len(to_do)} of {len(wanted)} runs are already in {store.path}.", err=True)
     for job in to_do:
-        typer.echo(f"{job.label}: newton-losses {shlex.join(train_command(job.configuration))}")
+        words = ["newton-losses", *train_command(job.configuration), *out_option(job)]
+        typer.echo(f"{job.label}: {shlex.join(words)}")
 
 
 def _check_needs(configs: list[RunConfig]) -> None:

@@ -4,6 +4,7 @@ from .display import Bars as Bars
 from .display import Lines as Lines
 from .jobs import Job as Job
 from .jobs import execute as execute
+from .jobs import out_option as out_option
 from .jobs import train_command as train_command
 from .processes import LocalPool as LocalPool
 from .run import Counters as Counters

@@ -19,8 +19,9 @@ from ..train import Progress, run
 
 # Exit codes of a job's process.
 FINISHED, FAILED, IN_USE = 0, 1, 75
-# Not an option: it follows from the epochs.
-_NO_OPTION = ("drops",)
+# Not options: drops follow from the epochs. Convex layers are trained by `reproduce cvxpy` alone, where the rest is
+# the cell's or fixed.
+_NO_OPTION = {"convex": ("curvature", "spectrum", "graph")}
 
 
 @dataclass(frozen=True)
@@ -110,17 +111,29 @@ def as_begun(config: RunConfig, folder: Path) -> tuple[RunConfig, bool]:
     return replace(config, **kept, average=begun.get("average", False)), False
 
 
+def out_option(job: Job) -> list[str]:
+    """What makes `train_command` write where the sweep looks for the run."""
+    folder = Path(job.folder)
+    return ["--results", str(folder.parent)] if job.configuration["task"] == "convex" else ["--out", str(folder)]
+
+
 def train_command(configuration: dict[str, Any]) -> list[str]:
     """The arguments of `newton-losses` that train this configuration: every setting that is not its default.
+
+    Where it goes is not among them: for that, add `out_option`.
 
     >>> " ".join(train_command({"task": "sorting", "algorithm": "softsort", "curvature": "fisher", "seed": 2}))
     'train sorting --algorithm softsort --curvature fisher --seed 2'
     """
     task = configuration["task"]
     words = ["train", task]
+    if task == "convex":
+        arm = "baseline" if configuration["curvature"] == "none" else configuration["curvature"]
+        words = ["reproduce", "cvxpy", "--only", f"relu-{arm}"]
+    no_options = ("drops", *_NO_OPTION.get(task, ()))
     for field in fields(configuration_class(task)):
         value = configuration.get(field.name)
-        if value is None or field.name in _NO_OPTION or (field.default is not MISSING and value == field.default):
+        if value is None or field.name in no_options or (field.default is not MISSING and value == field.default):
             continue
         if isinstance(value, bool):
             words.append(option(field.name) if value else option(field.name).replace("--", "--no-", 1))
