@@ -183,6 +183,18 @@ def test_other_files_of_lines_are_no_runs(runs):
     assert store.notes == []
 
 
+def test_a_line_before_the_runs_is_noted_and_empty_lines_are_not(runs, tmp_path):
+    out = tmp_path / "packed" / "all.jsonl"
+    pack([runs], out)
+    out.write_text('{"comment": "of June"}\n\n' + out.read_text().replace("\n", "\n \n"))
+    store = Store(out.parent)
+    assert len(store.records()) == 3
+    (note,) = store.notes
+    assert note.endswith(f"{out}, line 1: left out, not a packed run.")
+    with pytest.raises(RunError, match="line 1: left out, not a packed run"):
+        pack([runs], out)
+
+
 def test_the_command(runs, tmp_path):
     out = tmp_path / "all.jsonl"
     first = CliRunner().invoke(app, ["pack", str(runs), "--out", str(out)])

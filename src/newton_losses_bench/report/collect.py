@@ -263,12 +263,16 @@ def measured(figure: Figure) -> bool:
 
 @dataclass(frozen=True)
 class Evidence:
-    """The finished runs in the four settings of a report, the unfinished ones, and what was left out."""
+    """The finished runs in the four settings of a report, the unfinished ones, and what was left out.
+
+    `notes` names `left_out` runs and lines of packed files, and the unfinished runs.
+    """
 
     results: Path
     index: Index
     unfinished: Sequence[UnfinishedRun]
     notes: Sequence[str]
+    left_out: int
     full: Runs
     short: Runs
     warcraft: Runs
@@ -313,6 +317,7 @@ def gather(results: Path) -> Evidence:
         index,
         unfinished,
         [note.replace(f"{results}{os.sep}", "") for note in notes],
+        len(notes) - len(unfinished),
         full=Runs(index, f"{FULL:,} steps", FULL, "mnist"),
         short=Runs(index, f"{SHORT:,} steps", SHORT, "mnist"),
         warcraft=Runs(index, "Warcraft", EPOCHS, "warcraft"),

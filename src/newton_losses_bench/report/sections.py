@@ -65,7 +65,7 @@ def compose(found: Evidence) -> Report:
         lead,
         _repeats(found),
         state,
-        _not_shown(found),
+        [*_not_shown(found), *_left_out(found)],
         headline(found),
         claims,
         [section(found) for section in sections],
@@ -97,6 +97,13 @@ def _not_shown(found: Evidence) -> list[str]:
         f"{total} {'run is' if total == 1 else 'runs are'} not shown in the tables, which hold {FULL:,} and {SHORT:,} "
         f"steps on MNIST and {EPOCHS} epochs: {which}{others}. `newton-losses reproduce list` lists them."
     ]
+
+
+def _left_out(found: Evidence) -> list[str]:
+    if not found.left_out:
+        return []
+    several = "1 run or line of a file was" if found.left_out == 1 else f"{found.left_out} runs or lines of files were"
+    return [f"{several} left out; the page says which and why, under “Where the figures come from”."]
 
 
 _PATHS = ("table2", "table3")

@@ -292,27 +292,41 @@ def _finished_runs(folders: list[Path], notes: list[str]) -> dict[str, Path]:
 
 
 def _packed_lines(path: Path) -> Iterator[tuple[Path, Record | RunError]]:
-    """Each run of a packed file without its checksum, or what is wrong with its line.
-
-    A file whose first line is whole but not a packed run holds something else: it has none.
-    """
+    """Each run of a packed file without its checksum, or what is wrong with its line. Empty lines are nothing."""
     try:
-        lines = path.read_bytes().splitlines()
+        texts = path.read_bytes().splitlines()
     except OSError as error:
         yield path, RunError(f"{path}: left out, {error.strerror or error}.")
         return
-    for number, text in enumerate(lines, start=1):
+    lines = [(number, text) for number, text in enumerate(texts, start=1) if text.strip()]
+    if _is_something_else([text for _, text in lines]):
+        return
+    for number, text in lines:
         place = f"{path}, line {number}"
         try:
             line = json.loads(text)
         except (ValueError, RecursionError) as error:
             yield path, RunError(f"{place}: left out, not JSON ({error}).")
             continue
-        if not isinstance(line, dict) or any(part not in line for part in _PARTS):
-            if number == 1:
-                return
+        if not _is_packed_run(line):
             yield path, RunError(f"{place}: left out, not a packed run.")
         elif line.pop(_CHECKSUM, None) != checksum(line):
             yield path, RunError(f"{place}: left out, damaged or edited by hand: its checksum does not match.")
         else:
             yield path / str(line["run"]), line
+
+
+def _is_packed_run(line: Any) -> bool:
+    return isinstance(line, dict) and all(part in line for part in _PARTS)
+
+
+def _is_something_else(lines: list[bytes]) -> bool:
+    """Whether a file never was one of packed runs: its first line is JSON, and no line is a run."""
+    for number, text in enumerate(lines):
+        try:
+            if _is_packed_run(json.loads(text)):
+                return False
+        except (ValueError, RecursionError):
+            if number == 0:
+                return False
+    return True

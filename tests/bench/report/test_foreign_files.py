@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from run_folders import write_run
 
+from cli.running import command
 from newton_losses_bench.cells import cells
 from newton_losses_bench.report import compose, gather, write_report
 from newton_losses_bench.report.figures import learning_curves
@@ -100,6 +101,19 @@ def test_accuracies_beyond_their_range_are_named_and_left_out(tmp_path):
     found = gather(tmp_path)
     assert [record.seed for record in found.index.records] == [2]
     assert sorted(note.split(":")[0] for note in found.notes) == ["0", "1", "3", "4"]
+
+
+def test_the_command_says_how_much_was_left_out(tmp_path):
+    results, more = tmp_path / "results", ("--out", str(tmp_path / "report"))
+    folder_of_a_run(results, 0)
+    change(folder_of_a_run(results, 1) / "result.json", ("test", "exact_match"), 150.0)
+    folder_of_a_run(results, 2)
+    (results / "2" / "result.json").unlink()  # unfinished, which is no reason to say anything
+    said = command("report", "--results", str(results), *more)[1]
+    assert "1 run or line of a file was left out; the page says which and why" in said
+    (results / "packed.jsonl").write_text("torn\n\n")
+    said = command("report", "--results", str(results), *more)[1]
+    assert "2 runs or lines of files were left out; the page says which and why" in said
 
 
 def test_folders_with_the_names_of_files(tmp_path):
