@@ -33,6 +33,8 @@ _FULL = re.compile(
 )
 # The packages whose versions are recorded.
 _PACKAGES = ("numpy", "numba", "triton", "scikit-learn", "typer", "rich", "matplotlib")
+# Parts of an environment on which no figure depends; packages are compared one by one.
+_NOT_COMPUTING = ("command", "packages", "typer", "rich", "matplotlib")
 # For each extra: the modules it brings, and what they are for.
 EXTRAS: dict[str, tuple[tuple[str, ...], str]] = {
     "bench": (
@@ -239,6 +241,20 @@ def environment() -> dict[str, Any]:
         "packages": {name: _version(name) for name in _PACKAGES},
         "command": " ".join(sys.argv[1:]),
     }
+
+
+def changed_versions(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """What of two environments differs and can change the digits of a run, in words.
+
+    >>> changed_versions({"torch": "2.13.0", "threads": 4}, {"torch": "2.13.0", "threads": 1, "gpu": None})
+    ['threads 1 instead of 4']
+    """
+    old, new = ({**one, **(one.get("packages") or {})} for one in (before, now))
+    return [
+        f"{name} {value} instead of {old[name]}"
+        for name, value in new.items()
+        if name in old and name not in _NOT_COMPUTING and old[name] != value
+    ]
 
 
 @functools.cache

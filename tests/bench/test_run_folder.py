@@ -10,11 +10,13 @@ import pytest
 import torch
 
 from newton_losses_bench.config import SortingConfig
+from newton_losses_bench.machine import environment
 from newton_losses_bench.store import (
     BadCheckpoint,
     RunError,
     RunFolder,
     read_checkpoint,
+    read_json,
     write_atomically,
     write_checkpoint,
 )
@@ -77,6 +79,33 @@ def test_another_configuration_is_refused_with_the_differences(tmp_path):
     assert "--n: 5 there, 7 here" in message
     assert "--seed" not in message
     assert sorted((p.name, p.read_bytes()) for p in (tmp_path / "run").iterdir() if p.name != ".lock") == before
+
+
+def test_a_run_resumed_with_other_versions_says_so_and_keeps_both(tmp_path, monkeypatch):
+    fill(tmp_path / "run", steps=(1, 2))
+    here, first = environment(), json.loads((tmp_path / "run" / "config.json").read_text())
+    packages = {**here["packages"], "numpy": "9.0", "rich": "99.0"}
+    there = {**here, "commit": "0123", "threads": here["threads"] + 1, "packages": packages, "command": "train again"}
+    monkeypatch.setattr("newton_losses_bench.store.run_folder.environment", lambda: there)
+    for again in (False, True):  # the same change is noted once
+        with RunFolder(tmp_path / "run", CONFIG) as folder:
+            folder.load()
+            folder.save(state(3), None if again else record(3))
+            assert folder.notes == ([] if again else [
+                f"resuming with commit 0123 instead of {here['commit']}, threads {there['threads']} instead of "
+                f"{here['threads']}, numpy 9.0 instead of {here['packages']['numpy']}: the result may differ in its "
+                "last digits from that of a run without this change. config.json keeps both."
+            ])  # fmt: skip
+    stored = read_json(tmp_path / "run" / "config.json")
+    (later,) = stored["environment"].pop("resumed")
+    assert stored["environment"] == first["environment"]
+    assert later.pop("started")
+    assert later == {"after_step": 2, **there}
+    # An early run, or one written by hand, has no environment to compare with.
+    (tmp_path / "run" / "config.json").write_text(json.dumps({"configuration": CONFIG.to_dict()}))
+    with RunFolder(tmp_path / "run", CONFIG) as folder:
+        folder.load()
+        assert folder.notes == []
 
 
 def test_a_run_that_never_began_may_be_configured_again(tmp_path):

@@ -1,6 +1,6 @@
 """The folder of one run: its configuration, its evaluations, two checkpoints, its result, and a lock on it all.
 
-    config.json             the configuration, and the versions that it ran with
+    config.json             the configuration, and the versions that it ran with; other ones with which it resumed, too
     evaluations.jsonl       one line per evaluation
     checkpoint.pt           everything that resuming needs; checkpoint.previous.pt is the one before
     weights.pt              the network that the result is about; weights.average.pt that of its averaged figures
@@ -25,7 +25,7 @@ from typing import Self
 import torch
 
 from ..config import RunConfig, configuration_class
-from ..machine import device_kind, environment, take_lock
+from ..machine import changed_versions, device_kind, environment, take_lock
 from ..settings import option
 from .atomic_io import (
     BadCheckpoint,
@@ -124,7 +124,26 @@ class RunFolder:
             return None
         self.evaluations = [json.loads(line) for line in state["evaluations"]]
         self._write_evaluations()
+        self._note_other_environment(state["step"])
         return state
+
+    def _note_other_environment(self, step: int) -> None:
+        """Keep the environment of this process beside the earlier ones if it may compute other digits."""
+        stored = read_json(self.path / CONFIG)
+        first = stored.get("environment")
+        if not isinstance(first, dict):
+            return
+        earlier, now = first.get("resumed", []), environment()
+        changes = changed_versions(earlier[-1] if earlier else first, now)
+        if not changes:
+            return
+        self.notes.append(
+            f"resuming with {', '.join(changes)}: the result may differ in its last digits from that of a run without "
+            f"this change. {CONFIG} keeps both."
+        )
+        entry = {"after_step": step, **now, "started": _time()}
+        changed = {**stored, "environment": {**first, "resumed": [*earlier, entry]}}
+        write_atomically(self.path / CONFIG, checksummed_json(changed))
 
     def _newest_checkpoint(self) -> Record | None:
         damaged: BadCheckpoint | None = None
@@ -229,8 +248,7 @@ class RunFolder:
             )
 
     def _write_configuration(self, configuration: Record) -> None:
-        started = datetime.now(UTC).isoformat(timespec="seconds")
-        content = {"configuration": configuration, "environment": {**environment(), "started": started}}
+        content = {"configuration": configuration, "environment": {**environment(), "started": _time()}}
         write_atomically(self.path / CONFIG, checksummed_json(content))
 
     def _clear(self) -> bool:
@@ -243,6 +261,10 @@ class RunFolder:
             except OSError as error:
                 raise write_error(self.path / name, error) from error
         return True
+
+
+def _time() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def compact(folder: Path) -> None:
