@@ -8,6 +8,7 @@ import functools
 import os
 import platform
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -239,7 +240,7 @@ def environment() -> dict[str, Any]:
         "cuda": torch.version.cuda if cuda else None,
         "gpu": torch.cuda.get_device_name() if cuda else None,
         "packages": {name: _version(name) for name in _PACKAGES},
-        "command": " ".join(sys.argv[1:]),
+        "command": shlex.join(sys.argv[1:]),
     }
 
 

@@ -1,6 +1,7 @@
 """The one place that enters a run's device, the device's name, and what tells that its memory is full."""
 
 import contextlib
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from small_runs import small_runs
 
 from newton_losses.errors import ArgumentError
 from newton_losses_bench import train
-from newton_losses_bench.machine import is_out_of_memory, on_device, resolve_device
+from newton_losses_bench.machine import environment, is_out_of_memory, on_device, resolve_device
 from newton_losses_bench.store import RunError, RunFolder
 from newton_losses_bench.sweep.jobs import Job, as_begun
 from newton_losses_bench.sweep.processes import LocalPool
@@ -188,3 +189,8 @@ def test_a_sentence_of_our_own_stays_as_it_is():
     error = RunError("Something that says what to do.")
     error.__cause__ = torch.OutOfMemoryError()
     assert not is_out_of_memory(error)
+
+
+def test_the_command_of_an_environment_can_be_pasted(monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["newton-losses", "train", "sorting", "--out", "my runs/a*"])
+    assert environment()["command"] == "train sorting --out 'my runs/a*'"
