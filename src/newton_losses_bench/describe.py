@@ -141,6 +141,15 @@ def number(value: float | None) -> str:
     return "not finite" if value is None else f"{value:.4g}"
 
 
+def count(number: int, noun: str) -> str:
+    """A number of things.
+
+    >>> count(1, "run"), count(3, "run")
+    ('1 run', '3 runs')
+    """
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 def duration(seconds: float) -> str:
     """Hours, minutes and seconds.
 

@@ -91,7 +91,13 @@ def test_the_command_from_nothing_to_a_page(tmp_path):
     assert ", seed 1: " in text
     assert ", seed 0: " not in text
     assert text.index("The task:") < text.index("The race:") < text.index("[5/5]") < text.index("Open ")
-    assert (tmp_path / "demo" / "index.html").exists()
+    # One seed has no deviation, and is named.
+    assert "±" not in text
+    assert "of 1 seed)" in text
+    assert re.search(r"Finished in \d:\d\d\. Open", text)
+    page = (tmp_path / "demo" / "index.html").read_text()
+    assert "±" not in page
+    assert "gives them (seed 1)" in page
 
 
 @pytest.mark.slow

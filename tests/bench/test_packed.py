@@ -200,5 +200,7 @@ def test_the_command(runs, tmp_path):
     first = CliRunner().invoke(app, ["pack", str(runs), "--out", str(out)])
     assert (first.exit_code, first.stdout) == (0, f"{out}: 3 runs added.\n")
     again = CliRunner().invoke(app, ["pack", str(runs), "--out", str(out)])
-    assert again.stdout == f"{out}: 0 runs added, 3 were there already.\n"
+    assert again.stdout == f"{out}: 0 runs added, 3 already there.\n"
+    one = CliRunner().invoke(app, ["pack", str(runs / "a day"), "--out", str(tmp_path / "one.jsonl")])
+    assert one.stdout.endswith(": 1 run added.\n")
     assert CliRunner().invoke(app, ["pack", str(tmp_path / "none"), "--out", str(out)]).exit_code == 2

@@ -97,12 +97,15 @@ def _report(rows: list[Row], page: Path, seconds: float, as_json: bool) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(title="Test accuracy, mean ± standard deviation over the seeds")
+    several = len(rows[0].exact) > 1
+    table = Table(title="Test accuracy" + (", mean ± standard deviation over the seeds" if several else ", one seed"))
     for name in ("loss", "sets in order", "numbers in place"):
         table.add_column(name, justify="left" if name == "loss" else "right")
     for row in rows:
-        table.add_row(row.arm.title, f"{row.mean:.1f} ± {row.std:.1f} %", f"{fmean(row.element_wise):.1f} %")
+        table.add_row(row.arm.title, row.figure, f"{fmean(row.element_wise):.1f} %")
     console = Console()
     console.print(table)
     console.print(verdict(rows), highlight=False)
-    console.print(f"\n{duration(seconds)} minutes. Open {page} for pictures and code.", markup=False, highlight=False)
+    console.print(
+        f"\nFinished in {duration(seconds)}. Open {page} for pictures and code.", markup=False, highlight=False
+    )

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from ..describe import count
 from ..report import write_evidence, write_report
 from ..store import pack as pack_runs
 from ._output import emit, errors_as_sentences
@@ -73,5 +74,5 @@ def pack(
         found = pack_runs(folders, out)
     for note in found.notes:
         typer.echo(f"note: {note}", err=True)
-    known = f", {len(found.known)} were there already" if found.known else ""
-    typer.echo(f"{out}: {len(found.added)} runs added{known}.")
+    known = f", {len(found.known)} already there" if found.known else ""
+    typer.echo(f"{out}: {count(len(found.added), 'run')} added{known}.")

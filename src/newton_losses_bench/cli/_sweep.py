@@ -19,7 +19,7 @@ from newton_losses.errors import ArgumentError
 
 from ..config import PathsConfig, RunConfig, SortingConfig, identity
 from ..data import MNIST, Warcraft
-from ..describe import describe_setting, describe_value
+from ..describe import count, describe_setting, describe_value
 from ..machine import resolve_device
 from ..settings import option as option_of
 from ..statistics import Summary, summarise_all
@@ -102,20 +102,16 @@ def _table(results: Path, configs: list[RunConfig], grid: dict[str, list[Any]]) 
     means = {label: summarise_all(record.test for record in found) for label, found in points.items()}
     lines = []
     for label in sorted(points, key=lambda label: -next(iter(means[label].values())).mean):
-        line = f"{label}: {_figures(means[label])} ({_seeds(len(points[label]))})"
+        line = f"{label}: {_figures(means[label])} ({count(len(points[label]), 'seed')})"
         averaged = [record.averaged for record in points[label] if record.averaged]
         if averaged:
-            line += f", averaged: {_figures(summarise_all(averaged))} ({_seeds(len(averaged))})"
+            line += f", averaged: {_figures(summarise_all(averaged))} ({count(len(averaged), 'seed')})"
         lines.append(line)
     return "\n".join(lines)
 
 
 def _figures(means: dict[str, Summary]) -> str:
     return ", ".join(f"{name.replace('_', ' ')} {found} %" for name, found in means.items())
-
-
-def _seeds(count: int) -> str:
-    return "1 seed" if count == 1 else f"{count} seeds"
 
 
 def run_all(labelled: Iterable[tuple[str, RunConfig]], options: RunningOptions) -> SweepResult:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from ..config import SortingConfig
+from ..describe import count
 from ..models import RawPixelNetwork
 from ..report.figures import Figure, Line, chart, variables
 from ..store import WEIGHTS, read_record, write_atomically
@@ -58,6 +59,11 @@ class Row:
     def std(self) -> float:
         return statistics.stdev(self.exact) if len(self.exact) > 1 else 0.0
 
+    @property
+    def figure(self) -> str:
+        """The mean and, over several seeds, the deviation in per cent."""
+        return f"{self.mean:.1f} ± {self.std:.1f} %" if len(self.exact) > 1 else f"{self.mean:.1f} %"
+
 
 def read_evaluations(jobs: Mapping[tuple[str, int], Job]) -> Evaluations:
     """The evaluations of finished runs."""
@@ -90,9 +96,9 @@ def verdict(rows: list[Row]) -> str:
     remedies = "do even better" if all(better) else "for comparison" if any(better) else "do worse"
     return (
         f"The usual loss orders {plain.mean:.0f} % of the sets correctly; as a Newton loss, {newton.mean:.0f} % "
-        f"(better for {wins} of {len(newton.exact)} seeds). Two remedies without curvature {remedies}: gradient "
-        f"clipping reaches {clipped.mean:.0f} %, and the same loss in log space {stable.mean:.0f} %. On top of that "
-        f"stable loss, a Newton loss makes a difference of {difference:+.1f} points, "
+        f"(better for {wins} of {count(len(newton.exact), 'seed')}). Two remedies without curvature {remedies}: "
+        f"gradient clipping reaches {clipped.mean:.0f} %, and the same loss in log space {stable.mean:.0f} %. On top "
+        f"of that stable loss, a Newton loss makes a difference of {difference:+.1f} points, "
         f"{noise if len(both.exact) > 1 else 'on a single seed'}."
     )
 
@@ -112,6 +118,7 @@ def write_page(out: Path, config: SortingConfig, jobs: Mapping[tuple[str, int], 
         chance=100 / math.factorial(config.n),
         task=zip(("given", "wanted"), given, strict=True),
         rows=rows,
+        seeds=[seed for name, seed in jobs if name == ARMS[0].name],
         race=_learning_curves(evaluations),
         verdict=verdict(rows),
         sorted={arm.name: list(map(_numbers, images, values, _orders(jobs[arm.name, first], images))) for arm in ARMS},

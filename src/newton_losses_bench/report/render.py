@@ -7,6 +7,7 @@ from pathlib import Path
 from newton_losses import __version__
 from newton_losses.errors import ArgumentError
 
+from ..describe import count
 from ..store import check_writable, write_atomically
 from .collect import gather
 from .figures import standalone, variables
@@ -55,7 +56,7 @@ def _made(results: Path, tell: Callable[[str], None], warn: Callable[[str], None
     found = gather(results)
     if not found.index.records:
         tell(f"{results} holds no finished run; every cell will be marked “not run”")
-    tell(f"drawing {len(found.index.records)} runs")
+    tell(f"drawing {count(len(found.index.records), 'run')}")
     report = compose(found)
     for sentence in report.apart:
         warn(sentence)

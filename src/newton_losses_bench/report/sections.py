@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..cells import OURS
+from ..describe import count
 from . import tables
 from .claims import Verdict
 from .collect import EPOCHS, FULL, METHODS, SHORT, Evidence, column_title, columns
@@ -50,15 +51,14 @@ def compose(found: Evidence) -> Report:
     papers = Counter(one.shown.status for name, several in claims.items() if name != BEYOND for one in several)
     done = [runs.done(table) for runs, table in ((found.full, "table1"), *((found.warcraft, t) for t in _PATHS))]
     run, total = (sum(column) for column in zip(*done, strict=True))
-    count = len(found.index.records)
     lead = (
         f"Of the paper’s {papers.total()} claims, {papers['confirmed']} are confirmed here, {papers['not confirmed']} "
         f"are not, and {papers['open']} are open, on what has been run so far."
     )
     state = (
-        f"{count} finished run{'' if count == 1 else 's'}, {found.index.in_a_cell} of them in a cell of a table or an "
-        f"ablation of the paper. Of the paper’s {total} cells, {run or 'none'} {'has' if run < 2 else 'have'} been run "
-        f"at the paper’s length on the paper’s data{_most(found)}. Missing runs are marked “not run”."
+        f"{count(len(found.index.records), 'finished run')}, {found.index.in_a_cell} of them in a cell of a table or "
+        f"an ablation of the paper. Of the paper’s {total} cells, {run or 'none'} {'has' if run < 2 else 'have'} been "
+        f"run at the paper’s length on the paper’s data{_most(found)}. Missing runs are marked “not run”."
     )
     sections = [_sorting, _controls, _paths, _curves, _provenance]
     return Report(
@@ -211,6 +211,6 @@ def _curves(found: Evidence) -> Section:
 
 
 def _provenance(found: Evidence) -> Section:
-    answer = f"{len(found.index.records)} finished runs, {len(found.unfinished)} unfinished."
+    answer = f"{count(len(found.index.records), 'finished run')}, {len(found.unfinished)} unfinished."
     shown = _there(tables.folders_table(found), tables.notes_table(found))
     return Section("provenance", "Where the figures come from", answer, SELECTION, shown)

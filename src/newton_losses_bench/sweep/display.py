@@ -3,7 +3,7 @@
 import sys
 from typing import TYPE_CHECKING, Any, TextIO
 
-from ..describe import duration
+from ..describe import count, duration
 from ..machine import STOPPING
 from ..progress import LINE_SECONDS, Timer
 from .jobs import Job
@@ -33,7 +33,7 @@ class Lines:
         self._silence.restart()
 
     def sweep_started(self, counters: "Counters") -> None:
-        runs = "1 run" if counters.total == 1 else f"{counters.total} runs"
+        runs = count(counters.total, "run")
         self.note(f"{runs}, {counters.finished_before} already finished" if counters.finished_before else runs)
 
     def time_passed(self, counters: "Counters") -> None:

@@ -215,6 +215,7 @@ def test_what_most_figures_are_of_is_not_said_where_it_is_not_so(tmp_path):
     found = compose(gather(tmp_path))
     assert "most figures" not in found.state
     assert found.apart == []
+    assert found.sections[-1].answer == "1 finished run, 0 unfinished."
 
 
 def test_a_folder_that_is_not_there(tmp_path):
