@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 # A log or a pipe hears at least this often that a run is alive.
 LINE_SECONDS = 60.0
+# Columns of a terminal that has room for the loss beside steps, pace and accuracies.
+_WITH_LOSS = 72
 
 
 class Together(Progress):
@@ -170,7 +172,10 @@ class PlainLines(Progress):
 
 
 class LiveBar(PlainLines):
-    """A bar with the steps, their rate, the time left, the loss and the last accuracies, in 80 columns."""
+    """A bar with the steps, their rate, the time left, the loss and the last accuracies, in 80 columns.
+
+    In fewer the bar goes first, then the loss.
+    """
 
     def __init__(self, console: "Console | None" = None) -> None:
         from rich.console import Console
@@ -248,16 +253,16 @@ class TensorBoard(Progress):
 def _new_bar(console: "Console") -> "RichProgress":
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
     from rich.progress import Progress as RichProgress
+    from rich.table import Column
 
-    return RichProgress(
-        BarColumn(bar_width=12),
-        MofNCompleteColumn(),
+    columns = [
+        BarColumn(bar_width=12),  # the only one that may shrink: it goes first where all is too wide
+        MofNCompleteColumn(table_column=Column(no_wrap=True)),
         TextColumn("{task.fields[pace]}"),
-        TextColumn("{task.fields[loss]}"),
+        *([TextColumn("{task.fields[loss]}")] if console.width >= _WITH_LOSS else []),
         TextColumn("[green]{task.fields[figures]}"),
-        console=console,
-        transient=True,
-    )
+    ]
+    return RichProgress(*columns, console=console, transient=True)
 
 
 def _short(record: Record) -> str:

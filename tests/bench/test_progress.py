@@ -117,6 +117,23 @@ def test_the_live_bar_fits_a_terminal():
     assert "…" not in text
 
 
+@pytest.mark.parametrize(("width", "has_loss"), [(80, True), (72, True), (60, False)])
+def test_a_narrow_live_bar_keeps_the_steps(width, has_loss, clock):
+    rich = pytest.importorskip("rich.console")
+    stream = io.StringIO()
+    bar = LiveBar(rich.Console(file=stream, width=width, force_terminal=True, color_system=None))
+    bar.started(CONFIG, 0, 100_000, [])
+    bar.advanced(1_000, 0.1234)
+    clock.seconds += 60
+    bar.evaluated({**RECORD, "step": 2_000})
+    bar.close()
+    shown = stream.getvalue()
+    assert "  2000/100000 16.7/s, 1:38:00 left" in shown
+    assert "val 41.0 test 40.0 %" in shown
+    assert ("loss 0.1234" in shown) == has_loss
+    assert "…" not in shown
+
+
 def test_json_lines_carry_the_seed_that_they_are_given():
     stream = io.StringIO()
     tell(JsonLines(stream, seed=7))
