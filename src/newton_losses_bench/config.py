@@ -90,8 +90,8 @@ class RunConfig:
         """This configuration with the paper's values in its holes, checked."""
         for one in settings(type(self)):
             check_value(one, getattr(self, one.name))
-        self._check_curvature()
         damping = read_damping(self.damping)
+        self._check_curvature()
         column = self._papers_column()
         if self.curvature != "none" and damping is None and self.relative_damping is None:
             damping = usual_damping(column, self.curvature)

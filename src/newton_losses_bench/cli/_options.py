@@ -171,7 +171,10 @@ def _read(one: Setting, given: Any, mode: str) -> Any:
     if isinstance(given, bool):
         return given
     if mode == SEVERAL and one.experiment:
-        return [read_value(one, part.strip()) for part in given.split(",")]
+        parts = [part.strip() for part in given.split(",")]
+        if len(parts) > 1 and "" in parts:
+            raise ArgumentError(f"{one.option} {given}: a value between commas is empty.")
+        return [read_value(one, part) for part in parts]
     return read_value(one, given)
 
 
