@@ -104,12 +104,18 @@ class RunFolder:
             return None
         result = read_json(self.path / RESULT)
         for name, checksum in result.get("files", {}).items():
+            found = file_checksum(self.path / name)
             # Weights may have been removed to save space; only wrong ones are worth a note.
-            if file_checksum(self.path / name) not in (checksum, None):
-                self.notes.append(
-                    f"{self.path / name}: damaged, its checksum is not the one in {RESULT}. Do not use it; the result "
-                    "is not affected."
+            if found == checksum or (found is None and name != EVALUATIONS):
+                continue
+            what = "missing" if found is None else f"damaged, its checksum is not the one in {RESULT}. Do not use it"
+            consequence = "the result is not affected."
+            if name == EVALUATIONS:
+                consequence = (
+                    "the figures of the result are not affected, but reports and tables leave the run out. Restore "
+                    f"it; or, while the checkpoint is there, delete {RESULT} and rerun the command, which writes both."
                 )
+            self.notes.append(f"{self.path / name}: {what}; {consequence}")
         return result
 
     def load(self) -> Record | None:

@@ -103,11 +103,15 @@ def test_damaged_evaluations_are_never_used_and_written_again(
             read_record(copy)
         notes = Notes()
         assert run(CONFIG, str(copy), progress=notes) == finished[1]
-        assert "Do not use it" in notes.texts[0]
+        assert "Do not use it; the figures of the result are not affected, but reports and tables" in notes.texts[0]
         (copy / "result.json").unlink()
         run(CONFIG, str(copy))
         assert (copy / "evaluations.jsonl").read_bytes() == content
         shutil.copy(finished[0] / "result.json", copy)
+    (copy / "evaluations.jsonl").unlink()
+    notes = Notes()
+    assert run(CONFIG, str(copy), progress=notes) == finished[1]
+    assert "evaluations.jsonl: missing; the figures of the result are not affected, but reports" in notes.texts[0]
 
 
 def test_damaged_weights_are_reported(copy: Path, finished: tuple[Path, dict[str, Any]]) -> None:
