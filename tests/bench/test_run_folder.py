@@ -9,7 +9,7 @@ import sys
 import pytest
 import torch
 
-from newton_losses_bench.config import SortingConfig
+from newton_losses_bench.config import PathsConfig, SortingConfig
 from newton_losses_bench.machine import environment
 from newton_losses_bench.store import (
     BadCheckpoint,
@@ -79,6 +79,30 @@ def test_another_configuration_is_refused_with_the_differences(tmp_path):
     assert "--n: 5 there, 7 here" in message
     assert "--seed" not in message
     assert sorted((p.name, p.read_bytes()) for p in (tmp_path / "run").iterdir() if p.name != ".lock") == before
+
+
+def test_a_setting_of_another_version_is_no_option(tmp_path):
+    file = fill(tmp_path / "run") / "config.json"
+    stored = {**CONFIG.to_dict(), "momentum": 0.9, "n": 7, "switched_off": False}
+    file.write_text(json.dumps({"configuration": stored}))
+    with pytest.raises(RunError) as caught:
+        RunFolder(tmp_path / "run", CONFIG).__enter__()
+    assert str(caught.value).splitlines()[1:] == [
+        "  --n: 7 there, 5 here",
+        "  momentum: 0.9 there, a setting that this version does not have",
+        "Use the version of newton-losses that has these settings, named in its config.json, to resume it, choose "
+        "another folder with --out, or add --overwrite to delete it.",
+    ]
+    file.write_text(json.dumps({"configuration": {**CONFIG.to_dict(), "switched_off": False, "other": None}}))
+    with RunFolder(tmp_path / "run", CONFIG) as folder:
+        assert folder.load()["step"] == 3
+
+
+def test_a_run_of_another_task_is_refused_by_its_task(tmp_path):
+    fill(tmp_path / "run")
+    paths = PathsConfig(algorithm="fenchel-young", device="cpu").resolved()
+    with pytest.raises(RunError, match=r"(?m)^  task: sorting there, paths here\nUse the same settings to resume it"):
+        RunFolder(tmp_path / "run", paths).__enter__()
 
 
 def test_a_run_resumed_with_other_versions_says_so_and_keeps_both(tmp_path, monkeypatch):

@@ -243,14 +243,21 @@ class RunFolder:
         if device_kind(str(stored.get("device"))) == device_kind(self.config.device):
             names = [name for name in names if name != "device"]
         names = [name for name in names if name != "data_root"]
+        # Other tasks have other settings; settings of another version count unless they are switched off.
+        names = ["task"] if "task" in names else [n for n in names if n in wanted or stored[n]]
         if names and not any((self.path / name).exists() for name in (CHECKPOINT, PREVIOUS, EVALUATIONS, RESULT)):
             # A run that never got anywhere, as with a forgotten data set: nothing to protect.
             self._write_configuration(wanted)
         elif names:
-            lines = [f"  {option(n)}: {stored.get(n)} there, {wanted.get(n)} here" for n in names]
+            lines = [_difference(name, stored, wanted) for name in names]
+            resume = "Use the same settings"
+            if not wanted.keys() >= set(names):
+                resume = f"Use the version of newton-losses that has these settings, named in its {CONFIG},"
             raise RunError(
-                f"{self.path} holds a run with another configuration:\n" + "\n".join(lines) + "\nUse the same settings "
-                "to resume it, choose another folder with --out, or add --overwrite to delete it."
+                f"{self.path} holds a run with another configuration:\n"
+                + "\n".join(lines)
+                + f"\n{resume} to resume it, "
+                "choose another folder with --out, or add --overwrite to delete it."
             )
 
     def _write_configuration(self, configuration: Record) -> None:
@@ -267,6 +274,12 @@ class RunFolder:
             except OSError as error:
                 raise write_error(self.path / name, error) from error
         return True
+
+
+def _difference(name: str, stored: Record, wanted: Record) -> str:
+    if name not in wanted:
+        return f"  {name}: {stored[name]} there, a setting that this version does not have"
+    return f"  {name if name == 'task' else option(name)}: {stored.get(name)} there, {wanted[name]} here"
 
 
 def _time() -> str:
