@@ -46,7 +46,9 @@ class Counters:
         self._failed = Counter[str]()
         self._listener = listener
         self._lock = threading.RLock()
-        # The clock starts with the first report of a job: starting processes says nothing about their pace.
+        # The clock starts with the first report of a job: starting processes says nothing about their pace. On a
+        # cluster jobs report nothing but their end.
+        self._created = time.monotonic()
         self._began: float | None = None
         listener.sweep_started(self)
 
@@ -117,7 +119,7 @@ class Counters:
             parts = sum(self.running.values())
             gone = len(self.finished) + here
             left = self.to_do - len(self.finished) - len(self.failures) - parts
-            elapsed = 0.0 if self._began is None else time.monotonic() - self._began
+            elapsed = time.monotonic() - (self._created if self._began is None else self._began)
         return max(left, 0.0) * elapsed / gone if gone > 0 else float("nan")
 
     @contextlib.contextmanager

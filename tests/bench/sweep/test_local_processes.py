@@ -74,6 +74,16 @@ def test_a_pipe_hears_every_minute_how_far_the_runs_are(sweep, monkeypatch):
     assert sweep.said.getvalue().splitlines()[-1] == "[2/12] all runs: ? left"
 
 
+def test_jobs_that_only_report_their_end_have_a_pace_too(sweep, monkeypatch):
+    """As on a cluster."""
+    seconds = [5.0]
+    monkeypatch.setattr("newton_losses_bench.progress.time.monotonic", lambda: seconds[0])
+    counters = Counters(4, 0, Lines(sweep.said))
+    seconds[0] = 65.0
+    counters.finish(sweep.jobs("one")[0], {"test": {"exact_match": 50.0}, "seconds": 60.0})
+    assert sweep.said.getvalue().splitlines()[-1].endswith("all runs: 3:00 left")
+
+
 def test_a_sweep_lets_time_pass(sweep):
     class Counting(Lines):
         heard = 0
