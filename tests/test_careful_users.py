@@ -104,6 +104,37 @@ def test_compiles_without_a_graph_break(kind: str, spectrum: str) -> None:
     assert_close(network.weight.grad, wanted, 1e-10)
 
 
+@pytest.mark.parametrize("loss", [nn.MSELoss(), nn.HuberLoss()])
+def test_a_hessian_compiles_of_losses_with_a_backward_of_their_own(loss: nn.Module) -> None:
+    """In forward mode, their targets' tangents have no memory: reading those ended the process."""
+    torch._dynamo.reset()
+    y, target = Case(mse, (5, 3)).draw()
+    newton = NewtonLoss(loss, "hessian", damping=2.0)
+    gradients = []
+    for call in (newton, torch.compile(newton, fullgraph=True, backend="aot_eager")):
+        leaf = y.clone().requires_grad_()
+        call(leaf, target).backward()
+        gradients.append(leaf.grad)
+    assert_close(gradients[1], gradients[0], 1e-10)
+    assert_close(torch.func.grad(newton)(y, target), gradients[0], 1e-10)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_a_reduced_loss_compiles_for_batches_of_other_sizes(reduction: str) -> None:
+    """The second one makes the number of samples a symbol."""
+    torch._dynamo.reset()
+    newton = NewtonLoss(lambda y, t: getattr(quartic(y, t), reduction)(), "hessian", reduction=reduction)
+    compiled = torch.compile(newton, fullgraph=True, backend="aot_eager")
+    for count in (8, 5, 9):
+        y, target = Case(quartic, (count, 3)).draw()
+        gradients = []
+        for call in (newton.eval(), compiled.eval()):
+            leaf = y.clone().requires_grad_()
+            call(leaf, target).backward()
+            gradients.append(leaf.grad)
+        assert_close(gradients[1], gradients[0], 1e-10)
+
+
 def test_inject_fisher_compiles_without_a_graph_break() -> None:
     torch._dynamo.reset()
     y, target = Case(quartic, (5, 3)).draw()

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from .._backends import takes_triton
+from .._tracing import sees_operators
 from ..errors import DerivativeError
 from ._derivative_errors import (
     cut_gradient,
@@ -33,7 +34,7 @@ from ._derivative_errors import (
 )
 from ._forms import signs, symmetric
 from ._loss_contract import Total, one_thread
-from ._passes import directions_at_once, footprint, recalled, remember
+from ._passes import backward_products, directions_at_once, footprint, recalled, remember
 
 T = TypeVar("T")
 # What `torch.autograd.grad` calls at its end: (outputs, directions, keep the graph, make a graph, leaves, leaves may be
@@ -204,8 +205,10 @@ def forward_products(total: Total, flat: Tensor, directions: Tensor) -> tuple[Te
         )
         return value, gradient, product
 
+    if sees_operators():
+        return backward_products(torch.func.grad(_summed(total), has_aux=True), flat, directions)
     # A loss that draws random numbers has to draw the same ones in every direction.
-    with contextlib.nullcontext() if torch.compiler.is_compiling() else _one_at_a_time:
+    with _one_at_a_time:
         value, gradient, product = torch.func.vmap(along, randomness="same")(directions)
     # The first two are the same in every direction, and stored once. (Saying so by out_dims=None is
     # refused where the caller's own vmap is around this one.)

@@ -5,7 +5,7 @@ a CPU its caches: what is larger would be slower there.
 """
 
 import contextlib
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
@@ -118,3 +118,14 @@ def remember(memory: "WeakKeyDictionary[object, T]", loss: object, known: T) -> 
 
 def _itself(loss: object) -> object:
     return loss.func if isinstance(loss, WithTargets) else loss
+
+
+def backward_products(gradients: Any, flat: Tensor, directions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """(values, gradients, products with the Hessians), of `gradients(flat)`, which come with values.
+
+    For compilers and transforms. Forward mode gives a target a tangent that has no memory: of `torch.nn.MSELoss`, a
+    transform raises an error, and compiled code reads it all the same, a segmentation fault (in torch 2.13 still).
+    """
+    gradient, pull_back, value = torch.func.vjp(gradients, flat, has_aux=True)  # type: ignore[misc]
+    rows = torch.zeros_like(flat) + directions.unsqueeze(1)
+    return value, gradient, torch.func.vmap(lambda row: pull_back(row)[0], randomness="same")(rows)
