@@ -141,6 +141,21 @@ def test_a_piecewise_linear_loss_has_no_curvature() -> None:
     assert report.recommendation is None or report.recommendation.curvature == "fisher"
 
 
+def test_curvatures_that_cancel_are_not_flat() -> None:
+    """Half of the samples are pulled to their targets, the others pushed away: the mean Hessian is exactly zero."""
+    y, target, sign = torch.randn(16, 3), torch.randn(16, 3), torch.tensor([1.0, -1.0]).repeat(8)
+    report = diagnose(lambda y, target, sign: sign * (y - target).square().sum(1), y, target, sign)
+    assert report.spectra.hessian.rank == 0
+    assert not report.spectra.flat
+    assert report.spectra.curved_samples == 1.0
+    assert 0 < report.spectra.nonconvex_samples < 1
+    text = " ".join(report.reasons)
+    assert "piecewise linear" not in text
+    assert "non-convex" in text
+    assert "curvatures cancel" in text
+    assert [one.curvature for one in report.descent.candidates] == ["fisher"]
+
+
 def slopes(condition: float) -> Tensor:
     return torch.tensor([1.0, condition], dtype=torch.float64)
 

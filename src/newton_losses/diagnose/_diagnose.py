@@ -181,7 +181,7 @@ def _exact(probe: Probe, facts: Report, fisher: Eigenvalues) -> Report:
     spectra = measure_spectra(fisher, wide if hessian is None else part, hessian)
     counter.stage = "descent"
     expansions: dict[CurvatureKind, Expansion] = {"fisher": wide.expand(wide.flat, "fisher")}
-    if hessian is not None and not spectra.flat:
+    if spectra.hessian is not None and spectra.hessian.rank > 0 and hessian is not None:
         expansions["hessian"] = replace(expansions["fisher"], curvature=hessian.curvature)
     descent = measure_descent(wide, expansions, noisy=False)
     return replace(facts, precision=precision, derivatives=derivatives, spectra=spectra, descent=descent)

@@ -197,6 +197,7 @@ class Spectra:
 
     `nonconvex_samples` is the share of the looked-at samples whose own Hessian has a negative eigenvalue,
     `negative_share` the mean over them of their Σ|λ₋| / Σ|λ|. `samples` is how many samples these are from.
+    `curved_samples` is the share of them whose own Hessian is not zero, which that of all together may be.
     """
 
     fisher: Eigenvalues
@@ -204,6 +205,7 @@ class Spectra:
     nonconvex_samples: float | None = None
     negative_share: float | None = None
     samples: int = 0
+    curved_samples: float | None = None
 
     @property
     def convex(self) -> bool | None:
@@ -211,8 +213,8 @@ class Spectra:
 
     @property
     def flat(self) -> bool:
-        """Whether there is a Hessian and it is zero, as of a piecewise linear loss."""
-        return self.hessian is not None and self.hessian.rank == 0
+        """Whether there is a Hessian and it is zero for every sample, as of a piecewise linear loss."""
+        return self.hessian is not None and self.hessian.rank == 0 and not self.curved_samples
 
 
 def eigenvalues(curvature: Curvature, zero: float = 0.0) -> Eigenvalues:
@@ -277,10 +279,10 @@ def measure_spectra(fisher: Eigenvalues, part: Probe, hessian: Expansion | None)
     found = eigenvalues(curvature_of(hessian), rounding)
     alone = part.part(SAMPLES_ALONE)
     if part.count == 1:
-        nonconvex, negative = float(found.negative_share > 0), found.negative_share
+        nonconvex, negative, curved = float(found.negative_share > 0), found.negative_share, float(found.rank > 0)
     else:
-        nonconvex, negative = _sample_convexity(alone, rounding)
-    return Spectra(fisher, found, nonconvex, negative, alone.count)
+        nonconvex, negative, curved = _sample_convexity(alone, rounding)
+    return Spectra(fisher, found, nonconvex, negative, alone.count, curved)
 
 
 def fisher_eigenvalues(expansion: Expansion) -> Eigenvalues:
@@ -289,23 +291,25 @@ def fisher_eigenvalues(expansion: Expansion) -> Eigenvalues:
     return eigenvalues(empirical_fisher(kept)) if len(kept) else Eigenvalues((0.0,), 0.0, float("nan"), 0)
 
 
-def _sample_convexity(probe: Probe, zero: float) -> tuple[float, float]:
-    """(share of samples with a negative eigenvalue, mean of their negative shares), one sample at a time."""
+def _sample_convexity(probe: Probe, zero: float) -> tuple[float, float, float]:
+    """Of one sample at a time: the share with a negative eigenvalue, the mean negative share, the share that curves."""
 
-    def negative(index: int) -> float | None:
-        own = probe.at(index)
-        form = curvature_of(own.expand(own.flat, "hessian"))
+    def own(index: int) -> Eigenvalues | None:
+        alone = probe.at(index)
+        form = curvature_of(alone.expand(alone.flat, "hessian"))
         if isinstance(form, Dense) and not torch.isfinite(form.matrix).all():
             return None
         # Rounding reaches further than for the mean: steep losses cancel large terms.
-        return eigenvalues(form, zero).negative_share
+        return eigenvalues(form, zero)
 
-    shares = torch.tensor([share for share in map(negative, range(probe.count)) if share is not None] or [0.0])
-    return float((shares > 1e-6).double().mean()), float(shares.mean())
+    found = [one for one in map(own, range(probe.count)) if one is not None]
+    shares = torch.tensor([one.negative_share for one in found] or [0.0])
+    curved = sum(one.rank > 0 for one in found) / max(1, len(found))
+    return float((shares > 1e-6).double().mean()), float(shares.mean()), curved
 
 
 def _curvature_along(probe: Probe) -> tuple[float, float]:
-    """What `_sample_convexity` returns, from curvatures along the gradient and a few random directions.
+    """The first two that `_sample_convexity` returns, from curvatures along the gradient and a few random directions.
 
     vᵀ∇²ℓᵢv by central differences of gradients: for Hessians that are too large, or that an operator has no rule for.
     Such a share of samples is a lower bound: other directions may curve downwards.

@@ -226,6 +226,8 @@ def _criteria(facts: "Report") -> Iterator[str]:
             f"It is non-convex: {spectra.nonconvex_samples:.0%} of the samples' losses curve downwards in some "
             f"direction, with {spectra.negative_share:.0%} of all their curvature."
         )
+    if spectra.hessian is not None and spectra.hessian.rank == 0 and not spectra.flat:
+        yield "The samples' curvatures cancel: their mean Hessian is zero, so only curvature='fisher' was followed."
 
 
 def _share(solved: float) -> str:
