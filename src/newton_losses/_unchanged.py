@@ -6,18 +6,21 @@ Lists, what is bound in a closure itself, globals, and tensors of more than 16 m
 them.
 """
 
+import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial, wraps
 from types import MethodType, ModuleType
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
+import numpy
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 Given = ParamSpec("Given")
 T = TypeVar("T")
+GENERATORS = (torch.Generator, numpy.random.Generator, numpy.random.RandomState, random.Random)
 PLAIN = (bool, int, float, complex, str, bytes, Tensor)
 # Of larger tensors no copy is made.
 MOST_NUMBERS = 2**24
@@ -43,8 +46,8 @@ def _is_filled(cell: Any) -> bool:
         return False
 
 
-def generators_of(loss: object) -> list[torch.Generator]:
-    """Those that the loss holds, or one of the modules in it.
+def generators_of(loss: object) -> list[Any]:
+    """Those that the loss holds, or one of the modules in it: torch's, NumPy's and Python's.
 
     >>> noise = torch.Generator()
     >>> generators_of(partial(torch.normal, generator=noise)) == [noise]
@@ -52,18 +55,44 @@ def generators_of(loss: object) -> list[torch.Generator]:
     """
     parts = _parts(loss)
     kept = [*parts, *(one for part in parts if isinstance(part, nn.Module) for one in vars(part).values())]
-    return list({id(one): one for one in kept if isinstance(one, torch.Generator)}.values())
+    found = {id(one): one for one in kept if isinstance(one, GENERATORS)}
+    return [one for one in found.values() if not isinstance(one, random.SystemRandom)]  # which has no state
+
+
+def state_of(generator: Any) -> Any:
+    """Where a generator of any kind is."""
+    if isinstance(generator, numpy.random.Generator):
+        return generator.bit_generator.state
+    return generator.getstate() if isinstance(generator, random.Random) else generator.get_state()
+
+
+def put_state(generator: Any, state: Any) -> None:
+    if isinstance(generator, numpy.random.Generator):
+        generator.bit_generator.state = state
+    elif isinstance(generator, random.Random):
+        generator.setstate(state)
+    else:
+        generator.set_state(state)
+
+
+def seed_generator(generator: Any, seed: int) -> None:
+    if isinstance(generator, torch.Generator):
+        generator.manual_seed(seed)
+    elif isinstance(generator, numpy.random.Generator):
+        generator.bit_generator.state = type(generator.bit_generator)(seed).state
+    else:
+        generator.seed(seed)
 
 
 @contextmanager
 def same_draws(loss: object) -> Iterator[None]:
     """Put the loss's generators back at the end, so that the next call draws the same."""
-    states = [(generator, generator.get_state()) for generator in generators_of(loss)]
+    states = [(generator, state_of(generator)) for generator in generators_of(loss)]
     try:
         yield
     finally:
         for generator, state in states:
-            generator.set_state(state)
+            put_state(generator, state)
 
 
 @contextmanager

@@ -1,6 +1,8 @@
 """Every loss of the catalogue is recognised, and the same input gets the same answer."""
 
 import json
+import pickle
+import random
 import time
 from typing import Any
 
@@ -125,6 +127,27 @@ REPEATED: dict[str, Any] = {
         lambda generator: lambda y, target: (y + torch.randn(y.shape, generator=generator) - target).square().sum(1)
     )(GENERATOR),
 }
+
+
+@pytest.mark.parametrize("generator", [numpy.random.default_rng(5), numpy.random.RandomState(5), random.Random(5)])
+def test_generators_that_are_not_torchs_are_seeded_and_put_back(generator: Any) -> None:
+    normal = "gauss" if isinstance(generator, random.Random) else "normal"
+
+    def noisy(y: Tensor, target: Tensor) -> Tensor:
+        noise = [[getattr(generator, normal)(0.0, 1.0) for _ in row] for row in y]
+        return (y - target + torch.tensor(noise).to(y)).square().sum(1)
+
+    before = pickle.dumps(generator)
+    first, second = (diagnose(noisy, draw(20, 3, seed=0), draw(20, 3, seed=1)) for _ in range(2))
+    assert first.noise is not None
+    assert first == second
+    assert pickle.dumps(generator) == before
+
+
+def test_a_generator_without_a_state_is_left_alone() -> None:
+    generator = random.SystemRandom()
+    report = diagnose(lambda y: (y + generator.random()).square().sum(1), draw(9, 2, seed=0))
+    assert report.noise is not None
 
 
 @pytest.mark.parametrize("name", REPEATED)

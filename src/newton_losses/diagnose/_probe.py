@@ -21,7 +21,7 @@ from .._arguments import WithTargets, each_target, name_of
 from .._differences import beside, unit_of
 from .._random import seeded
 from .._targets import cast, changed, picked, traces
-from .._unchanged import generators_of, unchanged
+from .._unchanged import generators_of, seed_generator, state_of, unchanged
 from ..curvature import (
     Curvature,
     CurvatureKind,
@@ -211,7 +211,7 @@ def _seed_all(loss: object, seed: int, device: torch.device) -> None:
         index = torch.cuda.current_device() if device.index is None else device.index
         torch.cuda.default_generators[index].manual_seed(seed)
     for generator in generators_of(loss):
-        generator.manual_seed(seed)
+        seed_generator(generator, seed)
     numpy.random.seed(seed)  # noqa: NPY002 — what a user's loss draws from
     random.seed(seed)
 
@@ -245,8 +245,9 @@ def _takes_random_numbers(probe: Probe) -> bool:
 
     def states() -> list[str]:
         gpu = [torch.cuda.get_rng_state(probe.y.device)] if probe.y.is_cuda else []
-        own = [generator.get_state() for generator in generators_of(probe.loss)]
-        torchs = [str(state.tolist()) for state in (torch.get_rng_state(), *gpu, *own)]
+        own = [state_of(generator) for generator in generators_of(probe.loss)]
+        every = (torch.get_rng_state(), *gpu, *own)
+        torchs = [str(state.tolist() if isinstance(state, Tensor) else state) for state in every]
         return [*torchs, str(numpy.random.get_state()), str(random.getstate())]  # noqa: NPY002
 
     _seed_all(probe.loss, probe.seed, probe.y.device)
