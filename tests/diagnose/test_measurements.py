@@ -141,6 +141,14 @@ def test_a_piecewise_linear_loss_has_no_curvature() -> None:
     assert report.recommendation is None or report.recommendation.curvature == "fisher"
 
 
+def test_a_linear_loss_is_smooth() -> None:
+    report = diagnose(lambda y, weight: (y * weight).sum(1), draw(20, 3, seed=0), draw(20, 3, seed=1))
+    assert report.spectra.flat
+    text = " ".join(report.reasons)
+    assert "It is linear near these outputs" in text
+    assert "not smooth" not in text
+
+
 def test_curvatures_that_cancel_are_not_flat() -> None:
     """Half of the samples are pulled to their targets, the others pushed away: the mean Hessian is exactly zero."""
     y, target, sign = torch.randn(16, 3), torch.randn(16, 3), torch.tensor([1.0, -1.0]).repeat(8)

@@ -213,7 +213,10 @@ def _criteria(facts: "Report") -> Iterator[str]:
     spectra = facts.spectra
     assert spectra is not None
     if spectra.flat:
-        yield "It is not smooth: it is piecewise linear, and its Hessian is zero wherever there is one."
+        if _has_breaks(facts.derivatives):
+            yield "It is not smooth: it is piecewise linear, and its Hessian is zero wherever there is one."
+        else:
+            yield "It is linear near these outputs: its Hessian is zero, and no kink or jump was found."
     elif spectra.convex is None and spectra.hessian is not None:
         yield f"Of the curvature of its mean Hessian, {spectra.hessian.negative_share:.0%} is negative."
     elif spectra.convex is not None and spectra.convex:
@@ -228,6 +231,13 @@ def _criteria(facts: "Report") -> Iterator[str]:
         )
     if spectra.hessian is not None and spectra.hessian.rank == 0 and not spectra.flat:
         yield "The samples' curvatures cancel: their mean Hessian is zero, so only curvature='fisher' was followed."
+
+
+def _has_breaks(found: Derivatives | None) -> bool:
+    """Whether the losses have kinks or jumps near the outputs, or that is not known."""
+    if found is None or found.kinks is None:
+        return True
+    return max(found.kinks, found.at_kinks, found.jumps or 0.0) > 0
 
 
 def _share(solved: float) -> str:
