@@ -64,6 +64,8 @@ def in_variables(svg: str, name: str, words: str) -> str:
     svg = re.sub(r' id="[A-Za-z0-9.]+_\d+"', "", svg)
     svg = re.sub(r'(id="|url\(#|href="#)([\w-]+)', rf"\1{name}-\2", svg).replace("xlink:href", "href")
     svg = re.sub(r"(\d\.\d\d)\d+", r"\1", svg)
+    # Of a path, a tenth of a unit is less than anybody sees.
+    svg = re.sub(r' d="[^"]*"', lambda path: re.sub(r"(\d\.\d)\d", r"\1", path[0]), svg)
     for number, colour in {value[0]: key for key, value in COLOURS.items()}.items():
         svg = svg.replace(number, f"var(--{colour}, {number})")
     for number, colour in _DEFAULTS.items():

@@ -67,7 +67,7 @@ def main():
     bar.ax.set_xticklabels(names)
     drawn = io.BytesIO()
     figure.savefig(drawn, dpi=64, transparent=True)
-    Image.open(drawn).convert("RGBA").save(Path(__file__).with_name("terrain.webp"), quality=40, method=6)
+    Image.open(drawn).convert("RGBA").save(Path(__file__).with_name("terrain.webp"), quality=20, method=6)
 
 
 if __name__ == "__main__":

@@ -25,9 +25,9 @@ BY_WEIGHT = 2 * (10 * 4 * (64 + 5) + 6 * 8 * (64 + 1))
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def is_hopper(device: torch.device) -> bool:
-    """Whether a device is a Hopper GPU for which there is a compiler."""
-    is_nvidia = torch.version.hip is None
-    return is_nvidia and torch.cuda.get_device_capability(device) == (9, 0) and compiler() is not None
+    """Whether a device is a Hopper GPU for which there is a compiler, and the kernels, which the wheel leaves out."""
+    has_kernels = torch.version.hip is None and Path(__file__).with_name(FILES[0]).exists()
+    return has_kernels and torch.cuda.get_device_capability(device) == (9, 0) and compiler() is not None
 
 
 @cache
