@@ -11,7 +11,6 @@ import contextlib
 import math
 import threading
 from collections.abc import Callable, Iterable
-from functools import cache
 from typing import Any, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -34,7 +33,7 @@ from ._derivative_errors import (
 )
 from ._forms import signs, symmetric
 from ._loss_contract import Total, one_thread
-from ._passes import backward_products, directions_at_once, footprint, recalled, remember
+from ._passes import backward_products, batch_type_as, directions_at_once, footprint, recalled, remember
 
 T = TypeVar("T")
 # What `torch.autograd.grad` calls at its end: (outputs, directions, keep the graph, make a graph, leaves, leaves may be
@@ -333,7 +332,7 @@ def _reverse_graph(total: Total, flat: Tensor, loss: object) -> tuple[Tensor, Te
         along = vectors.unsqueeze(1).expand(-1, *flat.shape)
         if len(along) > 1:
             with _one_at_a_time:
-                _batch_type_as()
+                batch_type_as()
             # Not in the handler: the error would hold on to the memory of the pass that failed.
             with contextlib.suppress(RuntimeError, NotImplementedError):
                 return _grad_of_grad(gradient, leaf, along, batched=True)
@@ -351,23 +350,6 @@ def _reverse_graph(total: Total, flat: Tensor, loss: object) -> tuple[Tensor, Te
     # What the loss itself has to learn, and targets that have a gradient, get theirs through the values.
     is_shared = torch.is_grad_enabled() and other_leaves
     return value if is_shared else value.detach(), gradient.detach(), product
-
-
-@cache
-def _batch_type_as() -> "torch.library.Library | None":
-    """Give torch's batched gradients a rule for `type_as`. Without one they fall back to one direction at a time.
-
-    The second derivative of softplus calls it, and so does that of every logistic loss. The rule holds for the whole
-    process and changes no result: it lets the operator fall apart into others, which have rules.
-    """
-    try:
-        if torch._C._dispatch_has_kernel_for_dispatch_key("aten::type_as", "Batched"):
-            return None
-        library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
-        library.impl("type_as", torch.library.fallthrough_kernel, "Batched")  # type: ignore[no-untyped-call]
-    except RuntimeError:  # a version of torch without this key: the slow way works, too
-        return None
-    return library
 
 
 def _grad_of_grad(gradient: Tensor, leaf: Tensor, along: Tensor, *, batched: bool) -> Tensor:

@@ -1,10 +1,11 @@
-"""How many directions of a second derivative go through a loss at once, and with how many threads.
+"""How directions of a second derivative go through a loss: how many at once, and with how many threads.
 
 A vectorised pass holds every intermediate of the loss once per direction. On CUDA the device's free memory decides, on
 a CPU its caches: what is larger would be slower there.
 """
 
 import contextlib
+from functools import cache
 from typing import Any, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -101,6 +102,23 @@ def _room(flat: Tensor) -> int:
         free, _ = torch.cuda.mem_get_info(flat.device)
         _free_elements[flat.device] = int(MEMORY_SHARE * free) // 4
     return _free_elements[flat.device] * 4 // flat.element_size()
+
+
+@cache
+def batch_type_as() -> "torch.library.Library | None":
+    """Give torch's batched gradients a rule for `type_as`. Without one they fall back to one direction at a time.
+
+    The second derivative of softplus calls it, and so does that of every logistic loss. The rule holds for the whole
+    process and changes no result: it lets the operator fall apart into others, which have rules.
+    """
+    try:
+        if torch._C._dispatch_has_kernel_for_dispatch_key("aten::type_as", "Batched"):
+            return None
+        library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
+        library.impl("type_as", torch.library.fallthrough_kernel, "Batched")  # type: ignore[no-untyped-call]
+    except RuntimeError:  # a version of torch without this key: the slow way works, too
+        return None
+    return library
 
 
 def recalled(memory: "WeakKeyDictionary[object, T]", loss: object) -> T | None:
