@@ -178,3 +178,45 @@ def test_a_loss_with_parameters_that_needs_forward_mode():
         y = torch.zeros(8, 3, requires_grad=True)
         masked(y, TARGET, mask=torch.arange(3).expand(8, 3) < 2).backward()
         assert y.grad.isfinite().all()
+
+
+class _GivesBackTheOutputs(torch.autograd.Function):
+    """½‖y‖², whose gradient is what it has saved: the outputs themselves, which have a gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, y: Tensor) -> Tensor:
+        ctx.save_for_backward(y)
+        return 0.5 * y.square().sum(1)
+
+    @staticmethod
+    def backward(ctx: Any, slopes: Tensor) -> Tensor:
+        return ctx.saved_tensors[0]  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("curvature", ["fisher", "sample"])
+def test_a_backward_pass_may_give_back_the_outputs_themselves(curvature: str) -> None:
+    y, found = torch.randn(6, 3, requires_grad=True), []
+    for loss in (_GivesBackTheOutputs.apply, lambda y: 0.5 * y.square().sum(1)):
+        newton = nl.NewtonLoss(loss, curvature, check=False)
+        for _ in range(2):
+            found.append(torch.autograd.grad(newton(y), y)[0])
+    torch.testing.assert_close(found[:2], found[2:])
+
+
+def test_a_second_derivative_is_finite_at_an_infinite_output_and_refused_after_a_change_in_place() -> None:
+    newton = nl.NewtonLoss(lambda y: (y.clamp(-3, 3) - 1).square().sum(1), check=False)
+    newton(torch.randn(6, 3, generator=torch.Generator().manual_seed(0)).requires_grad_())  # which is none of its own
+    y = torch.zeros(6, 3)
+    y[0, 0] = torch.inf
+    y.requires_grad_()
+    (gradient,) = torch.autograd.grad(newton(y), y, create_graph=True)
+    (second,) = torch.autograd.grad(gradient.sum(), y)
+    wanted = torch.full((6, 3), 1 / 6)
+    wanted[0, 0] = 0
+    torch.testing.assert_close(second, wanted)
+    assert gradient.isfinite().all()
+    value = newton(y)
+    with torch.no_grad():
+        y.zero_()
+    with pytest.raises(nl.DerivativeError, match="inplace"):
+        torch.autograd.grad(value, y, create_graph=True)
