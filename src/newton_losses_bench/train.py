@@ -177,7 +177,7 @@ def _figures(task: Task, tell: Tell) -> Figures:
 
 
 def _seldom(tell: Tell) -> Tell:
-    """No more often than news are told."""
+    """`tell`, at most once in `NEWS_SECONDS`."""
     last = time.monotonic()
 
     def told(fraction: float) -> None:

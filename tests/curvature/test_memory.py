@@ -63,7 +63,7 @@ def test_few_directions_at_once_of_lists_and_of_products(kind: str, monkeypatch)
     passes: list[int] = []
 
     def counted(*arguments, batched):
-        passes.extend([len(arguments[2])] * batched)  # one by itself asks whether all is finite
+        passes.extend([len(arguments[2])] * batched)  # a pass of one asks whether all is finite
         return original(*arguments, batched=batched)
 
     original = _derivatives._grad_of_grad

@@ -8,6 +8,7 @@ import numpy as np
 import path_maps
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from newton_losses.errors import ArgumentError, ShapeError
 from newton_losses.paths import RelaxedBellmanFord, _dispatch, path_cost, shortest_path, solve
@@ -310,3 +311,17 @@ def test_path_cost_differentiates_by_costs_and_path():
 def test_the_cost_of_a_path_of_whole_numbers_does_not_overflow(dtype):
     costs = torch.full((1, 20, 20), 100 if dtype != torch.bool else 1, dtype=dtype)
     assert path_cost(costs, shortest_path(costs)) == solve(costs).cost
+
+
+def test_who_records_operators_sees_ours():
+    class Recorder(TorchDispatchMode):
+        def __torch_dispatch__(self, operator, types, given=(), options=None):
+            seen.append(str(operator))
+            return operator(*given, **(options or {}))
+
+    seen: list[str] = []
+    costs = torch.rand(2, 3, 3)
+    with Recorder():
+        recorded = shortest_path(costs, backend="torch")
+    assert "newton_losses.shortest_path.default" in seen
+    assert torch.equal(recorded, shortest_path(costs, backend="torch"))
