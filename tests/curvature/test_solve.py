@@ -231,3 +231,9 @@ def test_a_step_by_its_spectrum_leaves_the_curvature_as_it_was(spectrum, values,
     found = newton_step(Expansion(torch.zeros(4, dtype=dtype), gradient, curvature), 0.5, spectrum)
     torch.testing.assert_close(found.rows, gradient / (torch.tensor(values, dtype=dtype) + 0.5))
     assert torch.equal(curvature.matrix, matrix)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_matrix_that_the_damping_makes_singular_leaves_all_out_without_a_warning(dtype) -> None:
+    curvature, gradient = Dense(torch.diag(torch.tensor([-1.0, 2.0], dtype=dtype))), torch.ones(4, 2, dtype=dtype)
+    assert not newton_step(Expansion(torch.zeros(4, dtype=dtype), gradient, curvature), 1.0, "raw").kept.any()
