@@ -40,7 +40,6 @@ from ._damping import resolve_damping as resolve_damping
 from ._derivatives import custom_operators as custom_operators
 from ._distributed import agreed_form as agreed_form
 from ._expansion import expand_bound as expand_bound
-from ._expansion import expand_loss as expand_loss
 from ._first_call import check_first_call as check_first_call
 from ._first_call import doubts_of as doubts_of
 from ._first_call import with_own_targets as with_own_targets

@@ -229,7 +229,7 @@ def expand_bound(
 ) -> Expansion:
     """`expand` of a loss that has all its targets, for callers that have checked the arguments."""
     if mask is None and not exchangeable:
-        return expand_loss(loss, y, targets, curvature, reduction, matrix_free)
+        return _expand_plain(loss, y, targets, curvature, reduction, matrix_free)
     flat = flatten_outputs(y)
     if mask is not None:
         check_mask(mask, y.shape, "outputs", "expand")
@@ -270,7 +270,7 @@ def _averaged(own: Expansion, kind: CurvatureKind, mask: Tensor | None) -> Expan
     return Expansion(own.value, own.gradient, exchangeable_curvature(trace, total, kept, len(matrix), None))
 
 
-def expand_loss(
+def _expand_plain(
     loss: Loss | Expandable,
     y: Tensor,
     targets: tuple[Any, ...],
@@ -280,7 +280,7 @@ def expand_loss(
 ) -> Expansion:
     """`expand` for callers that have checked the arguments."""
     if curvature == "sample":
-        return _by_sample(expand_loss(loss, y, targets, None, reduction))
+        return _by_sample(_expand_plain(loss, y, targets, None, reduction))
     flat = flatten_outputs(y)
     with full_precision(flat):
         if flat.numel() == 0:
